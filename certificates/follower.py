@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from certificates.authority import expires_at, split
+from certificates.ca_bundles import configurations, trust, trusted
 from certificates.publisher import BundlePublisher
-from certificates.trust import configurations, trust, trusted
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import CertificateSettings
 from slicekeeper.errors import Unavailable

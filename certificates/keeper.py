@@ -14,9 +14,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from certificates.authority import KeyPair, split
+from certificates.ca_bundles import configurations, trust
 from certificates.publisher import BundlePublisher
 from certificates.rotation import PkiState, Schedule, advance
-from certificates.trust import configurations, trust
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import CertificateSettings
 from slicekeeper.errors import NotFound

@@ -2,8 +2,8 @@
 """Sign images as cosign does, but without it: an artifact beside each image, in the same registry.
 
 The payload is containers/image's "simple signing" document, signed with ECDSA P-256 over SHA-256; it is the one layer
-of an OCI manifest whose tag is made of the image's digest (sigstore/cosign, specs/SIGNATURE_SPEC.md). No transparency
-log has it: whoever verifies has the public key.
+of an OCI manifest whose tag is made of the image's digest (sigstore/cosign, specs/SIGNATURE_SPEC.md). It is not
+recorded in a transparency log: verification uses the public key.
 """
 
 from __future__ import annotations

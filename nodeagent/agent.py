@@ -28,7 +28,7 @@ from nodeagent.seats import Seats, seat_ids
 from nodeagent.shares import Shares
 from nodeagent.shipped import limiter
 from nodeagent.usage import UsageFiles
-from nodeagent.whole_gpus import WholeGpus
+from nodeagent.whole_gpu_usage import WholeGpus
 from slicekeeper.clock import Clock
 from slicekeeper.config.policy import NamespacePolicy, PolicyBook
 from slicekeeper.config.policy_file import PolicyFile

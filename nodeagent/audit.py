@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Report processes that use a GPU outside their slice, and evict their pods if the policy says so.
 
-The arbiter compares NVML's processes with its seats and knows no pods. Here each of its findings gets its pod, by the
-control group, and is judged: a process that has no limiter may hold a whole GPU, or be one that nobody limits.
+The arbiter compares NVML's processes with its seats, but does not know pods. This module finds the pod of each finding
+by the control group, and judges it: a process without a limiter may hold a whole GPU, or a slice that is not limited.
 """
 
 from __future__ import annotations
@@ -274,5 +274,5 @@ def judge(stray: Stray, ours: Mapping[str, Set[str]], resources: Resources) -> s
     memory = sum(hold.memory_mib for hold in mine)
     if any(hold.limited for hold in mine):
         return f"{stray.how}; its slice has {memory} MiB"
-    # Nobody limits it: that it has no limiter is as it should be.
+    # Its slice is not limited, so it needs no limiter.
     return f"beyond its slice of {memory} MiB" if stray.memory // _MIB > memory else ""

@@ -38,8 +38,8 @@ READ_SECONDS: Final = 5.0
 UNWATCHED_SECONDS: Final = 5.0
 """A runtime that has not opened the probe by then does not watch the folder: it is newer than the runtime."""
 UNWATCHED_READ_SECONDS: Final = 0.5
-"""Longest wait then. Such a runtime reads the folder when a container asks for a device, and from then on watches it; a
-container that asks while it does so may have come too late for that reading."""
+"""Longest wait then. Such a runtime first reads the folder when a container requests a device, and then watches it. A
+container created during that reading may be too late for it."""
 
 
 class SeatFiles:
@@ -77,12 +77,12 @@ class SeatFiles:
 
     @contextmanager
     def written(self, seat: Seat, *, new: bool) -> Iterator[None]:
-        """Write the seat's folder and its spec, and leave when the container runtime has seen the spec.
+        """Write the seat's folder and its spec, and return when the container runtime has read the spec.
 
-        A runtime that has not in time is left to itself: kubelet tries again if it finds no device then.
-        If the seat is `new`, so that no runtime can know its spec, the probe is told: one without CDI finds no device
-        and creates the container all the same.
-        Raises SeatRefused if there is nothing to make its GPUs usable by, or nothing to limit them by.
+        Wait only for a limited time: if the runtime then finds no device, kubelet tries again. If the seat is `new`, no
+        runtime can know its spec, so inform the probe: a runtime without CDI finds no device and creates the container
+        nevertheless.
+        Raises SeatRefused if what makes its GPUs usable, or what limits them, is missing.
         """
         folder, file = self.make_folder(seat), self._spec_file(seat)
         self._needed[seat.name] = time.monotonic()

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find out whether a container runtime reads the node's CDI folder.
 
-containerd before 2.0 reads no CDI specification unless its configuration says so: containers then start without what
-their seat brings, and nothing that kubelet is told shows it. A runtime that reads CDI opens each new file at once, and
-all files when it starts. Only a folder that was made after it had started it opens no sooner than a container asks for
-a CDI device. So a specification that no container asks for lies in the folder until somebody opens it.
+containerd before 2.0 reads no CDI specification unless its configuration says so. Containers then start without their
+seat's devices and files, and kubelet does not notice. A runtime that reads CDI opens each new file at once, and all
+files when it starts; only a folder that was created later is not opened before a container requests a CDI device. So a
+specification that no container requests is kept in the folder until a process opens it.
 
-That nobody does is said in `slicekeeper check` once a container must have been started. It is proven once one has been
-created whose specification was written after the one here: a runtime with CDI finds a device that it does not know only
-by reading the whole folder, and creates no container without it.
+If none does, `slicekeeper check` reports it after a container must have been started. It is proven when a container has
+been created whose specification was written after this one: a runtime with CDI finds an unknown device only by reading
+the whole folder, and creates no container without it.
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ class CdiProbe:
             self._take_away()
 
     def _waits(self) -> bool:
-        """Whether it is in the folder, and has not been read so far."""
+        """Whether the specification is in the folder and has not been read so far."""
         if self._first is None:
             return False
         if self._first.wait(0):
             self.read = True
         elif self._first.watching:
             return True
-        self._ignored = False  # it has been read, or somebody has removed it
+        self._ignored = False  # it has been read or removed
         self._take_away()
         return False
 
@@ -114,7 +114,7 @@ class CdiProbe:
         try:
             replace_file(self._file, self._spec, mode=0o644, before=first.of)
         except OSError as error:
-            log.warning("nobody will know whether a container runtime reads %s: %s", self._file.parent, error)
+            log.warning("cannot find out whether a container runtime reads %s: %s", self._file.parent, error)
             self._take_away()
         self._since = time.monotonic()
 

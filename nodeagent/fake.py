@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulated GPUs: the fake driver of `vcuda/` instead of the machine's, for everything that uses a driver here.
 
-The fake `libnvidia-ml.so.1` is loaded before anybody asks for that name, so the loader gives it to all who do, and
-no line beyond this module knows that the GPUs are not real.
+The fake `libnvidia-ml.so.1` is loaded before any code asks for that name, so the loader returns it for every request,
+and no other module knows that the GPUs are not real.
 """
 
 from __future__ import annotations

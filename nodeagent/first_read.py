@@ -45,9 +45,9 @@ class Inotify:
         """By the number of the watch. Numbers begin again with each instance."""
 
     def add(self, file: Path, read: FirstRead) -> int:
-        """Watch a file until it is opened or gone, which `read` is told; return the watch's number.
+        """Watch a file until it is opened or gone, and then notify `read`; return the watch's number.
 
-        Raises OSError if the kernel gives no watch.
+        Raises OSError if the kernel provides no watch.
         """
         with self._lock:
             if self._fd < 0:

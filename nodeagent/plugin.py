@@ -215,7 +215,7 @@ class SeatPlugin:
 class PodResources:
     """Client of kubelet: which container holds a seat, and what other plugins allocate.
 
-    kubelet answers 100 questions a second, 10 of them at once, whoever asks, and refuses the others.
+    kubelet answers 100 requests a second of all clients together, 10 of them at once, and refuses the others.
     """
 
     def __init__(self, socket: Path, resource: str) -> None:

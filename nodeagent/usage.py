@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Count the usage of pods every second, and write it for each pod's sidecar into the folder of its seat.
 
-Nobody asks, so nobody can ask for another pod's: kubelet says whose a seat is. While the agent is away the file grows
-old, while the arbiter is the counters are left out; the sidecar reports either as unknown.
+There are no requests, so no pod can request another pod's usage: kubelet says which pod a seat belongs to. While the
+agent is down, the file becomes stale; while the arbiter is down, it has no counters. The sidecar then reports unknown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nodeagent.cdi import SeatFiles
 from nodeagent.counts import Count, of_arbiter
 from nodeagent.live_seats import Live
 from nodeagent.seat_store import SeatStore
-from nodeagent.whole_gpus import WholeGpus
+from nodeagent.whole_gpu_usage import WholeGpus
 from slicekeeper import names, threads
 from slicekeeper.wire.usage import FILE, Counter, PodUsage
 
@@ -71,7 +71,9 @@ class UsageFiles:
                 try:
                     self._files.tell(seat, FILE, msgspec.json.encode(usage))
                 except OSError as error:
-                    log.info("pod %s/%s is not told what it used: %s", seat.namespace, seat.pod, error)
+                    log.info(
+                        "usage of pod %s/%s could not be written for its sidecar: %s", seat.namespace, seat.pod, error
+                    )
 
     def _fractions(self) -> list[Count]:
         """Return the arbiter's counters; none while it does not answer."""

@@ -87,12 +87,12 @@ def prioritize_nodes(state: SchedulerState, gangs: Gangs, pod: Pod | None, names
 
 
 def preempt(state: SchedulerState, gangs: Gangs, pod: Pod | None, nodes: Mapping[str, MetaVictims]) -> PreemptionResult:
-    """Return those of `nodes` on which what kube-scheduler proposes may be done, and makes room on single GPUs.
+    """Return those of `nodes` on which kube-scheduler's victims may be evicted, and make room on single GPUs.
 
-    kube-scheduler counts whole nodes: its victims may sit on GPUs where their leaving does not help, or be in budget.
-    Such a node is left out. Other victims are not named in their place: that is the reclaimer's, which honours
-    disruption budgets and keeps the place. Nor is anybody evicted for a pod whose place the reclaimer is clearing, or
-    for a single pod of a gang.
+    kube-scheduler counts whole nodes: its victims may be on GPUs on which their removal does not help, or be in budget.
+    Such a node is left out. Other victims are not proposed instead: choosing them is the reclaimer's job, which honours
+    disruption budgets and keeps the place. Nor are pods evicted for a pod whose place the reclaimer is clearing, or for
+    a single pod of a gang.
     """
     if pod is None:
         return PreemptionResult(NodeNameToMetaVictims=dict(nodes))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check whether kube-scheduler would allow a pod on a node, as far as the node's own fields show.
 
-For what acts without kube-scheduler's filters: places for a whole gang, evictions, and what a waiting pod is told. The
-extender itself never asks, because it is called after those filters. CPU and memory are not judged here: pods that are
-not ours take them, too.
+For code that acts without kube-scheduler's filters: places for a whole gang, evictions, notices of waiting pods. The
+extender itself does not need it, because it is called after those filters. CPU and memory are not considered here,
+because pods that are not ours use them, too.
 """
 
 from __future__ import annotations

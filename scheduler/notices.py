@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keep one event up to date on each waiting pod, with information that kube-scheduler's events do not contain.
 
-kube-scheduler's `FailedScheduling` already has the extender's reason for each node. This event has what takes a picture
-of the whole cluster: since when, how many pods are ahead, what would help, and when a place is expected. Anybody
-who may see the pod may see it, so it names no pod of another namespace. To work it out for one pod may take a second at
-thousands of nodes, so it is done for one pod after the other, with rests, and for none of them often.
+kube-scheduler's `FailedScheduling` already has the extender's reason for each node. This event has what requires a view
+of the whole cluster: since when the pod waits, how many pods are ahead, what would help, and when a place is expected.
+Every user who may see the pod may see it, so it names no pod of another namespace. For thousands of nodes it may take a
+second to compute, so it is computed for one pod after the other, with pauses, and for none of them often.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class SchedulerState:
 
         A pod that is missing may have been made after the list was read, so what is BINDING for it stays.
         """
-        pods = [_read_pod(obj, self.resources) for obj in objects]  # the slow part, before anybody waits
+        pods = [_read_pod(obj, self.resources) for obj in objects]  # the slow part, outside the lock
         with self._held.writing():
             for pod, hold in pods:
                 self._take(pod, hold)
@@ -133,7 +133,7 @@ class SchedulerState:
 
     def set_others(self, objects: Iterable[ReadObject]) -> None:
         """Replace all bound pods that are not managed by a list, for the CPU and memory that they use."""
-        # The slow part, before anybody waits.
+        # The slow part, outside the lock.
         entries = {_uid(obj): (entry_of(obj), self._wants_cores_alone(obj)) for obj in objects}
         with self._held.writing():
             gone = self._held.beside.uids() - entries.keys() - self._pods.uids()

@@ -2,7 +2,7 @@
 """One pod on its node: which containers run, since when, until when. Pure: it is given the instant and reads nothing.
 
 All instants are the cluster clock's milliseconds. A container's program ends at the instant computed when it started,
-however late anybody looks, as a real one would.
+however late it is observed, as a real one would.
 """
 
 from __future__ import annotations

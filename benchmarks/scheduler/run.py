@@ -128,7 +128,7 @@ def call(connection: http.client.HTTPConnection, method: str, path: str, body: b
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a port on which no process listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

@@ -251,7 +251,7 @@ class Client:
 
 
 def cursor(place: object) -> str:
-    """Return where a page goes on, as the server writes it; nothing for the beginning."""
+    """Return the cursor of a page, as the server writes it; empty for the first page."""
     return "&cursor=" + urllib.parse.quote(next_cursor(place)) if place else ""
 
 

@@ -2,8 +2,8 @@
 """Decide which pods may share a GPU: affinity, anti-affinity, exclusion and exclusive sharing.
 
 The rules are KubeShare's, in its order: affinity (a GPU that holds the label; if none does, an idle one),
-anti-affinity (no GPU that holds the label), exclusion (labels equal, none counts as a label). They are about shares: a
-whole GPU is idle when it is given and nobody joins it afterwards.
+anti-affinity (no GPU that holds the label), exclusion (labels equal, none counts as a label). They concern shares: a
+whole GPU is idle when it is allocated, and no other pod joins it afterwards.
 """
 
 from __future__ import annotations

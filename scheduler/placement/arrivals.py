@@ -23,7 +23,7 @@ RECENT: Final = 2_000
 """Ends are counted among about so many arrivals: sooner or later as many pods end as come."""
 
 MOST_KINDS: Final = 300
-"""Kinds that a mix has. The time to learn grows with them, and whoever makes pods makes kinds; openb has 126."""
+"""Most kinds in a mix. The time to learn grows with them, and users can create any number; openb has 126."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writer's side of all GPUs of all nodes: rows are set one by one, then published as an immutable version.
 
-No lock and no I/O: one thread at a time writes. Whoever reads takes a `FleetVersion`. A block of rows is copied when it
-is written to for the first time since it was published, so publishing costs no more than a tuple of references.
+No lock and no I/O: only one thread writes at a time, and readers use a `FleetVersion`. A block of rows is copied when
+it is first written to after it was published, so publishing costs no more than a tuple of references.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Evictor:
         try:
             obj = self._client.get(PODS, waiting.name, waiting.namespace)
         except ServiceError as error:
-            log.info("nobody is evicted for pod %s: %s", waiting.key, error)
+            log.info("no pod is evicted for pod %s: %s", waiting.key, error)
             return None
         now = read_pod(obj, self._resources)
         waits = now is not None and now.uid == waiting.uid and not (now.node or now.finished or now.leaving)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop that makes pods give way: finds pods that wait, asks `victims` which to evict, evicts, keeps the place.
+"""The reclaimer's loop: find waiting pods, let `victims` choose which pods to evict, evict them, and keep the place.
 
-A waiting pod is served once: while its place is kept nobody else is evicted for it. The place is kept until the victims
-are gone and for a hold's time after that. If the pod has not come by then, something else keeps it waiting (CPU, a
-volume), and evicting again at once would only do harm: each time the pod is left alone for twice as long.
+While a waiting pod's place is kept, no other pods are evicted for it. The place is kept until the victims are gone, and
+for the duration of a hold after that. If the pod has not been bound by then, it waits for something else (CPU, a
+volume), and another eviction would only do harm: each time, the reclaimer ignores the pod for twice as long.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class Reclaimer:
         self._idle_at = None
         self._look_after()
         members = {pod.uid: gang for gang in gangs for pod in gang.waiting[:1]}
-        everybody = [*waiting, *(pod for gang in gangs for pod in gang.waiting)]
-        held = {place.pod.uid for place in self._state.places_of(pod.uid for pod in everybody)}
+        everyone = [*waiting, *(pod for gang in gangs for pod in gang.waiting)]
+        held = {place.pod.uid for place in self._state.places_of(pod.uid for pod in everyone)}
         picture: Picture | None = None
         acted = False
         first = [*waiting, *(gang.waiting[0] for gang in gangs if gang.waiting)]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pods to evict for a waiting one: the fewest of those that may be taken, and on one node.
+"""Choose which pods to evict for a waiting one: the fewest possible, all on one node.
 
-Pure. For every way to put the demand's slices on a node's GPUs it works out who must go (whoever keeps a GPU from being
-idle where it must be, or is no company for the pod) and who else, as few as possible, so that compute and memory
-suffice. Among equally small choices the highest class touched is the lowest possible. Pods whose affinity label the
-waiting pod shares are never taken for it: it wants to be with them.
+Pure. For every way to put the demand's slices on a node's GPUs, it determines which pods must go (those that keep a GPU
+from being idle if it must be, or that may not share it with the waiting pod), and the fewest others with which compute
+and memory suffice. Among equally small choices, it takes the one whose highest class is lowest. It never chooses pods
+that have the waiting pod's affinity label, because that pod must be placed with them.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ def _best(demand: Demand, nodes: Sequence[NodeGpus], has_friends: bool, rank: in
 
 
 def _at_least(demand: Demand, node: NodeGpus, rank: int) -> int:
-    """Return a number of victims that no choice on the node can go below; beyond all if none can be taken.
+    """Return a lower bound on the number of victims on the node, larger than any number if no choice is possible.
 
-    Told by the largest slice alone, as if every victim on a GPU gave as much as the one that gives most there.
+    It considers only the largest slice, as if every victim on a GPU freed as much as the one that frees most.
     """
     piece = demand.slices[0] if demand.slices else None
     held = {gpu.uuid: [0, 0, 0, 0] for gpu in node.gpus}

@@ -136,6 +136,6 @@ def _closure(tokens: Sequence[_Token], positions: set[int]) -> _Positions:
     found = set(positions)
     for position in positions:
         while position < len(tokens) and tokens[position] is None:
-            position += 1  # noqa: PLW2901 - it walks over stars, which may stand for nothing
+            position += 1  # noqa: PLW2901 - it skips stars, which may match nothing
             found.add(position)
     return frozenset(found)

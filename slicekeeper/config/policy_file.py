@@ -72,7 +72,7 @@ def read_book(settings: PolicySettings) -> PolicyBook:
 
 
 def _check_matches(file: Path, rules: list[tuple[int, int, str]]) -> None:
-    """Refuse names and patterns that no namespace can have, and those that stand twice."""
+    """Refuse names and patterns that no namespace can have, and those that appear twice."""
     seen: dict[str, tuple[int, int]] = {}
     for line, index, match in rules:
         where = f"{file}: line {line}: namespaces[{index}]"
@@ -105,9 +105,9 @@ def _never_applied(file: Path, rules: list[tuple[int, int, str]], exempt: tuple[
 
 
 class PolicyFile:
-    """The book in force, kept up to date by a thread that looks at the file.
+    """The policy book in force, kept up to date by a thread that checks the file.
 
-    What comes before the file's entries, such as GpuPolicies, is laid over it by whoever follows it (`lay_over`).
+    Entries that take precedence over the file's, such as GpuPolicies, are added with `lay_over`.
     """
 
     def __init__(self, settings: PolicySettings, last: PolicyBook | None = None) -> None:

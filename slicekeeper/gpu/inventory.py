@@ -154,7 +154,7 @@ _WORD = re.compile(r"[a-z0-9.]+")
 def model_matches(asked: str, model: str) -> bool:
     """Whether a GPU of `model` matches a request: `A100` and `a100-sxm4` match `NVIDIA A100-SXM4-80GB`, `A10` does not.
 
-    The words asked for must stand in the model's name, one behind the other.
+    The requested words must appear in the model's name, one directly after the other.
     """
     wanted, there = _WORD.findall(asked.lower()), _WORD.findall(model.lower())
     return bool(wanted) and any(there[i : i + len(wanted)] == wanted for i in range(len(there)))

@@ -82,15 +82,15 @@ class TimekeeperClient:
         return self._page(self._at(_WHOSE[kind], name), kind, _which(uid))
 
     def set_budget(self, kind: type[B], name: str, rule: Mapping[str, object]) -> B:
-        """Give a namespace a budget of its own, or make a team; `rule` is the body of the route."""
+        """Set a namespace's own budget, or create a team; `rule` is the body of the request."""
         return self._send("PUT", self._at(_WHOSE[kind], name), rule, kind)
 
     def change_budget(self, kind: type[B], name: str, rule: Mapping[str, object]) -> B:
-        """Change what `rule` names of a budget; a namespace's is its own from then on."""
+        """Change the fields of a budget that `rule` has; a namespace then has its own budget."""
         return self._send("PATCH", self._at(_WHOSE[kind], name), rule, kind)
 
     def unset_budget(self, namespace: str, reason: str) -> Budget:
-        """Give a namespace its policy's budget again; again changes nothing."""
+        """Return a namespace to its policy's budget; a repetition changes nothing."""
         _, _, data = self._http.request("DELETE", self._at("budgets", namespace), query={"reason": reason})
         return _decode(data, Budget)
 

@@ -97,7 +97,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def keep_logs(cluster: Cluster, kubectl: Kubectl, folder: Path) -> None:
-    """Copy what helps to understand a failure to where it outlives the cluster."""
+    """Copy what helps to understand a failure to a folder that outlives the cluster."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(cluster.logs, folder)
     wanted = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Class, priority and preemption policy stand exactly, under the API server's own check and beside other webhooks."""
+"""Class, priority and preemption policy are exact, under the API server's own check and beside other webhooks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The webhook is away, hangs or shows a bad certificate: GPU pods are refused or wait, and nobody else notices."""
+"""The webhook is down, hangs or has a bad certificate: GPU pods are refused or wait, and no other pods are affected."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_rotation_under_load_fails_no_admission_and_loses_no_report(site: Site) 
     before = site.kubectl.get("secret", "webhook-tls", NAMESPACE)["data"]["tls.crt"]
     trusted = site.kubectl.get("secret", "slicekeeper-ca", NAMESPACE)["data"]["ca.crt"]
     with _patience(site), admissions(site, team) as load:
-        # A tenant who trusts nobody new stands in nobody else's way.
+        # A tenant who accepts no new CA does not affect others.
         stubborn = site.namespace()
         wait_for("CA", lambda: names.CA_CONFIG_MAP in str(site.kubectl.list("configmaps", stubborn)))
         site.kubectl.patch("configmap", names.CA_CONFIG_MAP, {"data": {"ca.crt": "mine"}, "immutable": True}, stubborn)

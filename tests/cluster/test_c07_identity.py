@@ -247,7 +247,7 @@ def test_an_editor_cannot_bind_a_pod_to_gpus(site: Site, metadata: dict[str, Any
     team = site.namespace()
     alice = _editor(site, team)
     site.kubectl.create(pod("one", gpu_container(core=5), nodeSelector={"nowhere": "true"}), namespace=team)
-    # The namespace's administrator has no right on bindings at all; somebody who has is stopped by the guard.
+    # The namespace's administrator has no right on bindings; the guard stops users who have it.
     resources = ("--resource=pods/binding", "--resource=bindings")
     site.kubectl("create", "role", "binder", "--verb=create", *resources, "-n", team)
     site.kubectl("create", "rolebinding", "binder", "--role=binder", "--user=alice", "-n", team)
@@ -314,7 +314,7 @@ def test_a_pod_whose_label_was_taken_in_spite_of_the_guards_is_labelled_again_an
 
 
 def test_an_editor_cannot_make_a_pod_that_says_it_holds_gpus(site: Site) -> None:
-    """By the mark of a static pod's mirror it would be looked at by nobody, and count as holding what it names."""
+    """With a mirror pod's annotation it would not be checked, and would count as holding the GPUs that it names."""
     team = site.namespace()
     alice = _editor(site, team)
     claimed = {names.BOUND_AT: "2001-01-01T00:00:00.000Z", names.gpu_annotation("train"): "GPU-x"}

@@ -81,7 +81,7 @@ def test_agent_and_kubelet_are_killed_while_pods_start(site: Site, cluster: Clus
     ids = {one["metadata"]["uid"]: _seat(site, one)["id"] for one in pods}
     assert len(set(ids.values())) == 20
 
-    # And while they run: nobody is restarted, nobody's seat changes.
+    # And while they run: no pod restarts, and no seat changes.
     restarts = {one["metadata"]["uid"]: one["status"]["containerStatuses"][0]["restartCount"] for one in pods}
     kill_agent(site, cluster)
     restart_kubelet(site, cluster)
@@ -119,7 +119,7 @@ def test_no_pod_is_lost_that_comes_while_the_agent_is_replaced(site: Site, clust
 
 
 def test_no_pod_is_lost_that_comes_while_the_agent_is_killed(site: Site, cluster: Cluster) -> None:
-    """Nobody makes these pods again. Those before have ended: one that is on its way to kubelet would be failed."""
+    """No controller creates these pods again. Wait for earlier ones: kubelet would fail one that it has not started."""
     _seats_are_back(site)
     team = site.namespace()
     create(site, team, 0, 4)

@@ -53,7 +53,7 @@ class Ledger:
             return [tuple(row) for row in connection.execute(text(query), values)]
 
     def leader(self) -> str:
-        """Return the address of the pod whose session holds the controller's lock, empty where nobody does."""
+        """Return the address of the pod whose session holds the controller's lock, empty if none does."""
         return next((address for (address,) in self.rows(_LEADER)), "")
 
     def close(self) -> None:

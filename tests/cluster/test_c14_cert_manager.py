@@ -28,7 +28,7 @@ ISSUED = ("ca", "webhook", "timekeeper")
 
 @pytest.fixture(scope="module", autouse=True)
 def _cert_manager(site: Site) -> None:
-    """A cluster with cert-manager, where Slicekeeper's CA is still its own."""
+    """A cluster with cert-manager, in which Slicekeeper's CA is still its own."""
     if site.cluster is None:
         pytest.skip("cert-manager is installed only into a cluster of our own")
     certmanager.install(site.cluster, site.kubectl)
@@ -84,7 +84,7 @@ def test_a_lost_ca_is_replaced_under_load(site: Site) -> None:
         site.kubectl("delete", "secret", "slicekeeper-ca", "-n", NAMESPACE)
         after = wait_for("new CA", lambda: _changed(site, "slicekeeper-ca", before))
         assert after["tls.key"] != before["tls.key"]
-        # What it signs comes days later; until then everybody has heard of it.
+        # It signs only days later, when all clients know it.
         wait_for("trust in both", lambda: {before["tls.crt"], after["tls.crt"]} <= _trusted(site), 180, 2)
         for name in ("webhook", "timekeeper"):
             certmanager.renew(site.kubectl, name, NAMESPACE)
@@ -124,7 +124,7 @@ def test_installed_from_nothing_and_uninstalled(site: Site, cluster: Cluster) ->
 
 
 def _works(site: Site) -> None:
-    """See that every part is ready, everybody trusts, and that a Job runs on its slice and is charged."""
+    """Check that every part is ready, that all trust the CA, and that a Job runs on its slice and is charged."""
     _wait_ready(site)
     wait_for("whole installation", lambda: site.check() == (0, "nothing is missing, nothing is unmetered\n"), 60, 1)
     team = site.namespace()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets by way of the API server: everybody acts as who they are to the cluster, and nobody as somebody else."""
+"""Budgets through the API server: users act with their identity in the cluster, and none can act as another."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _available(site: Site) -> bool:
 
 
 def _viewer(site: Site, team: str) -> tuple[Path, str]:
-    """Give a namespace somebody who may read its budget; return their kubeconfig and their token."""
+    """Create a user who may read a namespace's budget; return their kubeconfig and their token."""
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "jane"}}
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "jane"},

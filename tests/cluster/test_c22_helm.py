@@ -75,7 +75,7 @@ def _next_release(cluster: Cluster) -> str:
 
 
 def _killed_in_turn(site: Site, team: str) -> None:
-    """Kill one pod of each part of which there are two; nobody who wants no GPU notices."""
+    """Kill one pod of each part that has two; pods without GPUs are not affected."""
     with admissions(site, team, plain_container()) as load:
         for part in ("webhook", "scheduler", "objects", "certificates"):
             name = wait_for(f"two of {part}", lambda part=part: _two_of(site, part))[0]

@@ -202,9 +202,9 @@ def test_the_audit_log_names_who_wrote_an_object_and_nobody_forges_it(objects: S
     hours = count(1)
 
     def writes(user: Kubectl, name: str) -> int:
-        """Have somebody write the budget until that is noted; return the generation.
+        """Write the budget as `user` until the webhook has recorded it; return the generation.
 
-        The API server knows a new webhook a moment later, and passes over one that a busy machine does not let answer.
+        The API server needs a moment to learn of a new webhook, and ignores one that is too slow on a busy machine.
         """
 
         def write() -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slicekeeper certificates run` where another keeps the CA, as cert-manager does: it publishes, and signs nothing."""
+"""`slicekeeper certificates run` when cert-manager or another program keeps the CA: it publishes, and signs nothing."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def test_with_kube_schedulers_loop_everybody_finds_a_place_and_over_budget_gives
         cluster.pod("waiting", 60)
         victims = wait_for(
             lambda: [f"over-{i}" for i in range(4) if cluster.get(f"over-{i}")["metadata"].get("deletionTimestamp")],
-            "somebody gives way",
+            "a pod gives way",
         )
         told = {"GaveWay", "PlaceReclaimed", "FailedScheduling"}
         wait_for(lambda: {reason for _, reason in cluster.events()} >= told, "they have been told")

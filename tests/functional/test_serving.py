@@ -2,7 +2,7 @@
 """The way in which every part serves, attacked: with TLS and without, by an event loop's application and by Flask's.
 
 Limits are short here. Whoever draws out a handshake, a head, a body or the reading of an answer, or opens more
-connections than there are places, is shown out, and keeps nobody else waiting.
+connections than there are places, is disconnected, and does not keep other clients waiting.
 """
 
 import contextlib

@@ -123,7 +123,7 @@ def test_deleted_pods_wait_until_they_are_paid_and_foreign_finalizers_stay(site:
     site.kube.delete(PODS, "a", "rich")
     site.finish("a", "rich")
     time.sleep(0.3)
-    assert not site.paid("a", "rich")  # nobody is there to be paid
+    assert not site.paid("a", "rich")  # no timekeeper runs that could book it
     site.start()
     until(lambda: site.paid("a", "rich"), "a is paid")
     assert site.kube.get(PODS, "a", "rich")["metadata"]["finalizers"] == ["example.com/keeps"]

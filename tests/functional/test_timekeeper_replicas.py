@@ -94,7 +94,7 @@ def test_a_rolling_update_loses_no_request_and_books_none_twice(both: tuple[Site
     over, answered = threading.Event(), [0] * 3
 
     def client(number: int) -> None:
-        """Ask one replica after the other, as behind a Service; again under the same key where none has taken it."""
+        """Ask one replica after the other, as a Service does, under the same key until one has accepted it."""
         turn = number
         while not over.is_set():
             key, deadline = f"client-{number}-{answered[number]}", time.monotonic() + PATIENCE
@@ -133,7 +133,7 @@ def test_a_rolling_update_loses_no_request_and_books_none_twice(both: tuple[Site
 
 
 def taken(site: Site, key: str) -> bool:
-    """Send a grant; return whether it was acknowledged, and raise where it was refused for good."""
+    """Send a grant; return whether it was acknowledged. Raise if it was refused for good."""
     try:
         site.post("/api/v1/budgets/watched/grants", {"amountMs": 1, "reason": "while replicas are replaced"}, key)
     except urllib.error.HTTPError as refused:

@@ -73,14 +73,14 @@ def _use_up_the_log(server: Postgres) -> None:
 
 
 def _looked_after(server: Postgres) -> bool:
-    """Start the server again where it has ended, as one does that cannot write its log: at once, or a while after."""
+    """Start the server again if it has ended, as it does if it cannot write its log: at once, or after a while."""
     if not server.runs:
         server.start()
     return True
 
 
 def _grant(site: Site, key: str) -> tuple[int, str]:
-    """Return the status, and the problem's code where there is one."""
+    """Return the status and the problem's code, if there is one."""
     try:
         return site.post("/api/v1/budgets/rich/grants", {"amountMs": 1, "reason": "room"}, key), ""
     except urllib.error.HTTPError as refused:

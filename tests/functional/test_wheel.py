@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The built wheel, installed where the checkout cannot be seen: an editable install would hide what it lacks."""
+"""The built wheel, installed without access to the checkout: an editable install would hide missing files."""
 
 from __future__ import annotations
 

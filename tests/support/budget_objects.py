@@ -53,9 +53,9 @@ def served() -> Iterator[None]:
 
 
 def apply(store: Store, resource: Resource, namespace: str, name: str, spec: Object, by: str = "") -> Object:
-    """Create an object or give it another spec; the API server counts up its generation with that.
+    """Create an object, or replace its spec, upon which the API server increases its generation.
 
-    The webhook notes by whom if it is there.
+    `by` is the user that the webhook records; empty: the webhook is down.
     """
 
     def change(old: Object) -> Object:

@@ -109,7 +109,7 @@ def charges(
 
 
 def first_exhausted(intervals: Sequence[Interval], at: int, until: int, left: int) -> int:
-    """When nothing is left, or the start of the first millisecond that would cost more; `until` where that is later."""
+    """Return when nothing is left, or the start of the first millisecond that would cost more; at most `until`."""
 
     def spent(instant: int) -> int:
         return sum(i.charge(instant) - i.charge(at) for i in intervals)

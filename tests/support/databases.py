@@ -52,7 +52,7 @@ for _dialect in (PGDialect_psycopg, SQLiteDialect_pysqlite):
 
 
 def find_server() -> Path:
-    """Return PostgreSQL's folder of programs; install Debian's package where that is missing and we may."""
+    """Return PostgreSQL's folder of programs; install Debian's package if it is missing and we may."""
     found = _programs()
     if found is None:
         debian.install("postgresql")
@@ -69,7 +69,7 @@ def _programs() -> Path | None:
 
 
 def unprivileged() -> pwd.struct_passwd:
-    """Return whom the server runs as: it refuses to be root."""
+    """Return the user for the server, which refuses to run as root."""
     if os.geteuid() != 0:
         return pwd.getpwuid(os.geteuid())
     for name in _USERS:

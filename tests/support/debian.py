@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian packages that tests need, installed where that is possible."""
+"""Debian packages that tests need, installed if that is possible."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Operator:
 
 
 class _Look:
-    """One look, in its thread; it has begun, and stands before its first call."""
+    """One pass of the operator, in its own thread, stopped before its first call."""
 
     def __init__(self, world: ObjectWorld, leads: Callable[[], bool]) -> None:
         self.is_over = False
@@ -89,7 +89,7 @@ class _Look:
     def _run(self) -> None:
         try:
             self._keeper.keep()
-        except (Killed, ServiceError):  # after either, another look begins anew
+        except (Killed, ServiceError):  # after either, another pass starts over
             pass
         except BaseException as error:  # it is raised in the thread of the test
             self._wrong = error

@@ -13,7 +13,7 @@ RANGE = range(20_000, 30_000)
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens on.
+    """Return a port of 127.0.0.1 on which no process listens.
 
     It is this process's until it ends: no other worker and no other run of the tests gets it, also while a test's
     server has not come up yet or is away.

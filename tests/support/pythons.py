@@ -71,7 +71,7 @@ def interpreter(version: str) -> Path:
 
 
 def mirror() -> str:
-    """Return where this machine has its Debian packages from.
+    """Return the address from which this machine gets its Debian packages.
 
     Raises Unavailable.
     """

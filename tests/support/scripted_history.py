@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A history of a ledger, step by step, that can be killed at a commit and taken up again, and what it must end in.
+"""A history of a ledger, step by step, that can be killed at a commit and resumed, and its expected result.
 
-Every step is one transaction, and is what a client or the controller would send again where nobody acknowledged it.
-Run as a program it forks a process for each line that it is told, so that each can be killed as `kill -9` does:
+Every step is one transaction, which a client or the controller would send again if it was not acknowledged.
+Run as a program, it forks a process for each line of its input, so that each can be killed as `kill -9` does:
 `{"url", "step", "die": ["before" | "after", n] | null}` → `{"done", "signal"}`, the steps acknowledged in all. It dies
 at the first commit after `n` acknowledged steps.
 """
@@ -85,7 +85,7 @@ def debt(now: int, *, carry: bool) -> Step:
 
 
 def burst(books: Books) -> None:
-    """Five clients at once, in one commit: somebody holds the writer up until all have handed in."""
+    """Five clients at once, in one commit: another transaction blocks the writer until all have queued."""
     database, begun, all_wait = books.database, threading.Event(), threading.Event()
 
     def hold_up(_session: object) -> None:

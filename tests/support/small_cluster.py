@@ -22,7 +22,7 @@ Fault = Callable[["FailingApi", Call], Any]
 
 
 class FailingApi(Api):
-    """The simulator's API, where one kind of call can be made to fail as networks and servers do."""
+    """The simulator's API, with one kind of call that can be made to fail as networks and servers do."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)

@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 @contextmanager
 def small_disk(mib: int) -> Iterator[Path]:
-    """Mount a disk of its own; where that is not allowed, the test is left out."""
+    """Mount a separate disk; skip the test if that is not allowed."""
     with tempfile.TemporaryDirectory(prefix="slicekeeper-small-") as folder:
         options = ["-t", "tmpfs", "-o", f"size={mib}m,mode=0777", "tmpfs", folder]
         try:

@@ -19,7 +19,7 @@ _WANTED = ("arbiter", "libvcuda.so", "fake/libnvidia-ml.so.1", "fake/libcuda.so.
 
 @cache
 def built() -> Path:
-    """Return the folder of the programs, made where they are missing or old; skip the test if they cannot be made."""
+    """Return the folder of the programs, built if they are missing or old; skip the test if they cannot be built."""
     for tool in ("gcc", "make"):
         if shutil.which(tool) is None:
             pytest.skip(f"there is no {tool} to build the arbiter and the fake driver with")

@@ -60,7 +60,9 @@ def read(data: Mapping[str, object]) -> Trust:
         raise ValueError("the API server has no front proxy (--requestheader-client-ca-file)")
     names = frozenset(_texts(data, "allowed-names"))
     if not names and certificates_in(bundle) & certificates_in(str(data.get("client-ca-file") or "")):
-        raise ValueError("--requestheader-allowed-names is empty and the CA is users': any user could be anybody")
+        raise ValueError(
+            "--requestheader-allowed-names is empty and the CA is users': any user could impersonate any other"
+        )
     user = _texts(data, "username-headers")
     if not user:
         raise ValueError("the API server names no header for users")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Identify the sender of a request, and check their rights.
 
-Three kinds: the operator's token file (may do all; for local mode), a pod's own projected token (may report for that
-pod), and everybody else the API server knows, whose rights on `gpubudgets.slicekeeper.io` it decides.
+There are three kinds: the operator's token file (may do everything; for local mode), a pod's own projected token (may
+report for that pod), and every other user of the API server, which decides their rights on `gpubudgets.slicekeeper.io`.
 """
 
 from __future__ import annotations

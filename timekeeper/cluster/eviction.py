@@ -40,7 +40,7 @@ class Evictions:
         self._tried: dict[str, float] = {}
         self._protected: set[str] = set()
         self._hard_since: dict[str, Instant] = {}
-        """When a namespace was seen to be enforced hard from then on; 0 if it was so when this process began."""
+        """When hard enforcement of a namespace was first seen; 0 if it was hard when this process started."""
 
     def follow_policy(
         self,

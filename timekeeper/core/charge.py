@@ -13,7 +13,7 @@ from slicekeeper.units import Instant
 class Claim:
     """One pod: its interval, and GPU-milliseconds per millisecond as `num / den`. `end` None: it goes on.
 
-    `turns` are the instants after `start` at which a rate changes, each with the `num` and `den` from then on.
+    `turns` are the instants after `start` at which a rate changes, each with the new `num` and `den`.
     """
 
     key: str

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Delete old data: never the ledger, nor a record that it follows from.
 
-Watermarks are raw: they go some days after their pod has ended and its period is sealed; from then on reports of the
+Watermarks are raw: they are deleted some days after their pod has ended and its period is sealed. Later reports of the
 pod are refused, so that none can count twice. Hours of usage are kept longer. Each transaction is small, so that
 reports and charges never wait for it.
 """

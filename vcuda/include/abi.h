@@ -3,8 +3,8 @@
  * What the arbiter and the limiter share: three pages of memory and one message.
  *
  * The policy page is written by the arbiter alone (a memfd sealed against new writers); the usage
- * page is the tenant's own word and is never trusted for anything but hints; the bell is one futex
- * word per seat on which its processes ring. All are sealed: nobody can change their size.
+ * page is written by the tenant and is trusted only for hints; the bell is one futex word per seat,
+ * on which its processes ring. All are sealed, so that their size cannot change.
  */
 #ifndef VC_ABI_H
 #define VC_ABI_H
@@ -19,7 +19,7 @@
 #define VC_GRANULE (2ull << 20)
 #define VC_RUNNING_BITS 10
 #define VC_RUNNING ((1ull << VC_RUNNING_BITS) - 1)
-/* A policy whose heartbeat is older than this is nobody's: the limiter limits itself. */
+/* A policy with an older heartbeat has no arbiter: the limiter limits itself. */
 #define VC_STALE_NS 100000000ull
 /* A seat that is idle for so long hands over the GPU; one whose pauses are nearly all longer does so sooner. */
 #define VC_LINGER_NS 100000ull

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Arrays and mipmaps: format x channels x extent, as they lie in memory. */
-#include "account.h"
+#include "memory_account.h"
 #include "memory.h"
 #include "connection.h"
 

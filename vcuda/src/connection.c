@@ -54,7 +54,7 @@ bool vc_seat_path(char *path, unsigned long size) {
   return true;
 }
 
-/* Only root's or our own arbiter is believed where the path came from the environment. */
+/* If the path came from the environment, trust only root's or our own arbiter. */
 static bool trusted(int fd, const char *path) {
   struct ucred peer;
   socklen_t size = sizeof peer;

@@ -38,7 +38,7 @@ bool vc_seat_stale(uint64_t now);
 /* Keep the connection: notice its loss, connect again with growing pauses. */
 void vc_seat_tend(void);
 void vc_seat_ring(void);
-/* Fill the socket address's path; false where this process belongs to no seat. */
+/* Fill the socket address's path; false if this process belongs to no seat. */
 bool vc_seat_path(char *path, unsigned long size);
 
 #endif

@@ -95,7 +95,7 @@ static void forget(CUcontext context) {
   vc_memory_forget(context);
 }
 
-/* While the driver destroys a context nobody else of us may use it or its events. */
+/* While the driver destroys a context, no other thread of ours may use it or its events. */
 static CUresult destroy(CUcontext context, CUresult (*real)(CUcontext)) {
   vc_stream_uncache();
   vc_stream_freeze(context, true);

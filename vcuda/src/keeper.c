@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "keeper.h"
-#include "account.h"
+#include "memory_account.h"
 #include "flight.h"
 #include "launch.h"
 #include "pool.h"

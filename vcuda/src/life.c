@@ -3,7 +3,7 @@
  * A process's life with the limiter: what starts with its first connection, and what a forked child
  * must forget. The only module that knows all others that have a state.
  */
-#include "account.h"
+#include "memory_account.h"
 #include "connection.h"
 #include "flight.h"
 #include "keeper.h"

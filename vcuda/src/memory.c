@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plain, pitched and managed memory, arrays, pinned memory, and what the driver says there is. */
 #include "memory.h"
-#include "account.h"
+#include "memory_account.h"
 #include "pool.h"
 #include "connection.h"
 

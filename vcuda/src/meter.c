@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "meter.h"
-#include "account.h"
+#include "memory_account.h"
 
 #include <sched.h>
 

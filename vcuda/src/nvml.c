@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NVML shows the slice. Its types are few and fixed, so its header is not needed. */
-#include "account.h"
+#include "memory_account.h"
 #include "hook.h"
 #include "connection.h"
 #include "nvml.h"

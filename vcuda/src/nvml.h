@@ -2,7 +2,7 @@
 #ifndef VC_NVML_H
 #define VC_NVML_H
 
-/* The hook of this name, or what was found where there is none. */
+/* The hook of this name, or what was found if there is none. */
 void *vc_nvml_hook(const char *name, void *found);
 void vc_nvml_reset(void);
 

@@ -5,7 +5,7 @@
  * cap before; what it really was the arbiter sees later, in NVML's figures.
  */
 #include "overhead.h"
-#include "account.h"
+#include "memory_account.h"
 #include "connection.h"
 #include "image.h"
 #include "memory.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "pool.h"
-#include "account.h"
+#include "memory_account.h"
 #include "connection.h"
 #include "hook.h"
 #include "meter.h"

@@ -75,7 +75,7 @@ static bool usable(const struct vc_stream *s, CUcontext context) {
   return vc_lane_state(&s->lane) == VC_IDLE && !s->shown;
 }
 
-/* A lane that nobody uses any more, of the same context, with its events, or of none. */
+/* An unused lane, with its events: of the same context, or of none. */
 static struct vc_stream *adopt(CUcontext context) {
   for (struct vc_stream *s = mine; s; s = s->mine)
     if (s->handle == GONE && usable(s, context)) return s;
@@ -335,7 +335,7 @@ void vc_stream_destroyed(CUstream handle) {
     vc_lock(&s->lock);
     uint64_t now = vc_now();
     if (vc_lane_dirty(&s->lane) && !vc_stream_fence(s, false, now)) {
-      /* Without an event the end of this work could not be told once the handle is gone. */
+      /* Without an event the end of this work would be unknown once the handle is gone. */
       struct around a = enter(s);
       uint64_t upto = vc_lane_covers(&s->lane);
       if (VC_CALL(cuStreamSynchronize)(handle) == CUDA_SUCCESS) vc_stream_drained(s, upto, now);

@@ -12,7 +12,7 @@
 /* Take the turn for a launch that is expected to take so long, behind what of this process is in flight,
  * and has been wanted since then; false: others are before it, ask again. */
 bool vc_turn_take(uint64_t since, uint64_t takes, uint64_t own, uint64_t now);
-/* Take it whoever is before it. */
+/* Take the turn, whatever process is ahead. */
 void vc_turn_force(uint64_t takes, uint64_t own, uint64_t now);
 /* The launch that took it shows as in flight. */
 void vc_turn_made(void);

@@ -4,7 +4,7 @@
  * mapping is gone, so each physical allocation counts both. No lock is held over a driver's call:
  * what a call is about to give back is put aside before it, and counted off after it.
  */
-#include "account.h"
+#include "memory_account.h"
 #include "connection.h"
 #include "memory.h"
 

@@ -50,7 +50,7 @@ def let_go(client: KubeClient, namespace: str, now: int) -> Iterator[tuple[str, 
     for pod in held:
         if not _says_no_more(pod, now):
             until = format_instant(_until(pod))
-            yield f"pod {_name(pod)} may still be told by kubelet how it ended, until {until}", f"{_AGAIN}, after that"
+            yield f"kubelet may still report how pod {_name(pod)} ended, until {until}", f"{_AGAIN}, after that"
     click.echo(f"{gone} pods released; they are charged when the timekeeper runs again", err=True)
 
 

@@ -133,8 +133,8 @@ def _cdi(where: str, runtime: str, found: Machine | None, cdi_dir: str) -> Itera
         )
     elif switched and not (found and found.cdi_read):
         yield (
-            f"{where} has containerd {number}, where CDI is off unless its configuration has enable_cdi = true, and "
-            f"nobody has seen it read {cdi_dir} yet",
+            f"{where} has containerd {number}, in which CDI is off unless its configuration has enable_cdi = true, and "
+            f"it has not been seen to read {cdi_dir} yet",
             f"on the node: containerd config dump | grep enable_cdi; unless it is true: {turn_on}",
         )
 

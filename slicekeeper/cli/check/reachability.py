@@ -50,7 +50,7 @@ def _webhook(client: KubeClient, resources: Resources) -> str:
     try:
         client.create(PODS, _pod(resources), NAMESPACE, dry_run=True)
     except ServiceError as error:
-        # Refused by whatever else looks at pods, or by the webhook itself: it is there, or nobody came as far.
+        # Refused by another check of pods or by the webhook: it is there, or the review did not get as far.
         return _after(str(error), _FAILED) if _FAILED in str(error) else ""
     return ""
 

@@ -61,11 +61,11 @@ class Reporter:
         self._heard = wait_for("first report", lambda: site.heard(self._pod), seconds=60, pause=1)
 
     def goes_on(self) -> None:
-        """Wait until a timekeeper that shows its certificate anew has had more of the sidecar, where it was."""
+        """Wait until a timekeeper with a new certificate has received further reports of the sidecar."""
         self._site.rollout("deployment/timekeeper")
         [(epoch, seq)] = self._heard.items()
         self._heard = wait_for("further reports", lambda: self._more(epoch, seq), 180, 2)
-        assert set(self._heard) == {epoch}, "one run of the sidecar, and nothing begun anew"
+        assert set(self._heard) == {epoch}, "one run of the sidecar, without a restart"
         team = self._pod["metadata"]["namespace"]
         assert "dropped" not in self._site.kubectl("logs", "reports", "-n", team, "-c", names.SIDECAR)
 

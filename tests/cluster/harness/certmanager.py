@@ -24,7 +24,7 @@ CERTIFICATES = "certificates.cert-manager.io"
 
 
 def install(cluster: Cluster, kubectl: Kubectl) -> None:
-    """Build it where that has not been done, and start it."""
+    """Build cert-manager if necessary, and start it."""
     build(CERT_MANAGER)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

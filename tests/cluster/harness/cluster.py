@@ -175,7 +175,7 @@ def start(*, stay: bool = False) -> Cluster:
 
 
 def unfit() -> str:
-    """Return why this machine cannot carry a cluster at all, empty where it can: asked before anything is built."""
+    """Return why this machine cannot run a cluster, empty if it can; checked before anything is built."""
     if os.geteuid() != 0:
         return "a cluster of our own needs root, for namespaces and containers; or name one by KUBECONFIG"
     with tempfile.TemporaryDirectory() as folder:

@@ -43,7 +43,7 @@ while True:
         print("steps", f"{time.time():.3f}", steps / (time.time() - began), flush=True)
         began, steps = time.time(), 0
 """
-"""Says its memory, what two allocations come to (one byte too many, half of it), then steps a second, for ever."""
+"""Prints its memory and the results of two allocations (one byte too many, half of it), then its steps per second."""
 
 
 def worker(core: int, blocks: int, *, batch: int, kernel: str, host: float) -> Object:

@@ -67,7 +67,7 @@ def damaged() -> int:
 
 
 def memory_without_preload() -> str:
-    """Return what a program sees that nobody told to load the limiter."""
+    """Return what a program sees that was not set up to load the limiter."""
     command = [sys.executable, "-c", TOTAL]
     return subprocess.run(command, env=_without_preload(), capture_output=True, text=True, check=False).stdout.strip()
 
@@ -88,7 +88,7 @@ def granted_to_children() -> int:
         if child == 0:
             os.close(over)
             os.write(say_it, b"%20d" % _allocated())
-            os.read(wait, 1)  # until everybody has spoken
+            os.read(wait, 1)  # until all have answered
             os._exit(0)
         children.append(child)
     sum_ = sum(int(os.read(answers, 20)) for _ in children)

@@ -33,7 +33,7 @@ class Kubectl:
         self._more = more
 
     def acting(self, *more: str) -> Kubectl:
-        """Return one that acts as somebody else, for example `--as=alice` or `--token=…`."""
+        """Return one that acts as another user, for example `--as=alice` or `--token=…`."""
         return Kubectl(self.program, self.kubeconfig, *self._more, *more)
 
     def command(self, *arguments: str) -> list[str]:
@@ -71,7 +71,7 @@ class Kubectl:
         return answer
 
     def list(self, kind: str, namespace: str = "", selector: str = "") -> list[Object]:
-        """Return objects, of all namespaces where none is named."""
+        """Return objects, of all namespaces if none is named."""
         where = _in(namespace) or ["--all-namespaces"]
         select = ["--selector", selector] if selector else []
         items: list[Object] = json.loads(self("get", kind, *where, *select, "-o", "json"))["items"]

@@ -53,7 +53,7 @@ class Programs:
             self.pki.write_kubeconfig(client, API, folder / f"{client}.kubeconfig")
 
     def control_plane(self) -> list[Program]:
-        """etcd and the API server, then what stands on them."""
+        """Start etcd and the API server, then the programs that need them."""
         return [self._etcd(), self._apiserver(), self._controller_manager(), self._scheduler()]
 
     def node(self) -> list[Program]:

@@ -85,7 +85,7 @@ class ControlPlane:
             f"--tls-private-key-file={pki}/server.key", f"--token-auth-file={self._folder}/tokens.csv",
             "--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}",
-            # Nobody makes service accounts here, or takes the taint of new nodes away.
+            # No controller here creates service accounts or removes the taint of new nodes.
             "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition", "--profiling=false",
         )  # fmt: skip
         client = self.client()

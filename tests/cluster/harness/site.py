@@ -37,7 +37,7 @@ _CONFIGURATIONS = "mutatingwebhookconfiguration,validatingwebhookconfiguration"
 
 @dataclass
 class Site:
-    """One cluster under test. `cluster` is None where the cluster is a person's own."""
+    """One cluster under test. `cluster` is None if the cluster is not one of the harness."""
 
     kubectl: Kubectl
     folder: Path
@@ -66,7 +66,7 @@ class Site:
         self.namespaces.clear()
 
     def client(self, token: str) -> KubeClient:
-        """Return the API client of our own parts, for somebody who has nothing but a token."""
+        """Return our own parts' API client for a user with only a token."""
         there = yaml.safe_load(self.kubectl.kubeconfig.read_text())["clusters"][0]["cluster"]
         ca, file = self.folder / "ca.crt", self.folder / f"{secrets.token_hex(4)}.token"
         ca.write_bytes(base64.b64decode(there["certificate-authority-data"]))
@@ -89,7 +89,7 @@ class Site:
         return next(pod for pod in pods if pod["status"].get("phase") == "Running")
 
     def manager_token(self) -> str:
-        """Return a token of somebody who may manage budgets, with the timekeeper's audience."""
+        """Return the token of a user who may manage budgets, with the timekeeper's audience."""
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": MANAGER, "namespace": NAMESPACE}}
         binding = {
             "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -106,7 +106,7 @@ class Site:
         return self.kubectl("create", "token", MANAGER, "-n", NAMESPACE, "--audience=timekeeper").strip()
 
     def timekeeper_ca(self) -> str:
-        """Return a file with the CAs that everybody in the cluster trusts."""
+        """Return a file with the CAs that are trusted in the whole cluster."""
         file = self.folder / "timekeeper-ca.crt"
         file.write_text(self.kubectl.get("configmap", names.CA_CONFIG_MAP, NAMESPACE)["data"][names.CA_KEY])
         return str(file)
@@ -128,7 +128,7 @@ class Site:
 
     @contextmanager
     def timekeeper(self) -> Iterator[TimekeeperClient]:
-        """Speak to the timekeeper as somebody who may manage budgets."""
+        """Send a request to the timekeeper as a user who may manage budgets."""
         token = self.folder / "manager.token"
         token.touch(mode=0o600)
         token.write_text(self.manager_token())
@@ -228,7 +228,7 @@ class Site:
 
 
 def gpu_container(name: str = "train", script: str = "sleep 600", core: int = 20, blocks: int | None = 16) -> Object:
-    """Return a container that asks for GPUs; `blocks` of 256 MiB, None where none are named."""
+    """Return a container that requests GPUs; `blocks` of 256 MiB of memory, None to state none."""
     limits = {CORE: str(core), **({} if blocks is None else {MEMORY: str(blocks)})}
     return {**plain_container(name, script), "resources": {"limits": limits}}
 

@@ -62,7 +62,7 @@ class Round:
     rate: float
     """Pods per second."""
     seconds: list[float]
-    """How long each pod took, where a client waits for it; at a rate from when it was to be created."""
+    """How long each pod took, if a client waits for it; at a fixed rate, from when it was due to be created."""
     cpu: Counter[str]
     """CPU seconds by program."""
     calls: dict[str, Bounds]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What another's CAs come to: everybody who shows a certificate is trusted until its CA expires."""
+"""CAs of another program: every server's certificate stays trusted until its CA expires."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom to trust is in every namespace, whatever becomes of the namespace or of the ConfigMap."""
+"""The trusted CAs are in every namespace, whatever happens to the namespace or the ConfigMap."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_it_belongs_to_the_installations_namespace_and_goes_with_it(world: World
     ("status", "reason"), [(400, "BadRequest"), (403, "Forbidden"), (422, "Invalid"), (500, "InternalError")]
 )
 def test_a_namespace_that_takes_none_keeps_no_other_from_it(world: World, status: int, reason: str) -> None:
-    """A quota, a policy, a ConfigMap of the name that a tenant made immutable, somebody's webhook that is away."""
+    """A quota, a policy, a ConfigMap of that name that a tenant made immutable, another webhook that is down."""
 
     def refuse(_api: FailingApi, call: Call) -> None:
         if call.namespace == NAMESPACE:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates over a simulated year: at no instant is anybody shown a certificate that somebody does not trust."""
+"""Certificates over a simulated year: no server ever presents a certificate that a client does not trust yet."""
 
 from __future__ import annotations
 

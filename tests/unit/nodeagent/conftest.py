@@ -225,7 +225,7 @@ def arrivals() -> type[Arrivals]:
 
 @pytest.fixture(autouse=True)
 def _no_container_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here reads specifications, but for a test that does: nobody is waited for."""
+    """No process here reads specifications, except in one test, so do not wait for any."""
     monkeypatch.setattr("nodeagent.cdi.READ_SECONDS", 0.0)
 
 

@@ -84,7 +84,7 @@ def test_it_is_ready_while_kubelet_has_the_seats_and_goes_when_kubelet_has_its_p
         wait_for(lambda: one.ready()[0] == 200, "kubelet has the seats")
         assert one.published() == f"127.0.0.1:{one.port}"
         found = machine.of_node(small.client.get(NODES, "node-1"))
-        assert found == Machine(driver="550.54.14"), "whether anybody reads the CDI folder is not known so soon"
+        assert found == Machine(driver="550.54.14"), "whether a runtime reads the CDI folder is not known so soon"
 
         small.pod("late")
         binding = {"metadata": {"name": "late"}, "target": {"kind": "Node", "name": "node-1"}}

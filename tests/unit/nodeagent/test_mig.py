@@ -27,7 +27,7 @@ from nodeagent.offered_gpus import OwnGpus, gpu_of
 from nodeagent.plain_driver import PlainDriver
 from nodeagent.publisher import wanted
 from nodeagent.seat_store import Seat
-from nodeagent.whole_gpus import WholeGpus
+from nodeagent.whole_gpu_usage import WholeGpus
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import SettingsError

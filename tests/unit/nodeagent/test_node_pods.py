@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's pods by a watch, and by a question where the watch is behind."""
+"""The node's pods from a watch, and from a request if the watch is behind."""
 
 from __future__ import annotations
 

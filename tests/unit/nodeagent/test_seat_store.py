@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seats on disk: nobody waits for another seat's write, and memory and disk agree whoever writes."""
+"""Seats on disk: no seat waits for another one's write, and memory and disk agree whichever thread writes."""
 
 from __future__ import annotations
 

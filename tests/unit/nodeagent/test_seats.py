@@ -612,7 +612,7 @@ def test_a_container_whose_seat_kubelet_has_forgotten_gets_another(bench: Any) -
 
 
 def test_a_seat_that_cannot_be_remembered_is_not_given_and_says_why(bench: Any) -> None:
-    """A full disk, or a folder that somebody took away."""
+    """A full disk, or a folder that was removed."""
     shutil.rmtree(bench.folder / "state")
     with pytest.raises(grpc.RpcError) as refused:
         bench.kubelet.allocate("seat-0000")

@@ -196,7 +196,7 @@ def test_a_change_of_budget_or_ceiling_reaches_the_arbiter_at_once(
 def test_of_changes_that_follow_at_once_the_last_one_reaches_the_arbiter(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A state that is put back before anybody looks is not seen; what comes last is never lost."""
+    """A state that is reverted before the next look is not seen, but the last state is never missed."""
     monkeypatch.setattr(module, "COMPARE_SECONDS", 600.0)
     client, chance = KubeClient(KubernetesSettings(server="http://localhost:1")), random.Random(7)
     watch = NodePods(client, "node-1", lambda _left: None, bench.shares.changed)

@@ -25,7 +25,7 @@ from nodeagent.nvml import NvmlGpus
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shares import Shares
 from nodeagent.usage import UsageFiles
-from nodeagent.whole_gpus import WholeGpus
+from nodeagent.whole_gpu_usage import WholeGpus
 from sidecar.epoch import EpochCounter
 from sidecar.usage import FileUsage, UsageReading
 from slicekeeper import names

@@ -231,7 +231,7 @@ def pod(state: str = names.OVER_BUDGET, node: str = "n") -> Object:
 
 
 def follow(watch: Watch) -> None:
-    """Do once what a watch's thread does for ever."""
+    """Run one round of a watch's loop."""
     watch._list()
     watch._follow()
 
@@ -522,7 +522,7 @@ def test_no_account_has_a_right_of_another_kind() -> None:
 
 
 def test_everybody_is_let_in_to_every_route_that_the_api_server_offers_and_to_nothing_else() -> None:
-    """What a path counts as to the API server (k8s.io/apiserver, RequestInfo), and the role that lets everybody in."""
+    """How the API server classifies a path (k8s.io/apiserver, RequestInfo), and the role that admits all users."""
     verbs = {"GET": {"get", "list"}, "POST": {"create"}, "PUT": {"update"}, "PATCH": {"patch"}, "DELETE": {"delete"}}
     documents = list(_documents())
     bindings = [d for d in documents if d["kind"].endswith("Binding") and "subjects" in d]

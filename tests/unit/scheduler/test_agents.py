@@ -29,7 +29,7 @@ def agent(wrong, ip="127.0.0.1"):
 
 @contextmanager
 def listener(answer=None):
-    """One that listens and says nothing, or the same to everybody who has said something."""
+    """A server that listens and never answers, or gives every client the same answer."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         if answer is None:
             yield encode(*server.getsockname())
@@ -50,7 +50,7 @@ def listener(answer=None):
 
 
 def nobody():
-    """An address at which nobody listens."""
+    """Return an address on which no process listens."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         return encode(*server.getsockname())
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of cases: who may sit beside whom, which GPU is named, how containers of a pod are put; each with its GPUs.
+"""Tables of cases: which pods may share a GPU, which GPU is chosen, and how a pod's containers are distributed.
 
 The rules are KubeShare's, in its order: affinity, anti-affinity, exclusion, then best fit, and an idle GPU only if no
-shared one will do. One node with GPUs `g0`, `g1`, …; `here` says which pods are on each.
+shared one is suitable. There is one node with GPUs `g0`, `g1`, …; `here` lists the pods on each.
 """
 
 import pytest

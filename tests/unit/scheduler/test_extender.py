@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The extender's wire: what kube-scheduler sends in its ways, what nobody should send, and bindings gone wrong."""
+"""The extender's protocol: kube-scheduler's requests, invalid requests, and bindings that fail."""
 
 import json
 

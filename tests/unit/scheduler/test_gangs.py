@@ -491,7 +491,7 @@ SIZE = {"g0": 2, "g1": 3, "g2": 4}
 
 
 class Story:
-    """The API server's objects are the truth; the watch shows them late and in order; kube-scheduler tries anybody."""
+    """The API server's objects are the truth; the watch shows them late and in order; kube-scheduler tries any pod."""
 
     def __init__(self, seed):
         self.rng = random.Random(seed)

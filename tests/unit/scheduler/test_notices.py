@@ -25,7 +25,7 @@ class World:
         self.notices = Notices(cluster.client, clock, self.state, lambda: True, reporter="slicekeeper-scheduler")
 
     def look(self, seconds=0):
-        """Let time pass, the watches catch up, and everybody be told who is due."""
+        """Let time pass and the watches catch up, and write all notices that are due."""
         self.clock.advance(seconds * 1000)
         self.state.set_nodes(self.cluster.client.list(NODES)[0])
         self.state.set_pods(self.cluster.client.list(PODS)[0])

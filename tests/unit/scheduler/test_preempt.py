@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`preempt`: of what kube-scheduler proposes by whole nodes, what helps on single GPUs, and from nobody in budget."""
+"""`preempt`: of kube-scheduler's victims, chosen by whole nodes, those that help on single GPUs, and none in budget."""
 
 import json
 

@@ -88,7 +88,7 @@ def fits(node, gone, demand, *, friends):
 
 
 def brute_force(some, demand):
-    """Return the fewest victims, and the highest class among them at its lowest; None where nothing helps."""
+    """Return the fewest victims, with the lowest possible highest class among them; None if nothing helps."""
     friends = has_friends(some, demand)
     best = None
     for node in some:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Giving way over a real API: who is evicted, when nobody is, what is kept for whom, and what pods are told."""
+"""The reclaimer on a real API: which pods it evicts, and when none; for which pods it keeps places; its events."""
 
 import orjson
 import pytest
@@ -111,7 +111,7 @@ def test_an_over_budget_pod_gives_way_and_the_place_is_kept(story):
     assert story.cluster.events() == {("victim", "GaveWay"), ("w", "PlaceReclaimed")}
     assert story.fits(waiting, "n0") == []
     story.cluster.end("victim")
-    wait_for(lambda: story.fits(waiting, "n0") == ["n0"], "the place is there for whom it was made")
+    wait_for(lambda: story.fits(waiting, "n0") == ["n0"], "the pod for which the place was made gets it")
     assert story.fits(rival, "n0") == []
     assert "not enough is free" in story.scheduler.binder.bind(binding(rival, "n0"))
     assert story.scheduler.binder.bind(binding(waiting, "n0")) == ""

@@ -88,7 +88,7 @@ def test_batch_that_will_never_be_taken_is_dropped_but_one_refused_for_a_token_w
 
 
 class Readings:
-    """Says one thing after the other, the last one for ever."""
+    """Returns one reading after the other, the last one again and again."""
 
     def __init__(self, *readings: UsageReading) -> None:
         self.left = list(readings)

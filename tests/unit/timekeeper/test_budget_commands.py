@@ -154,7 +154,7 @@ def test_plain_dates_are_days_of_the_budgets_time_zone(run: Run) -> None:
 
 
 def clock_at(instant: str) -> type[datetime]:
-    """Return a datetime class whose clock stands still."""
+    """Return a datetime class with a stopped clock."""
 
     class Still(datetime):
         @classmethod

@@ -36,9 +36,9 @@ def world(tmp_path: Path, database_url: str) -> Iterator[Service]:
 
 @pytest.fixture
 def run(tmp_path: Path, world: Service) -> Iterator[Run]:
-    """Give a function that runs a command and returns what it printed as JSON; its error where it fails.
+    """Yield a function that runs a command and returns its JSON output, or its error message if it fails.
 
-    With `code` -1 it is what the command prints for people.
+    With `code` -1 it returns the output for people.
     """
     (tmp_path / "policy.yaml").write_text("default: {budget: {amount: 2h, period: none, enforcement: safe}}\n")
     assert world.policy.refresh()

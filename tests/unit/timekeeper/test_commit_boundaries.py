@@ -26,7 +26,7 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[object]]]:
-    """What the history ends in where nothing goes wrong: on SQLite, for both."""
+    """The result of the history if nothing goes wrong: on SQLite, for both."""
     url = f"sqlite:///{tmp_path_factory.mktemp('undisturbed')}/t.sqlite"
     engine = make_engine(url)
     migrate.upgrade(engine)

@@ -81,7 +81,7 @@ def test_a_deadlock_is_lost_and_run_again(primary: Postgres) -> None:
         step(books)
     rows = "UPDATE namespace SET version = version + 1 WHERE name = :name"
     with engine.connect() as other, ThreadPoolExecutor(1) as clients:
-        # This one waits for ever before it looks for a deadlock, so the timekeeper is the one to find it and to lose.
+        # This session never looks for a deadlock itself, so the timekeeper's finds it and is aborted.
         other.execute(text("SET LOCAL deadlock_timeout = '10min'"))
         other.execute(text(rows), {"name": "other"})
         transfer = clients.submit(history.STEPS[4], books)

@@ -2,7 +2,7 @@
 """Who asks by way of the API server: the real application behind the real server, with TLS on loopback.
 
 What the headers say counts on a connection that showed the API server's own certificate. Without it, with another
-CA's, another name's, or one that has expired, nobody becomes anybody else.
+CA's, another name's, or one that has expired, no client becomes another user.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ApiServer:
 
 
 class _Forgetful(_Cache[Any, Any]):
-    """Asks for every right again, so that each test sees for whom."""
+    """Checks every right again, so that each test sees whose right it is."""
 
     def put(self, *_: object) -> None:
         pass
@@ -337,7 +337,7 @@ def test_an_api_server_that_would_believe_any_user_is_not_believed() -> None:
     front, users = (make_ca(NOW, DAY).certificate.decode() for _ in range(2))
     any_name = {"requestheader-allowed-names": "[]"}
     assert front_proxy.read(told(front, users=users) | any_name).names == frozenset()
-    with pytest.raises(ValueError, match="any user could be anybody"):
+    with pytest.raises(ValueError, match="any user could impersonate any other"):
         front_proxy.read(told(front, users=users + front) | any_name)
     with pytest.raises(ValueError, match="no front proxy"):
         front_proxy.read({"client-ca-file": users})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the books are told of a pod: here, of devices of NVIDIA's own plugin on a node that no watch has brought yet."""
+"""What is recorded of a pod: here, devices of NVIDIA's own plugin on a node that no watch has delivered yet."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def test_kubelet_has_its_time_to_tell_how_a_pod_ended(stage: Stage) -> None:
     stage.clock.advance(MINUTE)
     stage.delete("lost")
     [(told, _)] = stage.let_go()
-    assert told == f"pod team/lost may still be told by kubelet how it ended, until {format_instant(T0 + 6 * MINUTE)}"
+    assert told == f"kubelet may still report how pod team/lost ended, until {format_instant(T0 + 6 * MINUTE)}"
     stage.clock.advance(6 * MINUTE)
     assert stage.let_go() == []
     stage.restart()

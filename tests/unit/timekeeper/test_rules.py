@@ -43,7 +43,7 @@ def use(books: Books, uid: str, start: int, seconds: int, *, policy: NamespacePo
 
 
 def set_to(books: Books, at: int, seconds: int, **changed: Any) -> BudgetState:
-    """Give team a budget; return where it stands then."""
+    """Give team a budget; return its standing after that."""
     rule = replace(MONTH, since=at, amount=seconds * SECOND, **changed)
     set_budget(books, "uid-team", "team", POLICY, rule, actor="me", if_match=None)
     return books.require("team").at(at)

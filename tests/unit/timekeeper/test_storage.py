@@ -75,7 +75,7 @@ def migrated(url: str) -> Books:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> object:
-    """What the history ends in where nothing goes wrong."""
+    """The result of the history if nothing goes wrong."""
     url = f"sqlite:///{tmp_path_factory.mktemp('undisturbed')}/t.sqlite"
     books = migrated(url)
     history.run(books, lambda: None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each threshold of a budget is told once per period: as an event of the namespace and in the audit log."""
+"""Each threshold of a budget is announced once per period: as an event of the namespace and in the audit log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ POLICY = "default: {budget: {amount: 100s, period: hour, thresholds: [50, 80, 95
 
 
 class Stage:
-    """Two controllers that look when they are told, on one database and one API server."""
+    """Two controllers on one database and one API server, which act only when the test calls them."""
 
     def __init__(self, cluster: SmallCluster, clock: ManualClock, folder: Path, url: str) -> None:
         self.cluster, self.clock, self.url = cluster, clock, url
@@ -79,7 +79,7 @@ class Stage:
         intake.apply(self.books, [], [Closing(uid, now, "finished")], {}, now)
 
     def after(self, seconds: int, *controllers: Controller) -> list[int]:
-        """Have all look after some seconds, twice; return the thresholds that were told by now."""
+        """Let all act twice after some seconds; return the thresholds announced so far."""
         self.clock.advance(seconds * 1_000)
         for _ in range(2):
             for one in controllers or self.controllers:

@@ -38,7 +38,7 @@ def pod(annotations: dict[str, str], limits: dict[str, int]) -> dict[str, Any]:
 
 
 def told(endpoint: str, kind: str, obj: dict[str, Any], mode: str, groups: list[str]) -> str:
-    """Return the refusal's message, empty where the review is allowed."""
+    """Return the refusal's message, empty if the review is allowed."""
     policy = NamespacePolicy(mode=mode)  # type: ignore[arg-type]
     request = {
         "uid": "u", "kind": {"group": "apps" if kind == "Deployment" else "", "version": "v1", "kind": kind},

@@ -344,7 +344,7 @@ def review(obj: Any, kind: str = "Pod", operation: str = "CREATE", group: str = 
 
 @st.composite
 def reviews(draw: st.DrawFn) -> Pod:
-    """Draw a review that is right but for some places where anything stands."""
+    """Draw a valid review in which some values are replaced by arbitrary ones."""
     pod = draw(pods())
     kind, group = draw(
         st.sampled_from([("Pod", ""), ("Pod", ""), ("Deployment", "apps"), ("CronJob", "batch"), ("X", "")])

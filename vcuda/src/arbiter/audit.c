@@ -84,8 +84,8 @@ static void shift(uint64_t looks[3], uint64_t now) {
   looks[0] = now;
 }
 
-/* What a process has let go of, exported, is its to forget once the driver holds less than is
- * charged. One process is told at a time, and the looks begin again. */
+/* Once the driver holds less than is charged, a process may stop counting exported memory that it has
+ * released. Notify one process at a time, then compare again. */
 static void release_exported(struct ar_seat *s, uint64_t unheld) {
   struct vc_policy *p = s->place.policy;
   for (unsigned i = 0; unheld && i < VC_SLOTS; i++) {

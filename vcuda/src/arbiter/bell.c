@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whoever can wake a futex can also move its waiters to another one, and needs no right to write
- * for it. So the GPU's thread never sleeps on a word that tenants can reach: each seat has a word
- * of its own, and a thread that sleeps there. A seat that moves this thread away has silenced its
- * own bell, and one that rings without end is heard less often.
+ * A process that can wake a futex can also move its waiters to another one, even without the right to
+ * write. So the GPU's thread never sleeps on a word that tenants can reach: each seat has its own
+ * word, and a thread that sleeps on it. A seat that moves this thread away only silences its own
+ * bell, and one that rings without end is heard less often.
  */
 #define _GNU_SOURCE
 #include "bell.h"

@@ -177,7 +177,7 @@ static void peer_ready(void *peer, int fd, bool writable) {
   if (!ok) hang_up(p);
 }
 
-/* Among too many, whoever has said nothing for the longest time is hung up on. */
+/* If there are too many, disconnect the one that has been silent for longest. */
 static void make_room(void) {
   struct peer *oldest = peers;
   int count = 0;

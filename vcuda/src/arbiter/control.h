@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 bool ar_control_open(const char **why);
-/* Peers that do not read their answers are hung up on. */
+/* Disconnects peers that do not read their answers. */
 void ar_control_tick(uint64_t now);
 
 #endif

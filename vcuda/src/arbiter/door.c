@@ -64,7 +64,7 @@ static void client_ready(void *client, int fd, bool writable) {
   ar_seat_orphan(client);
 }
 
-/* A stranger's first message: seat it, or show it the door. */
+/* A stranger's first message: seat it, or disconnect it. */
 static void stranger_ready(void *stranger, int fd, bool writable) {
   struct stranger *x = stranger;
   struct ar_seat *s = x->seat;

@@ -76,8 +76,8 @@ bool ar_loop_every(void (*tick)(uint64_t now)) {
   return true;
 }
 
-/* A reserve descriptor is given up for the moment that it takes to turn a client away: a listening
- * socket whose connections nobody can accept stays ready, and the loop would spin. */
+/* A spare descriptor is released for the moment that it takes to turn a client away: a listening
+ * socket whose connections cannot be accepted stays ready, and the loop would spin. */
 int ar_loop_accept(int listener) {
   int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd >= 0 || (errno != EMFILE && errno != ENFILE)) return fd;

@@ -28,7 +28,7 @@ int ar_loop_listen(const char *path, int type, mode_t mode, const char **why);
 unsigned ar_loop_descriptors(void);
 
 bool ar_loop_start(const char **why);
-/* Until told to stop, or until `busy` has been false for so many seconds (0: never). */
+/* Run until stopped, or until `busy` has been false for so many seconds (0: never). */
 void ar_loop_run(bool (*busy)(void), int idle_exit);
 void ar_loop_stop(void);
 

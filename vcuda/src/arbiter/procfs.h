@@ -14,7 +14,7 @@ pid_t ar_procfs_parent(pid_t pid);
 /* Its control group: of several hierarchies, the longest line, for a container runtime leaves some
  * of them alone. */
 void ar_procfs_cgroup(pid_t pid, char *out, size_t size);
-/* Does it map a file of that name? 1, 0, or -1 when that cannot be told. */
+/* Does it map a file of that name? 1, 0, or -1 if that is unknown. */
 int ar_procfs_maps(pid_t pid, const char *name);
 
 #endif

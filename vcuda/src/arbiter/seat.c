@@ -193,7 +193,7 @@ static bool alive(pid_t pid, uint64_t start) {
 
 static void add_root(struct ar_seat *s, pid_t pid, uint64_t start) {
   if (pid <= 0) {
-    s->roots = 0; /* taken for nobody in particular: it stays until it is dropped */
+    s->roots = 0; /* taken for no particular program: it stays until it is dropped */
     return;
   }
   int kept = 0;
@@ -250,7 +250,7 @@ void ar_seat_drop(struct ar_seat *s) {
   pthread_mutex_lock(&s->gpu->lock);
   ar_sched_remove(&s->gpu->sched, &s->place.member);
   pthread_mutex_unlock(&s->gpu->lock);
-  /* Whoever waits at the gate learns that there is no seat any more. */
+  /* Threads that wait at the gate learn that there is no seat any more. */
   atomic_store(&policy->confirmed, 0);
   uint32_t gate = atomic_load(&policy->gate);
   atomic_store(&policy->gate, gate & 1 ? gate + 1 : gate + 2);
@@ -430,7 +430,7 @@ static void keep(struct ar_seat *s, uint64_t now) {
   s->kept_at = now;
 }
 
-/* A record from before the machine's last start tells of another clock. */
+/* A record from before the machine's last start refers to another clock. */
 static void count_on(struct ar_seat *s, const struct record *r) {
   if (r->start >= s->since) return;
   s->since = r->start;
@@ -438,7 +438,7 @@ static void count_on(struct ar_seat *s, const struct record *r) {
 }
 
 /* Processes that still live keep their slots, to come back to. What they hold by now is known when
- * they have: until then, but no longer than RESTORED_NS, nobody of the seat is given any memory. */
+ * they have: until then, but no longer than RESTORED_NS, no process of the seat gets memory. */
 static void adopt(struct ar_seat *s) {
   struct record list[RECORDS];
   size_t count = ar_state_kept(s->config.name, list, sizeof list) / sizeof *list;

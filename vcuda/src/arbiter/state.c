@@ -47,7 +47,7 @@ bool ar_folder_open(const char *path, const char **why) {
   strcpy(folder, path);
   *why = "the folder cannot be made";
   if (!make_parents(path) || !make(path, 0700)) return false;
-  /* Containers see seats/NAME alone, mounted for them; the rest is nobody else's. */
+  /* Containers see only seats/NAME, which is mounted for them; the rest is private. */
   return ar_path(sub, "seats") && make(sub, 0711) && ar_path(sub, "state") && make(sub, 0700);
 }
 

@@ -312,7 +312,7 @@ class Story:
         return [expected.noted for expected in self.of.values()]
 
     def end(self) -> None:
-        """Let both end what they do, and one look: whatever happened, this is enough, and nobody writes more."""
+        """Let both finish, and one pass run: whatever happened, this is enough, and nothing more is written."""
         self.do("lease", (True, True))
         for operator in self.operators:
             for one in operator.end():

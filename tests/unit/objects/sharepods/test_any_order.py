@@ -121,8 +121,8 @@ class Story:
         return [one for one in self.changes() if one.resource == PODS]
 
     def end(self) -> None:
-        """Let everybody do their part, and look: whatever happened, this must be enough."""
-        for _ in range(4):  # an orphan that has failed is adopted, deleted and made anew, and that is told
+        """Let every part act, and run one pass: whatever happened, this must be enough."""
+        for _ in range(4):  # a failed orphan is adopted, deleted and created again, and the status says so
             self.do("garbage", 0)
             self.world.clock.advance(60_000)
             self.world.look()

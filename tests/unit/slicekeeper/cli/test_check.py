@@ -944,4 +944,4 @@ def test_before_the_installation_the_cluster_is_looked_at(server: Server) -> Non
     server.objects[STORAGE_CLASSES] = [{"metadata": {"name": "standard", "annotations": default}}]
     told = problems(check(server, "-o", "json"))
     assert not any("StorageClass" in problem for problem in told)
-    assert any("containerd 1.7.27, where CDI is off unless" in problem for problem in told)
+    assert any("containerd 1.7.27, in which CDI is off unless" in problem for problem in told)

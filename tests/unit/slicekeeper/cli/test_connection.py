@@ -45,7 +45,7 @@ class Server:
 
 
 class Commands:
-    """The command line of somebody with a kubeconfig of two contexts."""
+    """The command line of a user whose kubeconfig has two contexts."""
 
     def __init__(self, folder: Path) -> None:
         self.own, self.cluster, self.second = Server(), Server(), Server()

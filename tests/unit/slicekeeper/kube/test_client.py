@@ -19,7 +19,7 @@ from slicekeeper.kube.watch import Watch
 
 
 class Script:
-    """Answers by path: a list of (status, body) taken in turn, the last one for ever."""
+    """Answers by path: a list of (status, body) taken in turn, the last one again and again."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[tuple[int, Any]]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands reach a cluster where kubectl does: kubeconfigs of every kind, against a real TLS server on loopback."""
+"""Commands reach a cluster whenever kubectl does: kubeconfigs of every kind, with a real TLS server on loopback."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_volcanos_older_plugin(limits: dict[str, Any], expected: Any) -> None:
 
 
 def notes(manifest: dict[str, Any], dialect: str) -> list[str]:
-    """Return what the user is told beside what the request becomes."""
+    """Return the warnings about a converted request."""
     found = convert(manifest, policy(dialect), SETTINGS.resources, "ours")
     assert not found.violations
     return list(found.warnings[1:])

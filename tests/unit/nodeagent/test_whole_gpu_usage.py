@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.cdi import SeatFiles
 from nodeagent.seat_store import Seat
-from nodeagent.whole_gpus import LONGEST_US, WholeGpus
+from nodeagent.whole_gpu_usage import LONGEST_US, WholeGpus
 
 STEP = 200_000
 """Microseconds from sample to sample."""

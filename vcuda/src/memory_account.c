@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One counter per container without one word that all must get right: each process has a slot, and
- * the counter is the sum of the slots. A process first publishes what it wants (pending), then
- * looks at the sum; whoever comes last sees all others, so the sum of what was granted never passes
- * the cap. A process killed at any instruction leaves nothing outside its slot, and wiping that
- * slot gives back everything at once. A single shared total would have to be repaired by guess.
+ * One memory counter per container, without a shared word that every process must keep correct: each
+ * process has a slot, and the counter is the sum of the slots. A process first publishes what it
+ * wants (pending), then reads the sum. The last of several sees all others, so the sum of what was
+ * granted never exceeds the cap. A process killed at any instruction leaves nothing outside its slot,
+ * and clearing that slot releases everything at once. A single total could be repaired only by guess.
  */
-#include "account.h"
+#include "memory_account.h"
 #include "connection.h"
 
 #include <sched.h>
@@ -83,7 +83,7 @@ static bool reserve_locked(uint64_t bytes) {
   for (int round = 0; round < ROUNDS; round++) {
     int verdict = try_reserve(slot, bytes);
     if (verdict >= 0) return verdict;
-    /* Whoever is in the middle needs a few nanoseconds, or, preempted there, our processor. */
+    /* A process in the middle needs a few nanoseconds or, if it was preempted there, our processor. */
     if (round < YIELDS)
       sched_yield();
     else

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom the API server trusts: what our own CA or another's says, and what was trusted before until it expires."""
+"""CAs that the API server trusts: our own or another program's, and earlier ones until they expire."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 from support.small_cluster import NAMESPACE, SmallCluster, small_cluster
 
 from certificates.authority import make_ca
+from certificates.ca_bundles import configurations, trust, trusted
 from certificates.follower import Follower
 from certificates.publisher import BundlePublisher
-from certificates.trust import configurations, trust, trusted
 from slicekeeper import names
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.settings import CertificateSettings

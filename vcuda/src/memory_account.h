@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The container's memory counter: reserve, call, settle. */
-#ifndef VC_ACCOUNT_H
-#define VC_ACCOUNT_H
+#ifndef VC_MEMORY_ACCOUNT_H
+#define VC_MEMORY_ACCOUNT_H
 
 #include "table.h"
 
 /* Take bytes from the container's cap; false when they do not fit. */
 bool vc_reserve(uint64_t bytes);
-/* It begins by waiting until the sum is known after an arbiter's restart. Where a lock is held, wait
- * before. */
+/* It first waits until the sum is known after an arbiter's restart. If a lock is held, wait before
+ * taking it. */
 void vc_await_others(void);
 bool vc_reserve_now(uint64_t bytes);
 void vc_unreserve(uint64_t bytes);
