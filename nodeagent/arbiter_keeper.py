@@ -23,6 +23,8 @@ LOOK_SECONDS: Final = 0.02
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 0.5
 """Without an arbiter limiters hold to their requests alone: however often one is killed, the next one is there soon."""
+LONGEST_PAUSE_UNUSABLE_SECONDS: Final = 5.0
+"""One that ends with an error has said why, mostly that there is no driver yet, and is not worth two lines a second."""
 SETTLED_SECONDS: Final = 10.0
 """An arbiter that ran this long was healthy: its end starts a new count."""
 END_SECONDS: Final = 5.0
@@ -62,7 +64,8 @@ class ArbiterKeeper:
                 pause = FIRST_PAUSE_SECONDS
             log.error("the arbiter ended by itself (exit %d); the next one starts in %.2f s", process.returncode, pause)
             stop.wait(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            killed = process.returncode < 0
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS if killed else LONGEST_PAUSE_UNUSABLE_SECONDS)
 
     def _wait_for_the_place(self, stop: threading.Event) -> bool:
         """Return whether we may serve the folder; False if the keeper was stopped in the meantime."""

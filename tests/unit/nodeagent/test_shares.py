@@ -22,8 +22,10 @@ from msgspec.structs import replace
 from support.small_cluster import wait_for
 from support.vcuda_programs import built
 
+from nodeagent import arbiter_keeper as module_of_keeper
 from nodeagent import shares as module
 from nodeagent.arbiter import CONNECTIONS, Arbiter, ArbiterAway, ArbiterRefused
+from nodeagent.arbiter_keeper import ArbiterKeeper
 from nodeagent.counts import Count
 from nodeagent.host_cdi import HostCdi
 from nodeagent.live_seats import Live
@@ -330,6 +332,34 @@ def test_an_arbiter_that_is_killed_comes_back_with_its_seats(bench: Bench, caplo
     pauses = re.findall(r"the next one starts in ([0-9.]+) s", caplog.text)
     assert len(pauses) == 6
     assert max(map(float, pauses)) <= 0.5, "however often it is killed"
+
+
+class Counted(threading.Event):
+    """Tells after so many pauses to stop, and pauses for no time."""
+
+    def __init__(self, pauses: int) -> None:
+        super().__init__()
+        self.left, self.waited = pauses, list[float]()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if timeout != module_of_keeper.LOOK_SECONDS:
+            self.waited.append(timeout or 0.0)
+            self.left -= 1
+        if self.left == 0:
+            self.set()
+        return super().wait(0.001)
+
+
+@pytest.mark.parametrize(("end", "longest"), [("kill -9 $$", 0.5), ("exit 1", 5.0)])
+def test_an_arbiter_that_says_why_it_cannot_run_is_tried_less_often_than_one_that_is_killed(
+    tmp_path: Path, end: str, longest: float
+) -> None:
+    program = tmp_path / "arbiter"
+    program.write_text(f"#!/bin/sh\n{end}\n")
+    program.chmod(0o755)
+    stop = Counted(12)
+    ArbiterKeeper(program, tmp_path, []).run(stop)
+    assert (stop.waited[0], stop.waited[-1]) == (0.05, longest)
 
 
 def test_a_second_keeper_waits_and_takes_over(bench: Bench) -> None:
