@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from slicekeeper import typed
 from slicekeeper.errors import SlicekeeperError
 
 ANSWER_SECONDS: Final = 2.0
@@ -159,10 +160,10 @@ class Arbiter:
             raise ArbiterAway(f"the node's arbiter has not answered {CONNECTIONS} others for {TURN_SECONDS:g} s")
         try:
             line = self._line(msgspec.json.encode(request) + b"\n")
-            said = msgspec.json.decode(line, type=_Answer)
+            said = typed.decode(line, _Answer)
             if not said.ok:
                 raise ArbiterRefused(f"the arbiter refuses: {said.error}")
-            return msgspec.json.decode(line, type=kind)
+            return typed.decode(line, kind)
         except (OSError, msgspec.MsgspecError) as error:
             raise ArbiterAway(f"the node's arbiter does not answer: {error}") from error
         finally:

@@ -18,6 +18,7 @@ import msgspec
 import yaml
 
 from nodeagent.entitlement import SeatRefused
+from slicekeeper import typed
 from slicekeeper.gpu.inventory import is_slice
 
 log = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ def _parsed(file: Path) -> _Spec | None:
     data = file.read_bytes()
     try:
         # A part that is not as CDI has it spoils the whole: a container must not start with what is left.
-        return msgspec.convert(_untyped(data), _Spec)
+        return typed.convert(_untyped(data), _Spec)
     # PyYAML passes on what Python says of a value that it cannot make, such as a date in a 13th month.
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
         log.warning("%s is passed over, it is no CDI specification: %s", file, error)

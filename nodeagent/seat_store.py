@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from slicekeeper import typed
 from slicekeeper.gpu.inventory import is_slice
 from slicekeeper.units import CORES_PER_GPU
 
@@ -126,7 +127,7 @@ class SeatStore:
         seats = []
         for file in sorted(self._folder.glob("*.json")):
             try:
-                seats.append(msgspec.json.decode(file.read_bytes(), type=Seat))
+                seats.append(typed.decode(file.read_bytes(), Seat))
             except msgspec.MsgspecError as error:
                 # Its container keeps running; a restart of it fails closed and its controller replaces it.
                 log.error("seat record %s is damaged and left out: %s", file, error)

@@ -19,6 +19,7 @@ from nodeagent.cdi import SeatFiles
 from nodeagent.counts import Count
 from nodeagent.gpus import GpuSource
 from nodeagent.seat_store import Seat
+from slicekeeper import typed
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class WholeGpus:
 
     def _load(self, seat: Seat) -> _Seat:
         try:
-            known = msgspec.json.decode(self._files.read_file(seat, FILE), type=_Seat)
+            known = typed.decode(self._files.read_file(seat, FILE), _Seat)
         except (OSError, msgspec.MsgspecError):
             known = _Seat(str(self._now_ns()))
         self._seats[seat.name] = known

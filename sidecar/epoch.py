@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from slicekeeper import typed
+
 log = logging.getLogger(__name__)
 
 
@@ -65,7 +67,7 @@ class EpochCounter:
 
     def _load(self) -> _Place | None:
         try:
-            return msgspec.json.decode(self._file.read_bytes(), type=_Place)
+            return typed.decode(self._file.read_bytes(), _Place)
         except (OSError, msgspec.MsgspecError):
             return None
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from slicekeeper import typed
 from slicekeeper.wire.timekeeper import UsageReport
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class Spool:
         reports = []
         for line in lines:
             try:
-                reports.append(msgspec.json.decode(line, type=UsageReport))
+                reports.append(typed.decode(line, UsageReport))
             except msgspec.MsgspecError:
                 continue
         return reports[-self._max :]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from slicekeeper import typed
 from slicekeeper.wire.timekeeper import Decision
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class LastDecisions:
         if self._file is None:
             return None
         try:
-            kept = msgspec.json.decode(self._file.read_bytes(), type=_Kept)
+            kept = typed.decode(self._file.read_bytes(), _Kept)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as error:

@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from typing import Any, Final
 
-import msgspec
-
+from slicekeeper import typed
 from slicekeeper.cli.connection import cluster
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import Column
@@ -62,7 +61,7 @@ class Agents:
             ip, port = agent_address.decode(value)
             metadata = by_ip[ip]["metadata"]
             answer = self._client.ask_pod(metadata["namespace"], metadata["name"], port, PATH)
-            return msgspec.convert(answer, NodeSeats).seats
+            return typed.convert(answer, NodeSeats).seats
         except KeyError:
             self.silent[node] = f"no pod of the node agent has the address {value}"
         except (ServiceError, ValueError) as error:

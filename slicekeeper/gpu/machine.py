@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from slicekeeper import names
+from slicekeeper import names, typed
 
 
 class Machine(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -34,6 +34,6 @@ def of_node(node: Mapping[str, Any]) -> Machine | None:
     """Return the findings of a Node's agent; None if there are none that can be read."""
     value = (node.get("metadata", {}).get("annotations") or {}).get(names.NODE_MACHINE)
     try:
-        return msgspec.json.decode(value, type=Machine) if isinstance(value, str) else None
+        return typed.decode(value, Machine) if isinstance(value, str) else None
     except msgspec.MsgspecError:
         return None

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from slicekeeper import names
+from slicekeeper import names, typed
 from slicekeeper.config.settings import TimekeeperClientSettings
 from slicekeeper.errors import NotFound, SettingsError, Unavailable
 from slicekeeper.net.http import JsonClient, path
@@ -272,6 +272,6 @@ def _which(uid: str) -> dict[str, str]:
 
 def _decode(data: bytes, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(data, type=kind)
+        return typed.decode(data, kind)
     except msgspec.MsgspecError as error:
         raise Unavailable(f"timekeeper: the answer is not a {kind.__name__}: {error}") from error
