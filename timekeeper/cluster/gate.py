@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from slicekeeper.clock import Clock
@@ -23,12 +24,12 @@ from timekeeper.cluster import pod_patch
 from timekeeper.cluster.opening import Openings, namespace_of
 from timekeeper.cluster.watches import Pods
 from timekeeper.core import interval
+from timekeeper.core.coverage import planned
 from timekeeper.core.refusal import LedgerError
 from timekeeper.core.reservation import Need, span_of
-from timekeeper.ledger import reservation
+from timekeeper.ledger import coverage, reservation
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import NamespaceRef
-from timekeeper.ledger.standing import Position
 from timekeeper.store import rates
 from timekeeper.store import reservations as store
 
@@ -39,6 +40,32 @@ AGAIN_SECONDS: Final = 5.0
 
 Act = Callable[[Object], None]
 Each = Callable[[list[Object], Act], None]
+
+
+@dataclass
+class _Waiting:
+    """A pod with our gate, why it was last told that it waits, and when the gate was last lifted."""
+
+    pod: Object
+    told: str = ""
+    lifted: float = 0.0
+
+    @property
+    def uid(self) -> str:
+        return str(self.pod["metadata"]["uid"])
+
+    @property
+    def age(self) -> tuple[str, str]:
+        return str(self.pod["metadata"].get("creationTimestamp", "")), self.uid
+
+
+@dataclass(frozen=True)
+class _Reason:
+    """Why a pod waits: the kind, the words, and whether those behind it wait with it."""
+
+    kind: str
+    note: str
+    holds_others: bool = False
 
 
 class Gates:
@@ -58,19 +85,18 @@ class Gates:
         self._pods = pods
         self._margin_ms = margin_ms
         self._each = each
-        self._waiting: dict[str, Object] = {}
+        self._waiting: dict[str, _Waiting] = {}
         self._reserved: dict[str, tuple[str, str]] | None = None
         """Pods with an open reservation; None: not read yet. This process alone opens and ends them."""
         self._done: set[str] = set()
         self._lists = 0
-        self._lifted: dict[str, float] = {}
-        self._explained: dict[str, str] = {}
 
     def start_over(self) -> None:
         """Forget everything that is remembered: another process may have led in the meantime."""
         self._reserved = None
         self._lists = 0
-        self._lifted.clear()
+        for waiting in self._waiting.values():
+            waiting.lifted = 0.0
 
     def keeps_in_budget(self, pod: Object) -> bool:
         """Whether a pod has a reservation, or does not start before it has one."""
@@ -91,21 +117,17 @@ class Gates:
         for uid, pod in there.items():
             if gate_index(pod) is None or interval.deleted_at(pod) is not None:
                 self._waiting.pop(uid, None)
-                self._lifted.pop(uid, None)
-                self._explained.pop(uid, None)
             else:
-                self._waiting[uid] = pod
-        for uid in [uid for uid in self._waiting if self._pods.find(uid) is None]:
-            del self._waiting[uid]
-            self._explained.pop(uid, None)
+                self._waiting.setdefault(uid, _Waiting(pod)).pod = pod
+        self._waiting = {uid: one for uid, one in self._waiting.items() if self._pods.find(uid) is not None}
         self._end(self._done & self._known().keys(), now)
         self._done.clear()
         if self._lists != self._pods.lists:
             self._look_for_absent(now)
             self._lists = self._pods.lists
-        queues: dict[str, list[Object]] = {}
-        for pod in sorted(self._waiting.values(), key=_age):
-            queues.setdefault(namespace_of(pod), []).append(pod)
+        queues: dict[str, list[_Waiting]] = {}
+        for one in sorted(self._waiting.values(), key=lambda one: one.age):
+            queues.setdefault(namespace_of(one.pod), []).append(one)
         for namespace, queue in queues.items():
             try:
                 self._serve(queue, policy_of(namespace), now)
@@ -134,125 +156,106 @@ class Gates:
 
     # One namespace's queue, the oldest first
 
-    def _serve(self, queue: list[Object], policy: NamespacePolicy, now: Instant) -> None:
-        ready: list[tuple[Object, str]] = []
+    def _serve(self, queue: list[_Waiting], policy: NamespacePolicy, now: Instant) -> None:
+        ready: dict[str, str] = {}
         ahead = ""
-        for pod in queue:
-            name = pod["metadata"]["name"]
-            if pod["metadata"]["uid"] in self._known():
-                ready.append((pod, "GPU time until this pod's deadline is set aside"))
+        for one in queue:
+            if one.uid in self._known():
+                ready[one.uid] = "GPU time until this pod's deadline is set aside"
                 continue
             if ahead:
-                self._tell(pod, "behind", f"waits behind pod {ahead}, which is older and needs more GPU time")
+                found: str | _Reason = _Reason(
+                    "behind", f"waits behind pod {ahead}, which is older and needs more GPU time"
+                )
+            else:
+                found = self._admit(one.pod, policy, now)
+            if isinstance(found, str):
+                ready[one.uid] = found
                 continue
-            why, waits = self._admit(pod, policy, now)
-            if why:
-                ready.append((pod, why))
-            elif waits:
-                ahead = name
+            self._tell(one, found)
+            if found.holds_others:
+                ahead = one.pod["metadata"]["name"]
         fresh = time.monotonic() - AGAIN_SECONDS
-        words = {pod["metadata"]["uid"]: why for pod, why in ready}
-        due = [pod for pod, _ in ready if self._lifted.get(pod["metadata"]["uid"], 0.0) < fresh]
-        self._each(due, lambda pod: self._lift(pod, words[pod["metadata"]["uid"]]))
+        due = [one.pod for one in queue if one.uid in ready and one.lifted < fresh]
+        self._each(due, lambda pod: self._lift(pod, ready[pod["metadata"]["uid"]]))
 
     def _lift(self, pod: Object, why: str) -> None:
         pod_patch.lift(self._client, self._clock, pod, why)
-        self._lifted[pod["metadata"]["uid"]] = time.monotonic()
+        self._waiting[pod["metadata"]["uid"]].lifted = time.monotonic()
 
-    def _admit(self, pod: Object, policy: NamespacePolicy, now: Instant) -> tuple[str, bool]:
-        """Return why a pod may start, empty if it may not; and whether those behind it wait with it."""
-        namespace, uid = namespace_of(pod), pod["metadata"]["uid"]
+    def _admit(self, pod: Object, policy: NamespacePolicy, now: Instant) -> str | _Reason:
+        """Set GPU time aside for a pod if it needs any; return why it may start, or why it waits."""
+        namespace, uid, name = namespace_of(pod), pod["metadata"]["uid"], pod["metadata"]["name"]
         if not policy.reserves or not self._openings.is_charged(pod, policy):
-            return f"namespace {namespace} sets no GPU time aside for this pod", False
+            return f"namespace {namespace} sets no GPU time aside for this pod"
         span = span_of(pod, self._margin_ms)
         if span is None:
-            self._tell(pod, "deadline", "has no activeDeadlineSeconds, so it is not known how much GPU time it needs")
-            return "", False
+            return _Reason("deadline", "has no activeDeadlineSeconds, so it is not known how much GPU time it needs")
         with self._books.database.reading() as session:
             need = self._openings.need(pod, policy, span, rates.read(session), now)
         if need is None:
-            self._tell(pod, "gpu", "waits for a node with a GPU that fits it; until then its share is not known")
-            return "", False
+            return _Reason("gpu", "waits for a node with a GPU that fits it; until then its share is not known")
         place = NamespaceRef(self._openings.namespace_uid(namespace), namespace, policy)
-        needs = f"{format_duration(need.amount)} of GPU time (deadline, grace and margin are {format_duration(span)})"
-        if not self._fits(place, need) or not reservation.open_for_pod(
-            self._books, place, uid, pod["metadata"]["name"], need, now
-        ):
-            return "", self._explain(pod, place, need, needs, now)
-        self._known()[uid] = (namespace, pod["metadata"]["name"])
-        return f"{needs} are set aside until it ends; what it does not use is returned then", False
+        # A look that finds nothing new must not write. If another process was faster, the books say why it waits.
+        why = self._lack(place, need, now)
+        if why is None:
+            if reservation.open_for_pod(self._books, place, uid, name, need, now):
+                self._known()[uid] = (namespace, name)
+                return f"{_words(need)} are set aside until it ends; what it does not use is returned then"
+            why = self._lack(place, need, now)
+        return why or _Reason("missing", f"needs {_words(need)}", holds_others=True)
 
-    def _fits(self, place: NamespaceRef, need: Need) -> bool:
-        """Whether a reservation is worth trying: a look that finds nothing new must not write."""
-        position = self._position(place)
-        if position is None:
-            return True
-        now = self._clock.now_ms()
-        with self._books.database.reading() as session:
-            free = reservation.free_of(session, position, now)
-        return need.amount <= free.amount and reservation.gap_of(position, free, need, now) is None
-
-    def _position(self, place: NamespaceRef) -> Position | None:
+    def _lack(self, place: NamespaceRef, need: Need, now: Instant) -> _Reason | None:
+        """Return why a need cannot be set aside, as far as this process knows; None if it can."""
         position = self._books.position_of(place.uid)
-        return position if position is not None and position.account.uid == place.uid else None
-
-    def _explain(self, pod: Object, place: NamespaceRef, need: Need, needs: str, now: Instant) -> bool:
-        """Write an event with what is missing; return whether younger pods wait too."""
-        position = self._position(place)
         if position is None:
-            self._tell(pod, "missing", f"needs {needs}, more than the budget has")
-            return False
+            return None
+        budget = position.account.id
         with self._books.database.reading() as session:
-            free = reservation.free_of(session, position, now)
-        most = reservation.most_of(position, now)
+            cover = coverage.known(session, position, now)
+        more = planned("new", budget, need.amount, need.span, cover.at)
+        gap, most = cover.lack(more), cover.most(budget)
+        if gap is None:
+            return None
         if need.amount > most:
-            self._tell(
-                pod,
+            return _Reason(
                 "never",
-                f"needs {needs}, and the budget can provide {format_duration(max(most, 0))} at most; it waits for a "
-                f"grant, a larger budget, or lower activeDeadlineSeconds; younger pods may start before it",
+                f"needs {_words(need)}, and the budget can provide {format_duration(max(most, 0))} at most; it waits "
+                "for a grant, a larger budget, or lower activeDeadlineSeconds; younger pods may start before it",
             )
-            return False
-        gap = reservation.gap_of(position, free, need, now) if need.amount <= free.amount else None
-        if gap is not None:
-            waits = reservation.gap_of(position, free, need, now, alone=True) is None
-            self._tell(
-                pod,
+        if gap.at > cover.at:
+            waits = cover.lack(more, alone=True) is None
+            return _Reason(
                 "later",
-                f"needs {needs}: {format_duration(gap.amount)} would be missing from {format_instant(gap.at)} on, "
-                "because the GPU time they would come from expires; it waits for "
+                f"needs {_words(need)}: {format_duration(gap.amount)} would be missing from {format_instant(gap.at)} "
+                "on, because the GPU time they would come from expires; it waits for "
                 + ("what is set aside for others" if waits else "a grant, or lower activeDeadlineSeconds"),
+                waits,
             )
-            return waits
-        missing = need.amount - max(free.amount, 0)
-        tight = next(account for account in (position.account, *position.above) if account.id == free.tightest)
-        comes = position.together.at(now)[tight.id].period.expires
-        rule = position.together.forest.records[tight.id].rules[-1]
+        free = max(need.amount - gap.amount, 0)
+        tight = next(account for account in (position.account, *position.above) if account.id == gap.budget)
+        comes, rule = cover.states[tight.id].period.expires, cover.forest.records[tight.id].rules[-1]
         where = "" if tight is position.account else f" in the budget of {tight.title} above"
-        when = (
-            ""
-            if comes is None or rule.amount == 0
-            else (f"; the next period begins {format_instant(comes)} and brings {format_duration(rule.amount)}")
-        )
-        self._tell(
-            pod,
+        when = ""
+        if comes is not None and rule.amount:
+            when = f"; the next period begins {format_instant(comes)} and brings {format_duration(rule.amount)}"
+        return _Reason(
             "missing",
-            f"needs {needs}: {format_duration(missing)} are missing ({format_duration(max(free.amount, 0))} are free, "
-            f"{format_duration(free.held)} set aside for others){where}{when}",
+            f"needs {_words(need)}: {format_duration(need.amount - free)} are missing ({format_duration(free)} are "
+            f"free, {format_duration(cover.held(budget))} set aside for others){where}{when}",
+            holds_others=True,
         )
-        return True
 
-    def _tell(self, pod: Object, kind: str, note: str) -> None:
+    def _tell(self, one: _Waiting, why: _Reason) -> None:
         """Write an event if it is another reason than before: amounts change with every look."""
-        uid = pod["metadata"]["uid"]
-        if self._explained.get(uid) != kind:
-            self._explained[uid] = kind
+        if one.told != why.kind:
+            one.told = why.kind
             pod_patch.say(
-                self._client, self._clock, pod,
-                kind="Warning", reason="WaitsForGpuTime", action="Reserve", note=f"This pod {note}",
+                self._client, self._clock, one.pod,
+                kind="Warning", reason="WaitsForGpuTime", action="Reserve", note=f"This pod {why.note}",
             )  # fmt: skip
 
 
-def _age(pod: Object) -> tuple[str, str]:
-    metadata = pod["metadata"]
-    return str(metadata.get("creationTimestamp", "")), str(metadata["uid"])
+def _words(need: Need) -> str:
+    span = format_duration(need.span)
+    return f"{format_duration(need.amount)} of GPU time (deadline, grace and margin are {span})"

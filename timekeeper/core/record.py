@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NewType
 
-from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
+from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
 from timekeeper.core.charge import Claim
 from timekeeper.core.period import PeriodName
 
@@ -25,22 +25,6 @@ AccountId = NewType("AccountId", int)
 
 Revision = NewType("Revision", int)
 """The number of changes of an account: data read at an older revision is read again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Aside:
-    """GPU time reserved in a budget: for a pod, as long as its claim lasts, or by hand until an instant."""
-
-    budget: AccountId
-    amount: GpuMilliseconds
-    claim: Claim | None = None
-    until: Instant = EPOCH
-
-    def rest(self, at: Instant) -> GpuMilliseconds:
-        """Return the rest at an instant: without what the pod has been charged, and zero after its end."""
-        if self.claim is None:
-            return self.amount if at < self.until else NO_TIME
-        return GpuMilliseconds(max(self.amount - self.claim.gross(at), 0))
 
 
 Used = Literal["counts", "reset"]
@@ -149,8 +133,3 @@ class Posting:
     key: str
     start: Instant
     amount: GpuMilliseconds
-
-
-def planned(key: str, budget: AccountId, amount: GpuMilliseconds, span: int, now: Instant) -> Aside:
-    """Return the reservation of a pod that is not bound yet, as if it were bound now and needed all of it."""
-    return Aside(budget, amount, Claim(key, now, Instant(now + max(span, 1)), amount, max(span, 1)))

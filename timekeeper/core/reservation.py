@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute how much GPU time must be reserved so that a pod can finish, and whether it stays covered. Pure, exact.
+"""Compute how much GPU time must be reserved so that a pod can finish. Pure, exact.
 
 Which GPU the pod gets is not known yet.
 
@@ -9,17 +9,12 @@ the pod's grace. So at most `deadline + grace + margin` pass; the margin is for 
 kubelet's own pace and its whole seconds. For each GPU model that the pod might get the dearest share is taken:
 every container on a GPU of its own, of the least memory, or on the largest MIG slice that it might get, at the highest
 rate that is set for now or later.
-
-That enough is free now does not mean that it is there later: what a grant or a period brought may expire before a pod
-has used it. So `gap` follows the time line of those who have time set aside to their ends, as if a pod that is not
-bound yet were bound now, and no other drew on the budgets. Wherever an allowance comes or goes, what is left then
-must cover what is set aside then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 from typing import Any, Final
@@ -29,11 +24,8 @@ from slicekeeper.gpu.inventory import Gpu, holds, is_slice, is_wanted
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.units import MS_PER_SECOND, GpuMilliseconds, Instant
 from slicekeeper.untyped import as_map
-from timekeeper.core import hierarchy, metering, timeline
-from timekeeper.core.budget import BudgetState, rule_at
-from timekeeper.core.charge import Claim
+from timekeeper.core import metering
 from timekeeper.core.rate import RateBook
-from timekeeper.core.record import AccountId, Aside, Forest
 
 DEFAULT_GRACE_SECONDS: Final = 30
 _ANY_MODEL: Final = "*"
@@ -144,49 +136,3 @@ def _slices_by_model(request: PodRequest, gpus: Collection[Gpu], weight: meterin
             chosen[f"{wanted.container}/0"] = max(able, key=lambda gpu: metering.of_slice(gpu).fraction(weight))
         else:
             yield chosen
-
-
-_MOST_TURNS: Final = 200
-"""The number of starts and ends of allowances that are examined: later ones of hourly budgets add nothing new."""
-
-
-@dataclass(frozen=True)
-class Gap:
-    """The budget, the instant and the amount by which reservations are not covered."""
-
-    budget: AccountId
-    at: Instant
-    amount: GpuMilliseconds
-
-
-def gap(
-    states: Mapping[AccountId, BudgetState],
-    forest: Forest,
-    asides: Sequence[Aside],
-    budgets: Collection[AccountId],
-    now: Instant,
-) -> Gap | None:
-    """Return the first gap in the cover of GPU time reserved in some budgets and below them; None if there is none."""
-    claims: dict[AccountId, list[Claim]] = {}
-    for one in asides:
-        if one.claim is not None:
-            claims.setdefault(one.budget, []).append(one.claim)
-    kept = Forest(
-        {key: replace(forest.records[key], claims=claims.get(key, []), debts=()) for key in states}, forest.links
-    )
-    below = {
-        key: [one for one in asides if key in hierarchy.chain(forest.links, one.budget, now)] for key in sorted(budgets)
-    }
-    for _ in range(_MOST_TURNS):
-        turns = [turn for key in budgets if (turn := timeline.next_turn(states, kept, key)) is not None]
-        at = min(turns, default=None)
-        if at is None or not any(one.rest(at) for one in asides):
-            return None
-        states = timeline.advance(states, kept, at).states
-        for key, mine in below.items():
-            owed = sum(one.rest(at) for one in mine)
-            rule = rule_at(kept.records[key].rules, at)
-            left = max(states[key].balance + rule.credit, 0) if rule.open else 0
-            if owed > left:
-                return Gap(key, at, GpuMilliseconds(owed - left))
-    return None

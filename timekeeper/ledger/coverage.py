@@ -1,42 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read what `timekeeper.core.reservation.gap` needs to check whether reservations stay covered until their end."""
+"""Read the budgets of a tree with what is set aside in them: as this process knows them, or settled."""
 
 from __future__ import annotations
-
-from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
-from timekeeper.core.budget import BudgetState
-from timekeeper.core.hierarchy import IN_FORCE, Tree
-from timekeeper.core.record import AccountId, Aside, Forest
-from timekeeper.core.reservation import Gap, gap
+from timekeeper.core.coverage import Cover
+from timekeeper.core.hierarchy import IN_FORCE
+from timekeeper.core.record import AccountId, Forest
 from timekeeper.ledger import settlement
 from timekeeper.ledger.books import Books
-from timekeeper.store import memberships, timelines
-from timekeeper.store import reservations as store
+from timekeeper.ledger.standing import Position
+from timekeeper.store import memberships, reservations, timelines
 
 
-def gap_of_withdrawal(books: Books, session: Session, budget: AccountId, now: Instant) -> Gap | None:
-    """Return the gap in what covers the GPU time set aside in a budget and below it, after something was taken out."""
+def known(session: Session, position: Position, now: Instant) -> Cover:
+    """Return what this process knows; another one may have changed it."""
+    states = position.together.at(now)
+    asides = reservations.asides(session, states[position.account.id].at, states.keys())
+    return Cover(states, position.together.forest, asides)
+
+
+def settled(books: Books, session: Session, budget: AccountId, now: Instant) -> Cover:
+    """Settle a budget, and return what is true.
+
+    The row of its root is updated, so two transactions cannot reserve the same time.
+    """
+    everything = settlement.settle_all(books, session, {budget: None}, now)
     tree = memberships.tree(session, [budget], IN_FORCE)
-    asides = store.asides(session, tree.keys, now)
-    return (
-        gap_in(session, tree, settlement.settle_all(books, session, {budget: None}, now), asides, [budget], now)
-        if asides
-        else None
-    )
-
-
-def gap_in(
-    session: Session,
-    tree: Tree,
-    states: Mapping[AccountId, BudgetState],
-    asides: Sequence[Aside],
-    budgets: Collection[AccountId],
-    now: Instant,
-) -> Gap | None:
-    """Return the first gap in what covers the GPU time set aside in some budgets of a tree, and below them."""
-    forest = Forest(timelines.records(session, tree.keys, max(s.at for s in states.values()), carry=False), tree.links)
-    return gap({key: states[key] for key in tree.keys}, forest, asides, budgets, now)
+    at = everything[budget].at
+    records = timelines.records(session, tree.keys, at, carry=False)
+    asides = reservations.asides(session, at, tree.keys)
+    return Cover({key: everything[key] for key in tree.keys}, Forest(records, tree.links), asides)

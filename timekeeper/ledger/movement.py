@@ -210,7 +210,7 @@ def _repeated(session: Session, account: BudgetAccount, order: Order, kind: Move
 def _need(books: Books, session: Session, account: BudgetAccount, amount: GpuMilliseconds, now: Instant) -> None:
     state = settlement.settle_in(books, session, account.id, None, now)
     below = memberships.tree(session, [account.id], IN_FORCE).below(account.id)
-    left = state.balance - sum(one.rest(state.at) for one in reservations.asides(session, below, state.at))
+    left = state.balance - sum(one.rest(state.at) for one in reservations.asides(session, state.at, below))
     if amount > left:
         raise BalanceInsufficient(
             f"amountMs: {amount} GPU-ms are more than the {max(left, 0)} that {account.title} has left and unreserved"
@@ -219,7 +219,7 @@ def _need(books: Books, session: Session, account: BudgetAccount, amount: GpuMil
 
 def _still_covered(books: Books, session: Session, account: BudgetAccount, now: Instant) -> None:
     """Refuse to withdraw time that is needed later, when the rest has expired."""
-    gap = coverage.gap_of_withdrawal(books, session, account.id, now)
+    gap = coverage.settled(books, session, account.id, now).gap([account.id])
     if gap is not None:
         raise BalanceInsufficient(
             f"amountMs: what {account.title} has set aside would lack {gap.amount} GPU-ms from "

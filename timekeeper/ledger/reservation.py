@@ -10,25 +10,23 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from sqlalchemy.orm import Session
 
-from slicekeeper.units import GpuMilliseconds, Instant, format_instant
-from timekeeper.core import reservation
-from timekeeper.core.budget import BudgetState
-from timekeeper.core.hierarchy import IN_FORCE, Tree
-from timekeeper.core.record import AccountId, Aside, Rule, planned
+from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant, format_instant
+from timekeeper.core.coverage import Aside, planned
+from timekeeper.core.hierarchy import Tree
+from timekeeper.core.record import AccountId
 from timekeeper.core.refusal import BalanceInsufficient, BudgetClosed, KeyReused, ReservationOfPod, ReservationUnknown
-from timekeeper.core.reservation import Gap, Need
-from timekeeper.ledger import coverage, settlement
+from timekeeper.core.reservation import Need
+from timekeeper.ledger import coverage
 from timekeeper.ledger.account import ensure
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.standing import Position
-from timekeeper.store import accounts, budget_rules, memberships
+from timekeeper.store import accounts, budget_rules
 from timekeeper.store import reservations as store
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import ReservationRow
@@ -36,52 +34,14 @@ from timekeeper.store.db.models import ReservationRow
 CONTROLLER: Final = "controller"
 
 
-@dataclass(frozen=True)
-class Free:
-    """What a namespace may reserve at an instant, what it has reserved, and which budget has the least free."""
-
-    amount: GpuMilliseconds
-    held: GpuMilliseconds
-    tightest: AccountId
-    asides: Sequence[Aside] = ()
-
-
-def free_of(session: Session, position: Position, now: Instant) -> Free:
-    """Return what is free according to this process; `open_for_pod` decides whether it really is."""
-    together, states = position.together, position.together.at(now)
-    tree = Tree(frozenset(states), tuple(together.forest.links))
-    rules = {key: together.forest.records[key].rules[-1] for key in tree.chain(position.account.id)}
-    asides = store.asides(session, tree.keys, max(now, states[position.account.id].at))
-    held = sum(one.rest(now) for one in asides if one.budget == position.account.id)
-    amount, tightest = _least(asides, tree, states, rules, now)
-    return Free(amount, GpuMilliseconds(held), tightest, asides)
-
-
-def gap_of(position: Position, free: Free, need: Need, now: Instant, *, alone: bool = False) -> Gap | None:
-    """Return the gap in the cover of a need until its end, beside all reservations or `alone`; None if covered."""
-    more = planned("new", position.account.id, need.amount, need.span, now)
-    together = position.together
-    asides = [*([] if alone else free.asides), more]
-    budgets = [account.id for account in (position.account, *position.above)]
-    return reservation.gap(together.at(now), together.forest, asides, budgets, now)
-
-
-def most_of(position: Position, now: Instant) -> GpuMilliseconds:
-    """Return what could be reserved without other reservations, now or in the next period; the least of the chain."""
-    states, records = position.together.at(now), position.together.forest.records
-    most = []
-    for account in (position.account, *position.above):
-        state, rule = states[account.id], records[account.id].rules[-1]
-        granted = sum(bucket.left for bucket in state.grants)
-        # A budget that is granted once has what is left of it.
-        most.append((state.balance if rule.period == "none" else rule.amount + rule.rollover + granted) + rule.credit)
-    return GpuMilliseconds(min(most))
-
-
-def held(books: Books, now: Instant, namespace: AccountId | None = None) -> defaultdict[AccountId, GpuMilliseconds]:
+def held(books: Books, now: Instant, namespace: AccountId | None = None) -> Mapping[AccountId, GpuMilliseconds]:
     """Return what is reserved, by namespace; only that of one namespace if it is given."""
     with books.database.reading() as session:
-        return store.held_by_namespace(session, now, namespace)
+        asides = store.asides(session, now, None if namespace is None else [namespace])
+    total: defaultdict[AccountId, GpuMilliseconds] = defaultdict(lambda: NO_TIME)
+    for one in asides:
+        total[one.budget] = GpuMilliseconds(total[one.budget] + one.rest(now))
+    return total
 
 
 def held_below(books: Books, positions: Iterable[Position], now: Instant) -> dict[AccountId, GpuMilliseconds]:
@@ -106,11 +66,19 @@ def open_for_pod(books: Books, place: NamespaceRef, uid: str, name: str, need: N
         if store.under(session, account.id, key) is not None:
             return True
         more = planned("new", account.id, need.amount, need.span, now)
-        free, gap = _check(books, session, more, now)
-        if need.amount > free or gap is not None:
+        if coverage.settled(books, session, account.id, now).lack(more) is not None:
             return False
-        values = {"pod_uid": uid, "pod_name": name, "amount_ms": need.amount, "span_ms": need.span, "expires_at": None}
-        store.add(session, _values(account.id, values, key=key, reason="", digest="", actor=CONTROLLER, now=now))
+        store.add(
+            session,
+            namespace_id=account.id,
+            idempotency_key=key,
+            amount_ms=need.amount,
+            opened_at=now,
+            actor=CONTROLLER,
+            pod_uid=uid,
+            pod_name=name,
+            span_ms=need.span,
+        )
         return True
 
     return books.database.write(change)
@@ -150,22 +118,28 @@ def open_by_hand(
         status = budget_rules.rules(session, account.id)[-1].status
         if status != "active":
             raise BudgetClosed(f"the budget of {account.name} is {status}")
-        free, gap = _check(books, session, Aside(account.id, order.amount, until=expires_at), order.now)
-        if order.amount > free:
+        cover = coverage.settled(books, session, account.id, order.now)
+        gap = cover.lack(Aside(account.id, order.amount, until=expires_at))
+        if gap is not None and gap.at == cover.at:
             raise BalanceInsufficient(
-                f"amountMs: {order.amount} GPU-ms are more than the {max(free, 0)} that {account.name} has free"
+                f"amountMs: {order.amount} GPU-ms are more than the {max(order.amount - gap.amount, 0)} that "
+                f"{account.name} has free"
             )
         if gap is not None:
             raise BalanceInsufficient(
                 f"amountMs: {gap.amount} GPU-ms would be missing from {format_instant(gap.at)} on, because "
                 "the GPU time they would come from expires; ask for less, or set an earlier expiresAt"
             )
-        values = {
-            "pod_uid": None, "pod_name": "", "amount_ms": order.amount, "span_ms": 0, "expires_at": expires_at,
-        }  # fmt: skip
         row = store.add(
             session,
-            _values(account.id, values, key=key, reason=order.reason, digest=digest, actor=order.actor, now=order.now),
+            namespace_id=account.id,
+            idempotency_key=key,
+            amount_ms=order.amount,
+            opened_at=order.now,
+            actor=order.actor,
+            reason=order.reason,
+            request_hash=digest,
+            expires_at=expires_at,
         )
         detail = {"id": row, "amountMs": order.amount, "expiresAt": expires_at, "reason": order.reason}
         books.note(session, actor=order.actor, action="reservation", about=account, detail=detail, now=order.now)
@@ -214,46 +188,3 @@ def outcome_of(row: ReservationRow, now: Instant) -> str:
     if row.outcome:
         return row.outcome
     return "expired" if row.expires_at is not None and row.expires_at <= now else "open"
-
-
-def _check(books: Books, session: Session, more: Aside, now: Instant) -> tuple[int, Gap | None]:
-    """Settle a budget, and return what it may reserve, and the gap in the cover of `more` until its end.
-
-    The row of its root is updated, so two transactions cannot reserve the same time.
-    """
-    states = settlement.settle_all(books, session, {more.budget: None}, now)
-    tree = memberships.tree(session, [more.budget], IN_FORCE)
-    chain = tree.chain(more.budget)
-    asides = store.asides(session, tree.keys, max(now, states[more.budget].at))
-    rules = {key: budget_rules.rules(session, key)[-1].rule for key in chain}
-    free = _least(asides, tree, states, rules, now)[0]
-    if more.amount > free:
-        return free, None
-    return free, coverage.gap_in(session, tree, states, [*asides, more], chain, now)
-
-
-def _least(
-    asides: Sequence[Aside],
-    tree: Tree,
-    states: Mapping[AccountId, BudgetState],
-    rules: Mapping[AccountId, Rule],
-    now: Instant,
-) -> tuple[GpuMilliseconds, AccountId]:
-    """Return what is free in the tightest of some budgets, and which one that is; reservations below count."""
-    free = []
-    for key, rule in rules.items():
-        state = states[key]
-        below = set(tree.below(key))
-        held = sum(one.rest(max(now, state.at)) for one in asides if one.budget in below)
-        least = state.balance + rule.credit - held if rule.open and not state.exhausted else 0
-        free.append((GpuMilliseconds(least), key))
-    return min(free)
-
-
-def _values(
-    namespace: AccountId, values: dict[str, Any], *, key: str, reason: str, digest: str, actor: str, now: Instant
-) -> dict[str, Any]:
-    return {
-        **values, "namespace_id": namespace, "idempotency_key": key, "reason": reason, "request_hash": digest,
-        "actor": actor, "opened_at": now, "ended_at": None, "outcome": "",
-    }  # fmt: skip

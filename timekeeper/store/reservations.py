@@ -7,7 +7,6 @@ nothing once the pod's interval is closed; one made by hand is nothing once it h
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -15,15 +14,16 @@ from sqlalchemy import Select, case, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
+from timekeeper.core.coverage import Aside, planned
 from timekeeper.core.rate import RateBook
-from timekeeper.core.record import AccountId, Aside, planned
+from timekeeper.core.record import AccountId
 from timekeeper.store import rates
 from timekeeper.store.db.models import Namespace, ReservationRow, WorkloadRow
 
 _CHUNK = 500
 
 
-def add(session: Session, values: dict[str, Any]) -> int:
+def add(session: Session, **values: Any) -> int:
     """Append a reservation; return its id."""
     return session.execute(insert(ReservationRow).values(values).returning(ReservationRow.id)).scalar_one()
 
@@ -103,23 +103,15 @@ def _open_ones() -> Select[ReservationRow, Instant, str]:
     )
 
 
-def asides(session: Session, namespaces: Collection[AccountId], at: Instant) -> list[Aside]:
-    """Return what is set aside in some namespaces; a pod that is not bound yet counts as if it were bound at `at`."""
-    query = _open_ones().where(ReservationRow.namespace_id.in_(namespaces))
-    return [aside for _, aside in _asides(session, query, at)]
+def asides(session: Session, at: Instant, namespaces: Collection[AccountId] | None = None) -> list[Aside]:
+    """Return what is set aside in all namespaces, or in some.
 
-
-def held_by_namespace(
-    session: Session, at: Instant, namespace: AccountId | None = None
-) -> defaultdict[AccountId, GpuMilliseconds]:
-    """Return what is set aside at an instant, by namespace; nothing by those that are not there."""
+    A pod that is not bound yet counts as if it were bound at `at`.
+    """
     query = _open_ones()
-    if namespace is not None:
-        query = query.where(ReservationRow.namespace_id == namespace)
-    total: defaultdict[AccountId, GpuMilliseconds] = defaultdict(lambda: NO_TIME)
-    for row, aside in _asides(session, query, at):
-        total[row.namespace_id] = GpuMilliseconds(total[row.namespace_id] + aside.rest(at))
-    return total
+    if namespaces is not None:
+        query = query.where(ReservationRow.namespace_id.in_(namespaces))
+    return [aside for _, aside in _asides(session, query, at)]
 
 
 def left(session: Session, rows: Sequence[ReservationRow], at: Instant) -> dict[int, GpuMilliseconds]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -13,7 +14,9 @@ from support.databases import Databases
 from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
-from timekeeper.core.record import Rule
+from timekeeper.core import timeline
+from timekeeper.core.coverage import Aside, Cover, Gap, planned
+from timekeeper.core.record import Forest, GrantRecord, Link, Records, Rule
 from timekeeper.core.refusal import Conflicting
 from timekeeper.core.reservation import Need
 from timekeeper.ledger import hierarchy, intake, movement, reservation
@@ -139,3 +142,68 @@ def test_whoever_started_on_a_reservation_finishes_in_budget(databases: Database
             assert verify(books.database.engine, carry=False).differences == []
         finally:
             books.database.close()
+
+
+# The pure decision: one namespace below a team, no database
+
+
+@st.composite
+def two_budgets(draw: st.DrawFn) -> Cover:
+    """A namespace, key 1, below a team, key 2, shortly after both have begun."""
+    amounts, records = st.integers(0, 40_000), {}
+    for key in (1, 2):
+        rule = Rule(
+            T0, draw(amounts), draw(st.sampled_from(["none", "hour", "day"])), "UTC",
+            draw(st.sampled_from([0, 3_000])), draw(st.sampled_from([0, 5_000])),
+        )  # fmt: skip
+        spans = st.none() | st.integers(2, 3 * HOUR)
+        grants = [
+            GrantRecord(f"grant:{key}.{number}", amount, T0 + 1, until and T0 + until, priority=priority)
+            for number, (amount, until, priority) in enumerate(
+                draw(st.lists(st.tuples(st.integers(1, 40_000), spans, st.integers(-1, 1)), max_size=3))
+            )
+        ]
+        records[key] = Records([], [rule], grants)
+    forest = Forest(records, [Link(1, 2, T0 + 1)])
+    return Cover(timeline.advance(timeline.begin_all(forest, T0), forest, T0 + 1).states, forest, [])
+
+
+def later(cover: Cover, at: int) -> Cover:
+    """Return the same budgets at an instant, if all that have time set aside run from now on and nothing else does."""
+    claims = [one.claim for one in cover.asides if one.claim is not None]
+    before = cover.forest.records
+    forest = Forest({**before, 1: replace(before[1], claims=claims)}, cover.forest.links)
+    return Cover(timeline.advance(cover.states, forest, at).states, forest, cover.asides)
+
+
+def left(cover: Cover, key: int) -> int:
+    return max(cover.states[key].balance + cover.forest.records[key].rules[-1].credit, 0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(cover=two_budgets(), data=st.data())
+def test_time_is_set_aside_exactly_if_it_stays_covered(cover: Cover, data: st.DataObject) -> None:
+    amounts, spans = st.integers(1, 40_000), st.integers(1, 3 * HOUR)
+    for number in range(data.draw(st.integers(1, 5))):
+        amount, span = data.draw(amounts), data.draw(spans)
+        if data.draw(st.booleans()):
+            more = planned(f"pod{number}", 1, amount, span, cover.at)
+        else:
+            more = Aside(1, amount, until=cover.at + span)
+        gap = cover.lack(more)
+        wider = Cover(cover.states, cover.forest, [*cover.asides, more])
+        if gap is None:
+            cover = wider
+        elif gap.at > cover.at:
+            there = later(wider, gap.at)
+            assert gap == Gap(gap.budget, gap.at, there.held(gap.budget) - left(there, gap.budget))
+            assert gap.amount > 0
+        else:
+            assert gap.amount == amount - cover.free(1)[0] > 0
+    ends = [one.until if one.claim is None else one.claim.end for one in cover.asides]
+    expiries = [grant.until for key in (1, 2) for grant in cover.forest.records[key].grants]
+    watched = {*ends, *expiries, *(T0 + hour * HOUR for hour in range(1, 5)), T0 + 24 * HOUR}
+    for at in sorted(instant for instant in watched if instant is not None and instant > cover.at):
+        there = later(cover, at)
+        assert [state.over for state in there.states.values()] == [0, 0], "a pod with time set aside ran over budget"
+        assert all(there.held(key) <= left(there, key) for key in (1, 2))

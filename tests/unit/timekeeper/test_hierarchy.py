@@ -24,7 +24,7 @@ from timekeeper.core.refusal import (
     ParentRefused,
     ParentUnknown,
 )
-from timekeeper.ledger import hierarchy, intake, movement, reservation, settlement
+from timekeeper.ledger import coverage, hierarchy, intake, movement, reservation, settlement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_status
 from timekeeper.ledger.explain import explain
@@ -228,7 +228,8 @@ def test_what_is_set_aside_in_one_namespace_is_not_free_in_another(books: Books)
     with pytest.raises(Conflicting, match="more than the 3000 that team physics has left and unreserved"):
         movement.adjust(books, parent, order(-3_001, "w", T0 + 2_000))
     with books.database.reading() as session:
-        assert reservation.free_of(session, books.require("blue"), T0 + 2_000).amount == 3_000
+        cover = coverage.known(session, books.require("blue"), T0 + 2_000)
+    assert cover.free(books.require("blue").account.id)[0] == 3_000
     reservation.open_by_hand(books, BLUE, order(3_000, "s", T0 + 2_000), expires_at=T0 + HOUR)
 
 

@@ -19,7 +19,7 @@ from timekeeper.core.rate import RateBook
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting, Unknown
 from timekeeper.core.reservation import Need, need_of, span_of
-from timekeeper.ledger import hierarchy, intake, movement, reservation
+from timekeeper.ledger import coverage, hierarchy, intake, movement, reservation
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.intake import Closing
@@ -198,16 +198,17 @@ def test_the_tightest_budget_above_limits_what_all_under_it_set_aside(books: Boo
     assert not reservation.open_for_pod(books, OTHER, "q", "q", Need(20_001, 1), now)
     position = books.require("other")
     with books.database.reading() as session:
-        free = reservation.free_of(session, position, now)
-    assert (free.amount, free.tightest) == (20_000, position.above[0].id)
-    assert reservation.most_of(position, now) == 50_000
+        cover = coverage.known(session, position, now)
+    assert cover.free(position.account.id) == (20_000, position.above[0].id)
+    assert cover.most(position.account.id) == 50_000
     assert reservation.open_for_pod(books, OTHER, "q", "q", Need(20_000, 20_000), now)
     with pytest.raises(Conflicting, match="the 0 that other has free"):
         reservation.open_by_hand(books, OTHER, order(1, now=now), expires_at=T0 + 9)
     run(books, "p", now, end=now + 10_000, now=now + 10_000)
     with books.database.reading() as session:
-        free = reservation.free_of(session, books.require("team"), now + 10_000)
-    assert free.amount == 20_000, "the rest of a pod is free for all under the team"
+        position = books.require("team")
+        cover = coverage.known(session, position, now + 10_000)
+    assert cover.free(position.account.id)[0] == 20_000, "the rest of a pod is free for all under the team"
 
 
 def test_whoever_pays_more_than_was_set_aside_is_told_of(books: Books) -> None:

@@ -224,17 +224,17 @@ class ReservationRow(Base):
     id: Mapped[int] = mapped_column(Id, primary_key=True)
     namespace_id: Mapped[AccountId] = mapped_column(ForeignKey("namespace.id"))
     pod_uid: Mapped[str | None] = mapped_column(String(64))
-    pod_name: Mapped[str] = mapped_column(String(253))
+    pod_name: Mapped[str] = mapped_column(String(253), default="")
     amount_ms: Mapped[GpuMilliseconds]
-    span_ms: Mapped[int]
-    reason: Mapped[str] = mapped_column(String(1024))
+    span_ms: Mapped[int] = mapped_column(default=0)
+    reason: Mapped[str] = mapped_column(String(1024), default="")
     idempotency_key: Mapped[str] = mapped_column(String(255))
-    request_hash: Mapped[str] = mapped_column(String(64))
+    request_hash: Mapped[str] = mapped_column(String(64), default="")
     actor: Mapped[str] = mapped_column(String(253))
     opened_at: Mapped[Instant]
     expires_at: Mapped[Instant | None]
     ended_at: Mapped[Instant | None]
-    outcome: Mapped[str] = mapped_column(String(16))
+    outcome: Mapped[str] = mapped_column(String(16), default="")
 
 
 class Rate(Base):

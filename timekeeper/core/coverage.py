@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPU time set aside in budgets: how much is still free, and whether all of it stays covered. Pure.
+
+That enough is free now does not mean that it is there later: what a grant or a period brought may expire before a pod
+has used it. So `Cover.gap` follows the time line of those who have time set aside to their ends, as if a pod that is
+not bound yet were bound now, and no other drew on the budgets. Wherever an allowance comes or goes, what is left then
+must cover what is set aside then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
+from timekeeper.core import timeline
+from timekeeper.core.budget import BudgetState, rule_at
+from timekeeper.core.charge import Claim
+from timekeeper.core.hierarchy import Tree
+from timekeeper.core.record import AccountId, Forest
+
+_MOST_TURNS: Final = 200
+"""The number of starts and ends of allowances that are examined: later ones of hourly budgets add nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """GPU time reserved in a budget: for a pod, as long as its claim lasts, or by hand until an instant."""
+
+    budget: AccountId
+    amount: GpuMilliseconds
+    claim: Claim | None = None
+    until: Instant = EPOCH
+
+    def rest(self, at: Instant) -> GpuMilliseconds:
+        """Return the rest at an instant: without what the pod has been charged, and zero after its end."""
+        if self.claim is None:
+            return self.amount if at < self.until else NO_TIME
+        return GpuMilliseconds(max(self.amount - self.claim.gross(at), 0))
+
+
+def planned(key: str, budget: AccountId, amount: GpuMilliseconds, span: int, now: Instant) -> Aside:
+    """Return the reservation of a pod that is not bound yet, as if it were bound now and needed all of it."""
+    return Aside(budget, amount, Claim(key, now, Instant(now + max(span, 1)), amount, max(span, 1)))
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The budget, the instant and the amount by which reservations are not covered."""
+
+    budget: AccountId
+    at: Instant
+    amount: GpuMilliseconds
+
+
+@dataclass(frozen=True)
+class Cover:
+    """Budgets of one tree at an instant, and the GPU time that is set aside in them."""
+
+    states: Mapping[AccountId, BudgetState]
+    forest: Forest
+    asides: Sequence[Aside]
+
+    @property
+    def at(self) -> Instant:
+        """The instant."""
+        return max(state.at for state in self.states.values())
+
+    @cached_property
+    def _tree(self) -> Tree:
+        return Tree(frozenset(self.states), tuple(self.forest.links))
+
+    def held(self, budget: AccountId, at: Instant | None = None) -> GpuMilliseconds:
+        """Return what is set aside in a budget and below it, now or at a later instant."""
+        below, at = set(self._tree.below(budget)), self.at if at is None else at
+        return GpuMilliseconds(sum(one.rest(at) for one in self.asides if one.budget in below))
+
+    def free(self, budget: AccountId) -> tuple[GpuMilliseconds, AccountId]:
+        """Return what may be set aside in a budget now, and which of it and those above it is the tightest."""
+        free = []
+        for key in self._tree.chain(budget):
+            state, rule = self.states[key], self.forest.records[key].rules[-1]
+            spendable = rule.open and not state.exhausted
+            free.append((GpuMilliseconds(state.balance + rule.credit - self.held(key) if spendable else 0), key))
+        return min(free)
+
+    def most(self, budget: AccountId) -> GpuMilliseconds:
+        """Return what could be set aside if nothing else were, now or in the next period; the least of the chain."""
+        most = []
+        for key in self._tree.chain(budget):
+            state, rule = self.states[key], self.forest.records[key].rules[-1]
+            granted = sum(bucket.left for bucket in state.grants)
+            # A budget that is granted once has what is left of it.
+            brought = state.balance if rule.period == "none" else rule.amount + rule.rollover + granted
+            most.append(brought + rule.credit)
+        return GpuMilliseconds(min(most))
+
+    def lack(self, more: Aside, *, alone: bool = False) -> Gap | None:
+        """Return the first gap if `more` were set aside beside the others or `alone`; None if it stays covered.
+
+        A gap at this instant says how much more than what is free it is.
+        """
+        beside = replace(self, asides=() if alone else self.asides)
+        free, tightest = beside.free(more.budget)
+        if more.amount > free:
+            return Gap(tightest, self.at, GpuMilliseconds(more.amount - free))
+        return replace(beside, asides=[*beside.asides, more]).gap(self._tree.chain(more.budget))
+
+    def gap(self, budgets: Collection[AccountId]) -> Gap | None:
+        """Return the first gap, after this instant, in what covers the time set aside in some budgets and below."""
+        claims: dict[AccountId, list[Claim]] = {}
+        for one in self.asides:
+            if one.claim is not None:
+                claims.setdefault(one.budget, []).append(one.claim)
+        forest = Forest(
+            {key: replace(self.forest.records[key], claims=claims.get(key, []), debts=()) for key in self.states},
+            self.forest.links,
+        )
+        states = self.states
+        for _ in range(_MOST_TURNS):
+            turns = [turn for key in budgets if (turn := timeline.next_turn(states, forest, key)) is not None]
+            at = min(turns, default=None)
+            if at is None or not any(one.rest(at) for one in self.asides):
+                return None
+            states = timeline.advance(states, forest, at).states
+            for key in sorted(budgets):
+                rule = rule_at(forest.records[key].rules, at)
+                left = max(states[key].balance + rule.credit, 0) if rule.open else 0
+                missing = self.held(key, at) - left
+                if missing > 0:
+                    return Gap(key, at, GpuMilliseconds(missing))
+        return None
