@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from slicekeeper.units import GpuMilliseconds, Instant
+from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
 from timekeeper.core.charge import Claim
 from timekeeper.core.period import bounds
 from timekeeper.core.record import AccountId, Debt, GrantRecord, Posting, PostingKind, Records, Rule, Withdrawal
@@ -28,12 +28,12 @@ class Bucket(msgspec.Struct):
     """
 
     key: str
-    amount: int
-    left: int
+    amount: GpuMilliseconds
+    left: GpuMilliseconds
     expires: Instant | None
     booked: bool
     priority: int = 0
-    repaid: int = 0
+    repaid: GpuMilliseconds = NO_TIME
     """Debt that the period has paid; it is owed again if the amount is lowered below it."""
 
 
@@ -51,14 +51,14 @@ class BudgetState(msgspec.Struct):
     """When `over_budget` last changed."""
     cut: Instant
     """When the charges' account or the period last changed: no posting goes across it."""
-    debt: int = 0
-    used: int = 0
+    debt: GpuMilliseconds = NO_TIME
+    used: GpuMilliseconds = NO_TIME
     """Charged to the budget in this period."""
-    over: int = 0
+    over: GpuMilliseconds = NO_TIME
     """Metered over budget in this period; for a parent, the time for which its own budget had no room."""
-    granted: int = 0
+    granted: GpuMilliseconds = NO_TIME
     """Grants of this period: those that began in it, and the rest of earlier ones at its start."""
-    overdrawn: int = 0
+    overdrawn: GpuMilliseconds = NO_TIME
     """Drawn beyond all allowances: on credit, or by a withdrawal that is no longer covered because of a late record."""
     barred: AccountId | None = None
     """The nearest budget above that has nothing left although this one has."""
@@ -66,9 +66,9 @@ class BudgetState(msgspec.Struct):
     """The instant after which `used`, `over` and `granted` count; None: always."""
 
     @property
-    def balance(self) -> int:
-        """GPU-milliseconds left; below zero: owed."""
-        return self.period.left + sum(bucket.left for bucket in self.grants) - self.overdrawn
+    def balance(self) -> GpuMilliseconds:
+        """What is left; below zero: owed."""
+        return GpuMilliseconds(self.period.left + sum(bucket.left for bucket in self.grants) - self.overdrawn)
 
     @property
     def over_budget(self) -> bool:
@@ -202,10 +202,11 @@ class BudgetLine:
         """Draw what was spent in this window from the allowances, and open the next window."""
         state, spent = self.state, self._spent(self.state.at)
         if state.over_budget:
-            state.over += spent
-            state.debt += spent if self._carry and state.exhausted else 0
+            state.over = GpuMilliseconds(state.over + spent)
+            if self._carry and state.exhausted:
+                state.debt = GpuMilliseconds(state.debt + spent)
         else:
-            state.used += spent
+            state.used = GpuMilliseconds(state.used + spent)
             self.draw(spent)
         self._open_window()
 
@@ -219,9 +220,9 @@ class BudgetLine:
             [state.period, *state.grants], key=lambda b: (b.priority, b.expires is None, b.expires or 0)
         ):
             part = max(0, min(bucket.left, amount))
-            bucket.left -= part
+            bucket.left = GpuMilliseconds(bucket.left - part)
             amount -= part
-        state.overdrawn += amount
+        state.overdrawn = GpuMilliseconds(state.overdrawn + amount)
         state.grants = [bucket for bucket in state.grants if bucket.left]
 
     def _repay(self, amount: int) -> None:
@@ -229,7 +230,7 @@ class BudgetLine:
         period = self.state.period
         before = period.left
         self.draw(amount)
-        period.repaid += before - period.left
+        period.repaid = GpuMilliseconds(period.repaid + before - period.left)
 
     # Time
 
@@ -322,16 +323,16 @@ class BudgetLine:
         before, period = self.rule, self.state.period
         self.rule = rule
         change = rule.amount - before.amount
-        period.amount += change
-        period.left += change
+        period.amount = GpuMilliseconds(period.amount + change)
+        period.left = GpuMilliseconds(period.left + change)
         if rule.calendar != before.calendar:
             self._follow_calendar()
         if period.booked and change:
             self._post("adjustment", period.key, change)
         owed_again = max(0, min(-period.left, period.repaid))
-        period.left += owed_again
-        period.repaid -= owed_again
-        self.state.overdrawn += owed_again
+        period.left = GpuMilliseconds(period.left + owed_again)
+        period.repaid = GpuMilliseconds(period.repaid - owed_again)
+        self.state.overdrawn = GpuMilliseconds(self.state.overdrawn + owed_again)
         return change > 0 or self._opened(before)
 
     def _follow_calendar(self) -> None:
@@ -352,16 +353,16 @@ class BudgetLine:
         if state.period_start != start and self.rule.calendar == before.calendar:
             state.period.key = f"period:{state.at}"  # another than the one that it cuts off
         kept = max(0, min(old.left, before.rollover)) if over else 0
-        state.period.amount += kept
-        state.period.left += kept
+        state.period.amount = GpuMilliseconds(state.period.amount + kept)
+        state.period.left = GpuMilliseconds(state.period.left + kept)
         self._count_afresh(state.at)
         return state.period.amount > 0 or self._opened(before)
 
     def _count_afresh(self, since: Instant) -> None:
         """Start counting the usage and the total of a period."""
         state = self.state
-        state.used = state.over = 0
-        state.granted = sum(bucket.left for bucket in state.grants)
+        state.used = state.over = NO_TIME
+        state.granted = GpuMilliseconds(sum(bucket.left for bucket in state.grants))
         state.counts_since = since
 
     def _opened(self, before: Rule) -> bool:
@@ -371,7 +372,7 @@ class BudgetLine:
         """Add a grant, the rest of which expires at `until`."""
         bucket = Bucket(grant.key, grant.amount, grant.amount, until, booked=True, priority=grant.priority)
         self.state.grants.append(bucket)
-        self.state.granted += grant.amount
+        self.state.granted = GpuMilliseconds(self.state.granted + grant.amount)
         self._post(grant.kind, grant.key, grant.amount)
 
     def withdraw(self, withdrawal: Withdrawal) -> None:
@@ -385,12 +386,12 @@ class BudgetLine:
         state = self.state
         if raised and state.overdrawn:
             self.book_period()
-            owed, state.overdrawn = state.overdrawn, 0
+            owed, state.overdrawn = state.overdrawn, NO_TIME
             self._repay(owed)
         if raised and state.debt:
             self.book_period()
             paid = min(state.debt, max(state.balance, 0))
-            state.debt -= paid
+            state.debt = GpuMilliseconds(state.debt - paid)
             self._repay(paid)
             self._post("debt", f"debt:{state.at}", paid)
         self._open_window()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from slicekeeper.units import Instant
+from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,16 @@ class Claim:
         """Return whether it has not ended at an instant."""
         return self.end is None or self.end > at
 
-    def gross(self, at: Instant) -> int:
+    def gross(self, at: Instant) -> GpuMilliseconds:
         """Return the cumulative charge at an instant, rounded half up."""
         last = at if self.end is None or at < self.end else self.end
         if last <= self.start:
-            return 0
+            return NO_TIME
         if not self.turns:
-            return (2 * self.num * (last - self.start) + self.den) // (2 * self.den)
+            # Asked millions of times: to call GpuMilliseconds here would cost a quarter of the whole.
+            return (2 * self.num * (last - self.start) + self.den) // (2 * self.den)  # type: ignore[return-value]
         exact = self.exact(last)
-        return (2 * exact.numerator + exact.denominator) // (2 * exact.denominator)
+        return GpuMilliseconds((2 * exact.numerator + exact.denominator) // (2 * exact.denominator))
 
     def exact(self, at: Instant) -> Fraction:
         """Return the cumulative charge at an instant, unrounded."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from slicekeeper.units import Instant
+from slicekeeper.units import GpuMilliseconds, Instant
 from timekeeper.core.record import AccountId, Posting, PostingKind
 
 AccountKind = Literal["issued", "budget", "charged", "over-budget", "unfunded", "expired", "transferred"]
@@ -51,10 +51,10 @@ def entries(posting: Posting) -> tuple[tuple[AccountKind, int], ...]:
     return ((source, -posting.amount), (target, posting.amount)) if posting.amount else ()
 
 
-def effect(kind: PostingKind, account: AccountKind, amount: int) -> int:
+def effect(kind: PostingKind, account: AccountKind, amount: GpuMilliseconds) -> GpuMilliseconds:
     """Return by how much a posting of a kind changes an account."""
     source, target = _ROUTE[kind]
-    return amount * ((target == account) - (source == account))
+    return GpuMilliseconds(amount * ((target == account) - (source == account)))
 
 
 def difference(booked: Iterable[Booked], wanted: Iterable[Posting]) -> tuple[list[Booked], list[Posting]]:

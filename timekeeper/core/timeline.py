@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
+from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
 from timekeeper.core.budget import BudgetLine, BudgetState, period_bucket
 from timekeeper.core.charge import Claim
 from timekeeper.core.hierarchy import chain, parents_at
@@ -55,7 +55,7 @@ def begin(records: Records, at: Instant, linked: Iterable[Instant] = ()) -> Budg
     rule = records.rules[0]
     start, bucket = period_bucket(rule, at)
     if at < known and bucket.expires == at + 1:
-        bucket.left = 0
+        bucket.left = NO_TIME
     return BudgetState(
         at=at,
         period_start=start,

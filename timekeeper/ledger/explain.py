@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from slicekeeper.units import Instant, format_instant
+from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant, format_instant
 from timekeeper.core import hierarchy, timeline
 from timekeeper.core.accounting_period import period_around
 from timekeeper.core.budget import rule_at
@@ -50,8 +50,8 @@ class BalanceStep:
     at: str
     transaction: int | None
     kind: str
-    amount_ms: int
-    balance_ms: int
+    amount_ms: GpuMilliseconds
+    balance_ms: GpuMilliseconds
     cause: str
 
 
@@ -78,7 +78,7 @@ def explain(
 def _lines(session: Session, account: BudgetAccount, at: Instant, *, carry: bool) -> Iterator[BalanceStep]:
     sealed, sums = seals.latest(session, account.id, at)
     cause = "the sum of all that is sealed up to then"
-    yield BalanceStep(format_instant(sealed), None, "sealed", sums.get("budget", 0), 0, cause)
+    yield BalanceStep(format_instant(sealed), None, "sealed", sums.get("budget", NO_TIME), NO_TIME, cause)
     causes = _Causes(session, account.id)
     yield from map(causes.of_booking, bookings.causes(session, account.id, sealed, at))
     tree, anchor = anchored(session, memberships.tree(session, [account.id], at), Instant(at + 1))
@@ -90,7 +90,8 @@ def _lines(session: Session, account: BudgetAccount, at: Instant, *, carry: bool
     yield from map(causes.of_due, due)
     state = outcome.states[account.id]
     if not state.period.booked and state.period.amount:
-        yield BalanceStep(format_instant(at), None, "allowance", state.period.amount, 0, "no pod has drawn on it yet")
+        cause = "no pod has drawn on it yet"
+        yield BalanceStep(format_instant(at), None, "allowance", state.period.amount, NO_TIME, cause)
     below = [key for key in sorted(tree.keys) if account.id in hierarchy.chain(tree.links, key, at)]
     for key in below:
         mine = outcome.states[key]
@@ -98,7 +99,8 @@ def _lines(session: Session, account: BudgetAccount, at: Instant, *, carry: bool
             since = max(claim.start, mine.cut)
             if claim.start <= at and (claim.end is None or claim.end > at) and claim.gross(at) > claim.gross(since):
                 cause = f"{causes.pod(claim.key)} runs, since {format_instant(since)}"
-                yield BalanceStep(format_instant(at), None, "charge", claim.gross(since) - claim.gross(at), 0, cause)
+                amount = GpuMilliseconds(claim.gross(since) - claim.gross(at))
+                yield BalanceStep(format_instant(at), None, "charge", amount, NO_TIME, cause)
 
 
 def _summed(lines: Iterable[BalanceStep]) -> Iterator[BalanceStep]:
@@ -106,7 +108,7 @@ def _summed(lines: Iterable[BalanceStep]) -> Iterator[BalanceStep]:
     for line in lines:
         balance += line.amount_ms
         if line.amount_ms:
-            yield replace(line, balance_ms=balance)
+            yield replace(line, balance_ms=GpuMilliseconds(balance))
 
 
 class _Causes:
@@ -135,7 +137,7 @@ class _Causes:
         if booked.corrects:
             cause += f"; correction, effective {format_instant(booked.effective_at)}"
         amount = effect(posting.kind, "budget", posting.amount)
-        return BalanceStep(format_instant(posting.at), booked.transaction, posting.kind, amount, 0, cause)
+        return BalanceStep(format_instant(posting.at), booked.transaction, posting.kind, amount, NO_TIME, cause)
 
     def of_due(self, posting: Posting) -> BalanceStep:
         """Return the line of what is not booked yet."""
@@ -143,7 +145,7 @@ class _Causes:
         pod = self._find(posting.key)
         name = "" if pod is None else pod.pod_name
         cause = self._cause(posting, name, pod.end_source if pod and pod.ended_at == posting.at else "")
-        return BalanceStep(format_instant(posting.at), None, posting.kind, amount, 0, f"{cause}; due")
+        return BalanceStep(format_instant(posting.at), None, posting.kind, amount, NO_TIME, f"{cause}; due")
 
     def pod(self, uid: str) -> str:
         """Return a pod's name for people."""

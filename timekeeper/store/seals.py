@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
-from slicekeeper.units import EPOCH, Instant
+from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
 from timekeeper.core.record import AccountId
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import Account, Entry, Namespace, Seal, Transaction
@@ -46,11 +46,13 @@ def put(session: Session, namespace: AccountId, at: Instant, *, actor: str, now:
     session.execute(update(Namespace).where(Namespace.id == namespace).values(sealed_until=at))
 
 
-def latest(session: Session, namespace: AccountId, at: Instant) -> tuple[Instant, dict[str, int]]:
+def latest(session: Session, namespace: AccountId, at: Instant) -> tuple[Instant, dict[str, GpuMilliseconds]]:
     """Return the newest seal at an instant or before: until when it is, and the sums by account up to there."""
     query = select(Seal.until, Seal.balances).where(Seal.namespace_id == namespace, Seal.until <= at)
     row = session.execute(query.order_by(Seal.until.desc()).limit(1)).one_or_none()
-    return (EPOCH, {}) if row is None else (row.until, msgspec.json.decode(row.balances, type=dict[str, int]))
+    return (
+        (EPOCH, {}) if row is None else (row.until, msgspec.json.decode(row.balances, type=dict[str, GpuMilliseconds]))
+    )
 
 
 def _booked(session: Session, namespace: AccountId, after: Instant, at: Instant) -> tuple[int, int]:

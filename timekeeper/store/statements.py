@@ -14,7 +14,7 @@ from typing import Any, cast
 from sqlalchemy import BigInteger, ColumnElement, Integer, and_, case, column, func, or_, select, values
 from sqlalchemy.orm import Session, aliased
 
-from slicekeeper.units import GpuMilliseconds, Instant
+from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
 from timekeeper.core.posting import effect
 from timekeeper.core.record import AccountId, PostingKind
 from timekeeper.store import seals, timelines
@@ -85,7 +85,7 @@ def _inside(start: Any, end: Any) -> ColumnElement[bool]:
 def opening(session: Session, namespace: AccountId, at: Instant) -> GpuMilliseconds:
     """Return the balance of a budget as it is booked just where an interval begins: what ends there is done."""
     sealed, sums = seals.latest(session, namespace, at)
-    balance = sums.get("budget", 0)
+    balance: int = sums.get("budget", NO_TIME)
     query = (
         select(_kind, func.sum(Transaction.amount_ms))
         .outerjoin(_undone, _undone.id == Transaction.reverses)
@@ -94,8 +94,9 @@ def opening(session: Session, namespace: AccountId, at: Instant) -> GpuMilliseco
     )
     since = query.where(Transaction.effective_at > sealed, Transaction.effective_at <= at)
     begins = query.where(Transaction.effective_at == at, _kind.not_in(_ENDS))
-    balance += sum(effect(cast(PostingKind, kind), "budget", int(amount)) for kind, amount in session.execute(since))
-    balance -= sum(effect(cast(PostingKind, kind), "budget", int(amount)) for kind, amount in session.execute(begins))
+    for rows, sign in ((since, 1), (begins, -1)):
+        for kind, amount in session.execute(rows):
+            balance += sign * effect(cast(PostingKind, kind), "budget", GpuMilliseconds(int(amount)))
     return GpuMilliseconds(balance)
 
 

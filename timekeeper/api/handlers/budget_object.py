@@ -50,7 +50,7 @@ def deleted(**path: str) -> Response:
     return budget_answer.changed(whose)
 
 
-def _desired(it: Service, given: ObjectBody | ParentObjectBody, caller: Caller) -> Desired:
+def _desired(it: Service, given: ObjectBody, caller: Caller) -> Desired:
     rule = rule_of(it, given)
     parent = requests.parent(given.parent) if given.parent else given.parent
     state = Kept(given.uid, requests.instant(given.created_at, "createdAt"), given.generation, parent)

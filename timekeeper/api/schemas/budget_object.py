@@ -10,7 +10,7 @@ from msgspec import Meta
 from slicekeeper.kube.changed_by import LONGEST
 from timekeeper.api.schemas.base import Instant
 from timekeeper.api.schemas.budget import BudgetBody
-from timekeeper.api.schemas.parent import ParentBudgetBody
+from timekeeper.api.schemas.parent import ParentKind
 
 Uid = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[!-~]*$", description="The object's UID.")]
 Generation = Annotated[int, Meta(ge=1, le=2**62, description="The object's, as the API server counts its changes.")]
@@ -34,15 +34,7 @@ class ObjectBody(BudgetBody, frozen=True, kw_only=True):
     """Null: the object does not say."""
 
 
-class ParentObjectBody(ParentBudgetBody, frozen=True, kw_only=True):
+class ParentObjectBody(ObjectBody, frozen=True, kw_only=True):
     """A team or an organisation as its object says."""
 
-    # Written twice: msgspec lets a struct have only one base that has fields.
-    uid: Uid
-    created_at: Instant
-    generation: Generation
-    object_version: Version
-    changed_by: ChangedBy | None = None
-    """Null: it is not known."""
-    parent: Parent | None = None
-    """Null: the object does not say."""
+    kind: ParentKind

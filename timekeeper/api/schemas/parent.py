@@ -10,17 +10,19 @@ from msgspec import UNSET, Meta, UnsetType
 from timekeeper.api.schemas.base import Body, Reason
 from timekeeper.api.schemas.budget import BudgetBody, BudgetPatch
 
+ParentKind = Literal["team", "organisation"]
+
 
 class ParentPatch(BudgetPatch, frozen=True, kw_only=True):
     """The parts of a team's or an organisation's budget to change; another `kind` than its own is refused."""
 
-    kind: Literal["team", "organisation"] | UnsetType = UNSET
+    kind: ParentKind | UnsetType = UNSET
 
 
 class ParentBudgetBody(BudgetBody, frozen=True, kw_only=True):
     """A team or an organisation and its budget."""
 
-    kind: Literal["team", "organisation"]
+    kind: ParentKind
 
 
 class PlaceBody(Body, frozen=True, kw_only=True):
