@@ -16,20 +16,19 @@ import argparse
 import ctypes
 import importlib.util
 import json
-import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2] / "vcuda"
-BUILD = ROOT / "build"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "vcuda" / "test" / "run"))
+
+from harness import BUILD, Node, Seat
+
 PROGRAM = BUILD / "gpu"
 COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
 
@@ -63,62 +62,19 @@ def has_gpu() -> bool:
     return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
-class Gpu:
+class Gpu(Node):
     """An arbiter of our own on the GPU, and the seats in it."""
 
     def __init__(self, fake: bool) -> None:
-        self.fake = ["--fake"] if fake else []
+        super().__init__(virtual=False, real=not fake)
         self.slack = 10.0 if fake else 2.0
-        self.folder = tempfile.TemporaryDirectory()
-        self.env = dict(os.environ)
-        if fake:
-            self.env["SLICEKEEPER_FAKE_WORLD"] = f"{self.folder.name}/world"
-        self.tenants: list[subprocess.Popen[str]] = []
-        self.start()
 
-    def start(self) -> None:
-        """Start the arbiter, or start it again."""
-        self.arbiter = subprocess.Popen(
-            [BUILD / "arbiter", "serve", "--dir", self.folder.name, *self.fake],
-            env=self.env,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for _ in range(500):
-            try:
-                self.seats()
-            except OSError:
-                time.sleep(0.02)
-            else:
-                return
-        raise RuntimeError("the arbiter does not answer")
-
-    def ask(self, **request: Any) -> dict[str, Any]:
-        """Send one line to the control socket and read the answer."""
-        with socket.socket(socket.AF_UNIX) as s:
-            s.settimeout(10)
-            s.connect(f"{self.folder.name}/control.sock")
-            s.sendall(json.dumps(request).encode() + b"\n")
-            with s.makefile() as answers:
-                answer: dict[str, Any] = json.loads(answers.readline())
-                return answer
-
-    def seats(self) -> dict[str, dict[str, Any]]:
-        """Read the telemetry, by seat."""
-        return {s["seat"]: s for s in self.ask(op="read")["seats"]}
-
-    def run(
+    def seat(
         self, name: str, core: int, *program: str, limit: int = 100, vclass: str = "in-budget", memory: str = "2GiB"
     ) -> subprocess.Popen[str]:
         """Start a program in a seat; without a path it is the suite's own."""
         command = program if program[0].startswith("/") else (str(PROGRAM), *program)
-        p = subprocess.Popen(
-            [str(BUILD / "arbiter"), "run", "--dir", self.folder.name, *self.fake, "--seat", name, "--core", str(core),
-             "--limit", str(limit), "--memory", memory, "--class", vclass, "--", *command],
-            env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self.tenants.append(p)
-        return p
+        return self.run(Seat(core, limit, vclass, memory, program=command, name=name))
 
     def share(self, name: str, seconds: float) -> float:
         """Measure what part of the GPU a seat's work takes from now on, in per cent."""
@@ -126,16 +82,6 @@ class Gpu:
         time.sleep(seconds)
         last = self.seats()[name]
         return 100.0 * (last["busy_ns"] - first["busy_ns"]) / (last["wall_ns"] - first["wall_ns"])
-
-    def close(self) -> None:
-        """End everything that was started."""
-        for p in self.tenants:
-            if p.poll() is None:
-                p.kill()
-            p.communicate()
-        self.arbiter.terminate()
-        self.arbiter.wait()
-        self.folder.cleanup()
 
 
 def answer(p: subprocess.Popen[str]) -> dict[str, Any]:
@@ -155,15 +101,15 @@ def need(truth: object, what: str) -> None:
 
 
 def memory_cap(gpu: Gpu, _: float) -> str:
-    got = answer(gpu.run("cap", 50, "cap"))
+    got = answer(gpu.seat("cap", 50, "cap"))
     need(not got["bad"] and got["total"] == 2 << 30, got["said"] or str(got))
     return f"{got['calls']} allocating calls"
 
 
 def memory_back(gpu: Gpu, _: float) -> str:
-    holder = gpu.run("held", 50, "hold", "512", memory="1536MiB")
+    holder = gpu.seat("held", 50, "hold", "512", memory="1536MiB")
     need(holder.stdout and holder.stdout.readline() == "holding\n", "did not hold")
-    gpu.run("held", 50, "spin", "20", "100")  # keeps the seat
+    gpu.seat("held", 50, "spin", "20", "100")  # keeps the seat
     time.sleep(0.5)
     before = gpu.seats()["held"]["memory"]
     start = time.monotonic()
@@ -179,7 +125,7 @@ def pairs(gpu: Gpu, seconds: float) -> str:
     said = []
     for cores, limits in (((40, 60), (70, 80)), ((10, 90), (100, 100)), ((30, 70), (100, 100))):
         for n, (core, limit) in enumerate(zip(cores, limits, strict=True)):
-            gpu.run(f"p{core}-{n}", core, "spin", str(seconds + 3), "200", limit=limit)
+            gpu.seat(f"p{core}-{n}", core, "spin", str(seconds + 3), "200", limit=limit)
         time.sleep(1)
         names = [f"p{core}-{n}" for n, core in enumerate(cores)]
         first = gpu.seats()
@@ -204,9 +150,9 @@ def beside_background(gpu: Gpu, seconds: float) -> str:
         got = answer(p)
         return float(got["kernels"] / got["seconds"])
 
-    alone = pace(gpu.run("solo", 60, *training))
-    free = pace(gpu.run("free", 10, *loop, vclass="background"))
-    both = gpu.run("train", 60, *training), gpu.run("loop", 10, *loop, vclass="background")
+    alone = pace(gpu.seat("solo", 60, *training))
+    free = pace(gpu.seat("free", 10, *loop, vclass="background"))
+    both = gpu.seat("train", 60, *training), gpu.seat("loop", 10, *loop, vclass="background")
     kept, left = pace(both[0]) / alone, pace(both[1]) / free
     need(kept > 0.95 - (gpu.slack - 2) / 100, f"in-budget keeps {kept:.3f}")
     need(left >= 0.20 - (gpu.slack - 2) / 100, f"background keeps {left:.3f}")
@@ -216,19 +162,13 @@ def beside_background(gpu: Gpu, seconds: float) -> str:
 def change_of_class(gpu: Gpu, _: float) -> str:
     took = []
     for name in ("a", "b"):
-        gpu.run(name, 50, "spin", "60", "200")
+        gpu.seat(name, 50, "spin", "60", "200")
     time.sleep(1)
     for i in range(15):
         loser, winner = ("a", "b") if i % 2 else ("b", "a")
         start = time.monotonic()
         gpu.ask(op="change", seat=loser, **{"class": "background"})
-        before = gpu.seats()[winner]
-        while time.monotonic() - start < 2:
-            now = gpu.seats()[winner]
-            span, held = (now[f] - before[f] for f in ("wall_ns", "granted_ns"))
-            if span and held / span > 0.9:
-                break
-            before = now
+        gpu.until_granted(winner, 2)
         took.append((time.monotonic() - start) * 1e3)
         gpu.ask(op="change", seat=loser, **{"class": "in-budget"})
         time.sleep(0.1)
@@ -238,8 +178,8 @@ def change_of_class(gpu: Gpu, _: float) -> str:
 
 
 def stopped_and_killed(gpu: Gpu, _: float) -> str:
-    bad = gpu.run("bad", 50, "spin", "60", "2000")
-    gpu.run("good", 50, "spin", "60", "2000")
+    bad = gpu.seat("bad", 50, "spin", "60", "2000")
+    gpu.seat("good", 50, "spin", "60", "2000")
     time.sleep(1)
     bad.send_signal(signal.SIGSTOP)
     time.sleep(0.3)
@@ -257,7 +197,7 @@ def stopped_and_killed(gpu: Gpu, _: float) -> str:
 
 def arbiter_restarted(gpu: Gpu, _: float) -> str:
     for name, core in (("a", 30), ("b", 70)):
-        gpu.run(name, core, "spin", "60", "1000")
+        gpu.seat(name, core, "spin", "60", "1000")
     time.sleep(1)
     gpu.arbiter.kill()
     gpu.arbiter.wait()
@@ -291,7 +231,7 @@ def attempt(name: str, check: Callable[[Gpu, float], str], fake: bool, seconds: 
 
 def framework(name: str, program: str) -> None:
     def check(gpu: Gpu, _: float) -> str:
-        p = gpu.run(name, 50, sys.executable, "-c", program)
+        p = gpu.seat(name, 50, sys.executable, "-c", program)
         _, err = p.communicate(timeout=300)
         need(not p.returncode, err.strip()[-300:])
         return ""

@@ -243,13 +243,7 @@ def react(options: argparse.Namespace) -> None:
             loser, winner = ("a", "b") if i % 2 else ("b", "a")
             start = time.monotonic()
             node.ask(op="change", seat=loser, **{"class": "background"})
-            before = node.seats()[winner]
-            while True:
-                now = node.seats()[winner]
-                span, held = (now[f] - before[f] for f in ("wall_ns", "granted_ns"))
-                if span and held / span > 0.9:
-                    break
-                before = now
+            node.until_granted(winner)
             took.append((time.monotonic() - start) * 1e3)
             node.ask(op="change", seat=loser, **{"class": "in-budget"})
             time.sleep(0.05)

@@ -18,12 +18,12 @@ asked first. A budget above holds one posting per budget below and instant, the 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
-from timekeeper.core.budget import BudgetLine, BudgetState, period_bucket
+from timekeeper.core.budget import BudgetState, period_bucket
+from timekeeper.core.budget_line import BudgetLine
 from timekeeper.core.charge import Claim
 from timekeeper.core.hierarchy import chain, parents_at
 from timekeeper.core.record import AccountId, Forest, Link, Posting, PostingKind, Records
@@ -89,7 +89,7 @@ def advance(
     `states` must begin after that instant. Anchors of the budgets that have begun are taken after each `every`
     boundaries (0: none) before `settled`.
     """
-    run = _Run(states, forest)
+    run = Run(states, forest)
     anchors: list[dict[AccountId, BudgetState]] = []
     passed = 0
     while (boundary := run.next_boundary(until)) is not None:
@@ -106,53 +106,6 @@ def advance(
     return TimelineOutcome({key: line.state for key, line in run.lines.items()}, run.postings(), anchors)
 
 
-_FORECAST_PERIODS = {"none": 1, "hour": 2, "day": 2, "week": 2, "month": 12, "year": 2}
-_FORECAST_DAYS = 400
-_FORECAST_STEPS = 20_000
-"""The maximum effort of a forecast: boundaries times budgets."""
-
-
-def run_outs(states: Mapping[AccountId, BudgetState], forest: Forest) -> dict[AccountId, Instant]:
-    """Return when budgets that have time left, above too, will have none if open claims continue.
-
-    A budget that is not in the answer has none already, has no running pods, or cannot be predicted.
-    """
-    going_on = {
-        key: replace(records, claims=[c for c in records.claims if c.goes_on(states[key].at)], debts=())
-        for key, records in forest.records.items()
-    }
-    run = _Run(states, Forest(going_on, forest.links))
-    found: dict[AccountId, Instant] = {}
-    used = {one.key for key, records in going_on.items() if records.claims for one in run.lines[key].chain}
-    waiting = {key: line for key, line in run.lines.items() if key in used and not line.state.over_budget}
-    furthest = Instant(run.at + _FORECAST_DAYS * 86_400_000)
-    periods: Counter[AccountId] = Counter()
-
-    def note(before: Instant) -> None:
-        for key, line in list(waiting.items()):
-            if line.state.over_budget and line.state.since < before:
-                found[key] = waiting.pop(key).state.since
-
-    for _ in range(max(_FORECAST_STEPS // len(run.lines), 50)):
-        boundary = run.next_boundary(furthest)
-        if boundary is None or not waiting:
-            break
-        run.move(boundary)
-        note(boundary)
-        periods.update(key for key, line in run.lines.items() if line.state.period.expires == boundary)
-        spent = {key for key, line in run.lines.items() if periods[key] > _FORECAST_PERIODS[line.rule.period]}
-        for key in [key for key, line in waiting.items() if all(one.key in spent for one in line.chain)]:
-            del waiting[key]
-        run.apply()
-        note(Instant(boundary + 1))
-    else:
-        return found
-    if waiting:
-        run.move(furthest)
-        note(Instant(furthest + 1))
-    return found
-
-
 def next_turn(states: Mapping[AccountId, BudgetState], forest: Forest, key: AccountId) -> Instant | None:
     """Return the next instant at which an allowance of a budget, or of one above it, begins or ends by itself."""
     instants: list[Instant] = []
@@ -165,7 +118,7 @@ def next_turn(states: Mapping[AccountId, BudgetState], forest: Forest, key: Acco
     return min((instant for instant in instants if instant > at), default=None)
 
 
-class _Run:
+class Run:
     """One walk of some budgets along the time line."""
 
     def __init__(self, states: Mapping[AccountId, BudgetState], forest: Forest) -> None:

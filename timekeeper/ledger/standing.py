@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 
 from slicekeeper.units import Instant
-from timekeeper.core import hierarchy, timeline
+from timekeeper.core import forecast, hierarchy, timeline
 from timekeeper.core.budget import BudgetState, rule_at
 from timekeeper.core.record import AccountId, Forest, Posting
 from timekeeper.core.timeline import CHILD
@@ -70,7 +70,7 @@ class Together:
         cuts = [state.cut for state in states.values()]
         with self._lock:
             if self._forecast_for != cuts:
-                self._run_outs, self._forecast_for = timeline.run_outs(states, self.forest), cuts
+                self._run_outs, self._forecast_for = forecast.run_outs(states, self.forest), cuts
         return self._run_outs
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.timeline_oracle import Oracle, histories, rounded, short_bounds
 
 from timekeeper.core import budget as budget_core
-from timekeeper.core import timeline
+from timekeeper.core import forecast, timeline
 from timekeeper.core.budget import BudgetState
 from timekeeper.core.charge import Claim
 from timekeeper.core.posting import entries
@@ -42,7 +42,7 @@ def advance(state: BudgetState, records: Records, until: int, *, every: int = 0,
 
 
 def run_out(state: BudgetState, records: Records) -> int | None:
-    return timeline.run_outs({1: state}, Forest({1: records})).get(1)
+    return forecast.run_outs({1: state}, Forest({1: records})).get(1)
 
 
 def totals(records: Records, outcome: Outcome) -> tuple[Counter[str], Counter[str]]:

@@ -12,9 +12,10 @@ from support.timeline_oracle import ForestOracle, forests, short_bounds
 
 from timekeeper.core import budget as budget_core
 from timekeeper.core.charge import Claim
+from timekeeper.core.forecast import run_outs
 from timekeeper.core.hierarchy import chain
 from timekeeper.core.record import Debt, Forest, Link, Posting, Records, Rule
-from timekeeper.core.timeline import TimelineOutcome, advance, begin_all, run_outs
+from timekeeper.core.timeline import TimelineOutcome, advance, begin_all
 
 
 @pytest.fixture(autouse=True)

@@ -42,12 +42,14 @@ class Seat:
 
 
 class Node:
-    """An arbiter of its own, with a fake GPU of its own."""
+    """An arbiter of its own, with a fake GPU of its own, or on the machine's if it is `real`."""
 
     def __init__(
-        self, virtual: bool = True, rule: str = "slicekeeper", hold: int = 0, build: str = ".", **fake: str
-    ) -> None:
+        self, virtual: bool = True, rule: str = "slicekeeper", hold: int = 0, build: str = ".", real: bool = False,
+        **fake: str,
+    ) -> None:  # fmt: skip
         self.build = build
+        self.kind = [] if real else ["--fake"]
         self.dir = Path(tempfile.mkdtemp(prefix="vcuda-"))
         self.rule = rule
         self.log = (self.dir / "arbiter.log").open("a")
@@ -64,7 +66,7 @@ class Node:
     def start(self) -> None:
         """Start the arbiter, or start it again."""
         self.arbiter = subprocess.Popen(
-            [str(BUILD / self.build / "arbiter"), "serve", "--dir", str(self.dir), "--fake", "--rule", self.rule],
+            [str(BUILD / self.build / "arbiter"), "serve", "--dir", str(self.dir), *self.kind, "--rule", self.rule],
             env=self.env,
             stdout=self.log,
             stderr=self.log,
@@ -106,11 +108,21 @@ class Node:
         """Read the telemetry, by seat."""
         return {s["seat"]: s for s in self.ask(op="read")["seats"]}
 
+    def until_granted(self, name: str, seconds: float = float("inf")) -> None:
+        """Wait until a seat has had nearly all of the GPU between two readings, at most so many seconds."""
+        end, before = time.monotonic() + seconds, self.seats()[name]
+        while time.monotonic() < end:
+            now = self.seats()[name]
+            span, held = (now[f] - before[f] for f in ("wall_ns", "granted_ns"))
+            if span and held / span > 0.9:
+                return
+            before = now
+
     def run(self, seat: Seat) -> subprocess.Popen[str]:
         """Start a tenant in its seat."""
         named = ["--seat", seat.name] if seat.name else []
         p = subprocess.Popen(
-            [str(BUILD / "arbiter"), "run", "--dir", str(self.dir), "--fake",
+            [str(BUILD / "arbiter"), "run", "--dir", str(self.dir), *self.kind,
              "--core", str(seat.core), "--limit", str(seat.limit), "--memory", seat.memory,
              "--class", seat.vclass, *named, "--", *seat.command()],
             env=self.env | seat.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
