@@ -121,8 +121,9 @@ def reported_at(pod: Mapping[str, Any]) -> Instant | None:
 
 
 def is_doubtful(end: End, reported: Instant) -> bool:
-    """Whether an end by a node's clock was reported before it was, or so late that the clock may have been set back."""
-    return end.source == "finished" and not 0 <= reported - end.at <= NODE_CLOCK_MS
+    """Whether an end was reported before it was, or so late that the node's clock may have been set back."""
+    late_ms = reported - end.at
+    return late_ms < -NODE_CLOCK_MS or (end.source == "finished" and late_ms > NODE_CLOCK_MS)
 
 
 def credible(
@@ -132,8 +133,8 @@ def credible(
 
     `ahead` is by how many milliseconds that clock was ahead around `reported`, when the API server took the record.
     Of the instants at which such a clock can have shown `end`, the last one before `reported` counts: usually an end is
-    reported within seconds. If there is none, it is `reported`, unless the clock was right: owners may write a time
-    into their pods' `managedFields`, so an end that we have seen pass is believed then.
+    reported within seconds. If all lie after it, an end that we have seen pass is believed all the same, for owners may
+    write an earlier time into their pods' `managedFields`; if all lie before the start, it is `reported`.
     Without a report an end is believed up to the skew after it was first seen.
     """
     at = end
@@ -144,7 +145,7 @@ def credible(
         later = [one for one in told if one > latest]
         if possible:
             at = min(max(possible), latest)
-        elif later and ahead is not None:
+        elif later:
             at = max(reported, min(*later, seen))
         else:
             at = reported

@@ -476,7 +476,7 @@ def test_an_end_in_the_future_is_held_at_the_skew_after_it_was_seen_and_flagged(
     assert sum(booked[neighbour["metadata"]["uid"]]) == 600
 
 
-def test_an_end_of_a_node_whose_clock_was_set_forward_is_when_the_api_server_took_it(stage: Stage) -> None:
+def test_an_end_of_a_node_whose_clock_was_set_forward_and_is_not_known_is_when_it_was_seen(stage: Stage) -> None:
     pod = stage.create()
     stage.look()
     stage.clock.advance(60_000)
@@ -486,7 +486,7 @@ def test_an_end_of_a_node_whose_clock_was_set_forward_is_when_the_api_server_too
     stage.clock.advance(2_000)
     stage.look()
     row = stage.workload(pod["metadata"]["uid"])
-    assert (row.ended_at, row.end_source, row.flags) == (T0 + 60_000, "finished", "clock-skew")
+    assert (row.ended_at, row.end_source, row.flags) == (T0 + 62_000, "finished", "clock-skew")
 
 
 HOUR = 3_600_000
@@ -595,17 +595,30 @@ def test_the_last_renewal_counts_of_a_node_that_is_away_and_another_node_waits_f
 
 
 @pytest.mark.usefixtures("at_once")
-def test_owners_who_write_an_early_time_into_the_managed_fields_pay_all_the_same(stage: Stage) -> None:
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("kind", ["finished", "disrupted"])
+def test_owners_who_write_an_early_time_into_the_managed_fields_pay_all_the_same(
+    stage: Stage, kind: str, known: bool
+) -> None:
     pod = stage.create(core="1")
     stage.look()
     stage.clock.advance(2 * HOUR)
-    stage.end("a", stage.clock.ms)
+    if kind == "finished":
+        stage.end("a", stage.clock.ms)
+    else:
+        now = format_seconds(stage.clock.ms)
+        stage.write(
+            "a",
+            phase="Failed",
+            conditions=[{"type": "DisruptionTarget", "status": "True", "lastTransitionTime": now}],
+        )
     told_at(stage, T0 + HOUR)
     stage.clock.advance(2_000)
-    renew(stage, 0)
+    if known:
+        renew(stage, 0)
     stage.look()
     row = stage.workload(pod["metadata"]["uid"])
-    assert (row.ended_at, row.flags) == (T0 + 2 * HOUR, "")
+    assert (row.ended_at, row.end_source, "clock-skew" in row.flags) == (T0 + 2 * HOUR, kind, False)
 
 
 @pytest.mark.usefixtures("at_once")
