@@ -209,8 +209,10 @@ def pauses(options: argparse.Namespace) -> None:
 
     rows = []
     for mix in PAUSES:
-        seats = [Seat(w.core, args=kernels(int(w.us), "--batch", str(w.batch), "--host-us", str(int(w.host_us))))
-                 for w in mix]  # fmt: skip
+        seats = [
+            Seat(w.core, args=kernels(int(w.us), "--batch", str(w.batch), "--host-us", str(int(w.host_us))))
+            for w in mix
+        ]
         ours = [r["share"] for r in together(seats, options.seconds)]
         busy, patient = (ideal(mix, options.seconds, patient) for patient in (False, True))
         rows.append(["; ".join(map(described, mix)), *cells(ours), *cells(busy), *cells(patient)])

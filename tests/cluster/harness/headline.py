@@ -68,8 +68,9 @@ def changes(site: Site, namespace: str, name: str) -> list[float]:
     A change of the budget's state takes the same way, but the timekeeper puts back what is not its own: within
     milliseconds, and the agent brings the arbiter the last state, not each one.
     """
-    site.kubectl("create", "rolebinding", "owner", "--clusterrole=edit", f"--serviceaccount={namespace}:default",
-                 "-n", namespace)  # fmt: skip
+    site.kubectl(
+        "create", "rolebinding", "owner", "--clusterrole=edit", f"--serviceaccount={namespace}:default", "-n", namespace
+    )
     client = site.client(site.kubectl("create", "token", "default", "-n", namespace).strip())
     took = []
     for limit in range(99, 99 - CHANGES, -1):

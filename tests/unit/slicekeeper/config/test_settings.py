@@ -104,5 +104,7 @@ def test_each_node_is_that_of_one_scheduler() -> None:
     assert two.node_selector("") == "slicekeeper.io/shard notin (b,c)"
     assert two.node_selector("c") == "slicekeeper.io/shard=c"
     assert Settings(scheduler=two).schedulers == {
-        "slicekeeper-scheduler": "", "slicekeeper-scheduler-b": "b", "slicekeeper-scheduler-c": "c",
-    }  # fmt: skip
+        "slicekeeper-scheduler": "",
+        "slicekeeper-scheduler-b": "b",
+        "slicekeeper-scheduler-c": "c",
+    }
