@@ -19,7 +19,7 @@ static _Atomic uint32_t word, asleep;
 
 /*
  * The processes of a seat overlap. Their union is kept by all of them in one word, how many are
- * active and since when; whoever ends the interval adds it. A process that dies in between is taken
+ * active and since when; the thread that ends the interval adds it. A process that dies in between is taken
  * out by the arbiter.
  */
 static void union_start(struct vc_usage *usage, uint64_t now) {

@@ -13,7 +13,7 @@
 
 #define NEAR_NS (50 * VC_US)
 #define MIDDLE_NS (200 * VC_US) /* while others sit on this GPU */
-#define ALONE_NS (10 * VC_MS)   /* the depth allowed when nobody does */
+#define ALONE_NS (10 * VC_MS)   /* the depth allowed if none does */
 #define FAR_NS (1 * VC_MS)
 #define LONG_NS (20 * VC_MS)
 #define SETTLE_NS (100 * VC_MS)

@@ -27,7 +27,7 @@ enum vc_lane_state {
 struct vc_lane {
   _Atomic uint64_t begun, ended; /* launches before and after the driver's call */
   /* Set under the lock, read by the thread after it has counted a launch as begun: with it the thread
-   * may launch without the lock. Whoever takes a lane for idle disarms it first and looks again. */
+   * may launch without the lock. A thread that considers a lane idle disarms it first and looks again. */
   _Atomic uint32_t armed;
   _Atomic uint64_t fenced, done; /* launches with a fence behind them, and complete */
   _Atomic uint32_t head, tail;

@@ -5,7 +5,7 @@
 #include "turn.h"
 
 #define GATE_LOOK_NS (20 * VC_MS)
-#define FENCE_NS (500 * VC_US) /* a fence covers about so much work when nobody else waits */
+#define FENCE_NS (500 * VC_US) /* a fence covers about so much work if no other seat waits */
 #define POLL_NS (2 * VC_US)
 #define POLL_OTHERS_NS (50 * VC_US) /* other threads' work: they ask the driver */
 #define POLL_MAX_NS (200 * VC_US)
@@ -79,7 +79,7 @@ static struct load in_flight(void) {
 /* What a launch is expected to take, against a bound on what may be in flight. */
 static uint64_t expected(const struct vc_duration *d, uint64_t depth) {
   if (vc_duration_known(d)) return d->longest;
-  /* The unknown runs alone while others are about, and in pairs at most when nobody is. */
+  /* An unknown launch runs alone if other seats are active, and at most in pairs if none is. */
   uint64_t guess = depth >= ALONE_NS ? depth / 2 : depth + 1;
   return d->longest > guess ? d->longest : guess;
 }
@@ -170,7 +170,7 @@ struct wait {
   bool turn;           /* it has its turn */
 };
 
-/* Wait for the gate; whoever comes next waits for what this thread has in flight. False when the seat
+/* Wait for the gate; the next thread waits for what this one has in flight. False when the seat
  * was taken away. */
 static bool wait_gate(struct wait *w) {
   uint64_t start = vc_now(), now = start;
@@ -445,7 +445,7 @@ static void look(struct vc_stream *s, uint64_t now) {
   s->seen = ended;
   vc_stream_poll(s, now);
   if (tail && !s->per_thread && (!gate_open() || (quiet && s->lane.head == s->lane.tail))) {
-    /* Nobody else would notice the end of what the last fence does not cover. */
+    /* Nothing else would notice the end of what the last fence does not cover. */
     vc_stream_fence(s, false, now);
     vc_stream_poll(s, now);
   }

@@ -18,7 +18,7 @@ struct vc_ticket {
 };
 
 /* With an open gate and no fence due, a launch of the same function as before costs a few loads and
- * stores. The launch counts as begun before the gate is looked at: whoever closes the gate and then
+ * stores. The launch counts as begun before the gate is read: a thread that closes the gate and then
  * looks for work in flight misses none. */
 static inline struct vc_stream *vc_launch_fast(CUstream handle, const void *key) {
   struct vc_stream *s = vc_cached[vc_stream_slot(handle)];

@@ -157,7 +157,7 @@ static struct vc_slot *slot_of(unsigned pid) {
 typedef int list_t(void *, unsigned *, void *);
 
 /* All that the driver lists, however many, and of them the seat's own. What the driver does not
- * say of their memory is what they are charged for. Without a seat nobody is listed. */
+ * say of their memory is what they are charged for. Without a seat no process is listed. */
 static int own_processes(unsigned index, void *device, unsigned *count, void *out, size_t size) {
   list_t *call = (list_t *)real_of(index);
   char *all = NULL;

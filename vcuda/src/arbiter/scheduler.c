@@ -11,11 +11,11 @@
 #define BEAT_NS (20 * MS)
 #define WAKE_NS (10 * MS) /* a granted seat may take this long to wake up */
 #define DRAIN_MARGIN_NS (5 * MS)
-/* Nobody is waited for longer, whatever is claimed: what a lie costs its neighbours is paid back within the window. */
+/* No seat is waited for longer, whatever it claims: what a lie costs its neighbours is paid back within the window. */
 #define DRAIN_MOST_NS (120 * MS)
 #define ALIVE_NS (50 * MS)      /* a process that gave no sign for so long is stopped */
 #define WINDOW_NS (1000 * MS)   /* within it a seat gets its request, however it pauses */
-#define DEBT_MAX_NS (100 * MS)  /* what it used while nobody else was owed is held against it */
+#define DEBT_MAX_NS (100 * MS)  /* what it used while no other seat was owed is held against it */
 #define CEILING_BURST_NS (40 * MS) /* what a seat that rests saves up below its ceiling */
 #define CEILING_START_NS (1 * MS)
 #define CEILING_START_MAX_NS (50 * MS)
@@ -98,7 +98,7 @@ static void window(struct ar_member *m, uint64_t amount, uint64_t now) {
   m->share.window_used += amount;
 }
 
-/* What was left over costs nothing of what is owed, as long as nobody else is owed anything. */
+/* Leftovers do not count against what a seat is owed, as long as no other seat is owed anything. */
 static bool spare(const struct ar_sched *s, const struct ar_member *m) {
   if (!m->leftover) return false;
   for (int i = 0; i < s->count; i++) {
@@ -395,7 +395,7 @@ static void lose(struct ar_member *m) {
   m->lost_beat = m->seen.beat;
 }
 
-/* Work of long launches beyond its request: begun in the holder's next pause, some of it costs nobody anything. */
+/* Work of long launches beyond its request: begun in the holder's next pause, some of it costs no other seat time. */
 static bool can_await_pause(const struct ar_member *next, const struct ar_member *holder, uint64_t now) {
   return next->share.residual >= CROWD_NS && next->share.credit <= 0 && next->share.vclass == VC_IN_BUDGET &&
          holder->demand < RESTLESS && now - holder->given_at < RECENT_NS;
@@ -461,7 +461,7 @@ static void publish(struct ar_sched *s, uint64_t now) {
 }
 
 /* Time by which background work holds up in-budget seats is taken from its allowances. The span counts
- * as it was seen when it began: whoever begins to wait rings, so a wait begins with a span. */
+ * as it was seen when it began: a seat that begins to wait rings, so a wait begins with a span. */
 static void interfere(struct ar_sched *s, uint64_t span) {
   bool behind = false;
   for (int i = 0; i < s->count; i++)

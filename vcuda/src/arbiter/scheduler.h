@@ -49,7 +49,7 @@ struct ar_sched {
   ar_rule *rule;
   struct ar_member **member;
   int count;
-  int holder; /* whose gate is open, or who still drains; -1: nobody */
+  int holder; /* the seat whose gate is open, or that still drains; -1: none */
   bool draining, reconsider;
   bool held_up; /* background holds the GPU, and an in-budget seat waits */
   struct ar_pauses in_budget;
