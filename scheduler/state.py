@@ -374,9 +374,20 @@ class SchedulerState:
                 return (
                     f"{policy}, the cheapest of {place.among} nodes with room" if place.among > 1 else "the only room"
                 )
+            if place.kind is HoldKind.TENTATIVE and self._are_equal(pod, node, place.hold.node):
+                return f"{policy}, as good as node {place.hold.node}; kube-scheduler chose between them"
             if place.kind is HoldKind.TENTATIVE:
                 return f"kube-scheduler's own rules; {policy} would have taken node {place.hold.node}"
         return "kube-scheduler's own rules"
+
+    def _are_equal(self, pod: Pod, *nodes: str) -> bool:
+        """Whether the policy found nodes equally good for a pod when they were last compared."""
+        seen = self._finder.seen(pod)
+        if seen is None:
+            return False
+        judged, rows = seen[0], [self._held.fleet.row(node) for node in nodes]
+        fit = all(0 <= row < len(judged.fits) and judged.fits[row] for row in rows)
+        return fit and len({int(judged.price[row]) for row in rows}) == 1
 
     def bound(self, uid: str, node: str) -> None:
         """Record that the pod is bound to `node`: what was held elsewhere is free, this stays until it is seen."""

@@ -110,6 +110,10 @@ def test_a_place_says_what_led_there_and_what_was_free(clock):
     assert why(pod("b", 40), "n1") == (
         "kube-scheduler's own rules; best-fit would have taken node n0; GPU before: idle"
     )
+    state.set_node(node("n3", 2))
+    state.set_node(node("n4", 2))
+    fitting(state, pod("f"), "n3", "n4")
+    assert why(pod("f"), "n4") == "best-fit, as good as node n3; kube-scheduler chose between them; GPU before: idle"
     fitting(state, pod("c", 40))
     assert why(pod("c", 40), "n0") == (
         "best-fit, the cheapest of 2 nodes with room; GPU before: 40 percent and 7168 MiB free"
