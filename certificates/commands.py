@@ -69,6 +69,8 @@ def run(context: Context) -> None:
         elif time.monotonic() >= due:
             due = time.monotonic() + mine.look_seconds
             health.wrong = _attempt(keep)
+            if health.wrong:  # what was published last goes to new namespaces all the same
+                _attempt(publisher.repeat)
         else:
             _attempt(publisher.repeat)
         wake.wait(mine.look_seconds)
