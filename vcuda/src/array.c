@@ -62,7 +62,9 @@ static bool backed(unsigned flags) {
   return !(flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING));
 }
 
-/* An array lies in blocks of 64 bytes by 8 rows, up to 16 of them one above the other: rows and
+/* Descriptors are copied before they are read: another thread may change them between our look and the driver's.
+ *
+ * An array lies in blocks of 64 bytes by 8 rows, up to 16 of them one above the other: rows and
  * columns are filled up to whole blocks. */
 static uint64_t extent(const CUDA_ARRAY3D_DESCRIPTOR *d) {
   unsigned side;
@@ -80,56 +82,63 @@ static CUresult end(CUresult r, void *handle, uint64_t bytes) {
 
 VC_HOOK(cuArrayCreate_v2, (CUarray * out, const CUDA_ARRAY_DESCRIPTOR *d)) {
   if (!out || !d) return VC_CALL(cuArrayCreate_v2)(out, d);
-  CUDA_ARRAY3D_DESCRIPTOR flat = {d->Width, d->Height, 0, d->Format, d->NumChannels, 0};
+  CUDA_ARRAY_DESCRIPTOR same = *d;
+  CUDA_ARRAY3D_DESCRIPTOR flat = {same.Width, same.Height, 0, same.Format, same.NumChannels, 0};
   uint64_t bytes = extent(&flat);
   if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult r = VC_CALL(cuArrayCreate_v2)(out, d);
+  CUresult r = VC_CALL(cuArrayCreate_v2)(out, &same);
   return end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
 VC_HOOK(cuArrayCreate, (CUarray * out, const CUDA_ARRAY_DESCRIPTOR_v1 *d)) {
   if (!out || !d) return VC_CALL(cuArrayCreate)(out, d);
-  CUDA_ARRAY3D_DESCRIPTOR flat = {d->Width, d->Height, 0, d->Format, d->NumChannels, 0};
+  CUDA_ARRAY_DESCRIPTOR_v1 same = *d;
+  CUDA_ARRAY3D_DESCRIPTOR flat = {same.Width, same.Height, 0, same.Format, same.NumChannels, 0};
   uint64_t bytes = extent(&flat);
   if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult r = VC_CALL(cuArrayCreate)(out, d);
+  CUresult r = VC_CALL(cuArrayCreate)(out, &same);
   return end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
 VC_HOOK(cuArray3DCreate_v2, (CUarray * out, const CUDA_ARRAY3D_DESCRIPTOR *d)) {
-  if (!out || !d || !backed(d->Flags)) return VC_CALL(cuArray3DCreate_v2)(out, d);
-  uint64_t bytes = extent(d);
+  if (!out || !d) return VC_CALL(cuArray3DCreate_v2)(out, d);
+  CUDA_ARRAY3D_DESCRIPTOR same = *d;
+  uint64_t bytes = backed(same.Flags) ? extent(&same) : 0;
+  if (!bytes) return VC_CALL(cuArray3DCreate_v2)(out, &same);
   if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult r = VC_CALL(cuArray3DCreate_v2)(out, d);
+  CUresult r = VC_CALL(cuArray3DCreate_v2)(out, &same);
   return end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
 VC_HOOK(cuArray3DCreate, (CUarray * out, const CUDA_ARRAY3D_DESCRIPTOR_v1 *d)) {
   if (!out || !d) return VC_CALL(cuArray3DCreate)(out, d);
-  CUDA_ARRAY3D_DESCRIPTOR wide = {d->Width,  d->Height,      d->Depth,
-                                  d->Format, d->NumChannels, d->Flags};
+  CUDA_ARRAY3D_DESCRIPTOR_v1 same = *d;
+  CUDA_ARRAY3D_DESCRIPTOR wide = {same.Width,  same.Height,      same.Depth,
+                                  same.Format, same.NumChannels, same.Flags};
   uint64_t bytes = extent(&wide);
   if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult r = VC_CALL(cuArray3DCreate)(out, d);
+  CUresult r = VC_CALL(cuArray3DCreate)(out, &same);
   return end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
 VC_HOOK(cuMipmappedArrayCreate,
         (CUmipmappedArray * out, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels)) {
   uint64_t bytes = 0;
-  if (!out || !d || !backed(d->Flags)) return VC_CALL(cuMipmappedArrayCreate)(out, d, levels);
-  CUDA_ARRAY3D_DESCRIPTOR level = *d;
-  for (unsigned i = 0; i < levels && i < 64; i++) {
+  if (!out || !d) return VC_CALL(cuMipmappedArrayCreate)(out, d, levels);
+  CUDA_ARRAY3D_DESCRIPTOR same = *d, level = same;
+  if (!backed(same.Flags)) return VC_CALL(cuMipmappedArrayCreate)(out, &same, levels);
+  /* The driver makes one level at least, and no more than down to a single texel. */
+  for (unsigned i = 0; !i || (i < levels && i < 64); i++) {
     uint64_t one = extent(&level);
     bytes = bytes > UINT64_MAX - one ? UINT64_MAX : bytes + one;
     level.Width = or_one(level.Width / 2);
     level.Height = level.Height > 1 ? level.Height / 2 : level.Height;
     /* Layers stay as many as they are. */
-    bool layers = d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
+    bool layers = same.Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
     level.Depth = level.Depth > 1 && !layers ? level.Depth / 2 : level.Depth;
   }
   if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult r = VC_CALL(cuMipmappedArrayCreate)(out, d, levels);
+  CUresult r = VC_CALL(cuMipmappedArrayCreate)(out, &same, levels);
   return end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
@@ -137,7 +146,7 @@ static CUresult destroy(CUresult (*real)(void *), void *handle) {
   struct vc_item item;
   bool known = vc_table_take(VC_ARRAY, (uint64_t)(uintptr_t)handle, &item);
   CUresult r = real(handle);
-  if (known && r == CUDA_SUCCESS) vc_give(item.bytes);
+  if (known && r == CUDA_SUCCESS) vc_give(item.bytes, item.owner);
   if (r == CUDA_SUCCESS) vc_vmm_forget(handle);
   if (known && r != CUDA_SUCCESS) vc_table_put(item);
   return r;

@@ -24,6 +24,22 @@ static CUresult admit(CUdevice device) {
   return is_mine(&uuid) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
+/* What is no device is the driver's to refuse. */
+bool vc_device_is_ours(CUdevice device) {
+  CUuuid uuid;
+  return VC_CALL(cuDeviceGetUuid_v2)(&uuid, device) != CUDA_SUCCESS || admit(device) == CUDA_SUCCESS;
+}
+
+/* Memory of a device's pools needs no context there. */
+VC_HOOK(cuDeviceGetDefaultMemPool, (CUmemoryPool * out, CUdevice device)) {
+  if (!vc_device_is_ours(device)) return CUDA_ERROR_INVALID_DEVICE;
+  return VC_CALL(cuDeviceGetDefaultMemPool)(out, device);
+}
+VC_HOOK(cuDeviceGetMemPool, (CUmemoryPool * out, CUdevice device)) {
+  if (!vc_device_is_ours(device)) return CUDA_ERROR_INVALID_DEVICE;
+  return VC_CALL(cuDeviceGetMemPool)(out, device);
+}
+
 /* Another context is current: the default stream is another stream. */
 static CUresult switched(CUresult r) {
   vc_stream_uncache();
@@ -36,7 +52,7 @@ static CUresult switched(CUresult r) {
   if (r_ != CUDA_SUCCESS) return r_;                                                               \
   if (!vc_context_begin(&bytes_)) return CUDA_ERROR_OUT_OF_MEMORY;                                 \
   r_ = switched(call);                                                                             \
-  vc_context_end(r_, r_ == CUDA_SUCCESS ? *(out) : NULL, bytes_);                                  \
+  vc_context_end(r_, r_ == CUDA_SUCCESS ? *(out) : NULL, &bytes_);                                  \
   return r_
 
 VC_HOOK(cuCtxCreate, (CUcontext * out, unsigned flags, CUdevice device)) {
@@ -53,6 +69,20 @@ VC_HOOK(cuCtxCreate_v4, (CUcontext * out, CUctxCreateParams *p, unsigned flags, 
   CREATE(device, VC_CALL(cuCtxCreate_v4)(out, p, flags, device), out);
 }
 
+/* With a graphics library. */
+VC_HOOK(cuGLCtxCreate, (CUcontext * out, unsigned flags, CUdevice device)) {
+  CREATE(device, VC_CALL(cuGLCtxCreate)(out, flags, device), out);
+}
+VC_HOOK(cuGLCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device)) {
+  CREATE(device, VC_CALL(cuGLCtxCreate_v2)(out, flags, device), out);
+}
+VC_HOOK(cuVDPAUCtxCreate, (CUcontext * out, unsigned flags, CUdevice device, unsigned vdpau, void *get)) {
+  CREATE(device, VC_CALL(cuVDPAUCtxCreate)(out, flags, device, vdpau, get), out);
+}
+VC_HOOK(cuVDPAUCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device, unsigned vdpau, void *get)) {
+  CREATE(device, VC_CALL(cuVDPAUCtxCreate_v2)(out, flags, device, vdpau, get), out);
+}
+
 static bool is_active(CUdevice device) {
   unsigned flags;
   int is = 0;
@@ -61,8 +91,17 @@ static bool is_active(CUdevice device) {
 
 VC_HOOK(cuDevicePrimaryCtxRetain, (CUcontext * out, CUdevice device)) {
   if (is_active(device)) {
+    uint64_t bytes;
     CUresult r = admit(device);
-    return r == CUDA_SUCCESS ? VC_CALL(cuDevicePrimaryCtxRetain)(out, device) : r;
+    if (r == CUDA_SUCCESS) r = VC_CALL(cuDevicePrimaryCtxRetain)(out, device);
+    /* Another thread may have released it in between: then it was made again. */
+    if (r != CUDA_SUCCESS || vc_context_known(*out)) return r;
+    if (!vc_context_begin(&bytes)) {
+      VC_CALL(cuDevicePrimaryCtxRelease_v2)(device);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    vc_context_end(r, *out, &bytes);
+    return r;
   }
   CREATE(device, VC_CALL(cuDevicePrimaryCtxRetain)(out, device), out);
 }
@@ -85,7 +124,7 @@ VC_HOOK(cuGreenCtxCreate,
   bool makes = !is_active(device);
   if (makes && !vc_context_begin(&bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   r = VC_CALL(cuGreenCtxCreate)(out, resources, device, flags);
-  if (makes) vc_context_end(r, primary_of(device), bytes);
+  if (makes) vc_context_end(r, primary_of(device), &bytes);
   if (r == CUDA_SUCCESS) atomic_store(&green_device, device);
   return r;
 }
@@ -99,6 +138,7 @@ static void forget(CUcontext context) {
 static CUresult destroy(CUcontext context, CUresult (*real)(CUcontext)) {
   vc_stream_uncache();
   vc_stream_freeze(context, true);
+  vc_pools_freeze(context);
   CUresult r = real(context);
   if (r == CUDA_SUCCESS)
     forget(context);
@@ -162,19 +202,21 @@ VC_HOOK(cuCtxPopCurrent, (CUcontext * context)) {
 static CUcontext may_end(CUdevice device) {
   CUcontext context = primary_of(device);
   if (context) vc_stream_freeze(context, true);
+  if (context) vc_pools_freeze(context);
   return context;
 }
 
 static CUresult may_have_ended(CUresult r, CUdevice device, CUcontext context, bool reset) {
   if (!context) return r;
-  bool again = is_active(device), over = r == CUDA_SUCCESS && (reset || !again);
+  bool over = r == CUDA_SUCCESS && (reset || !is_active(device));
   if (over) {
     vc_stream_uncache();
     forget(context);
   } else {
     vc_stream_freeze(context, false);
   }
-  if (over && again) vc_context_again(context);
+  /* By a reset, or by another thread meanwhile. */
+  if (over && is_active(device)) vc_context_again(context);
   return r;
 }
 
@@ -248,6 +290,24 @@ VC_HOOK(cuStreamSynchronize_ptsz, (CUstream stream)) {
   CUstream own = vc_per_thread(stream);
   uint64_t since = vc_launch_sync();
   return synced(VC_CALL(cuStreamSynchronize_ptsz)(stream), &own, NULL, since);
+}
+
+/* ---- contexts that wait ---- */
+
+static CUresult waits(CUcontext context, CUresult r) {
+  if (r == CUDA_SUCCESS && context) vc_launch_context_wait_end(context);
+  return r;
+}
+
+VC_HOOK(cuCtxWaitEvent, (CUcontext context, CUevent event)) {
+  if (context) vc_launch_context_wait_begin(context);
+  return waits(context, VC_CALL(cuCtxWaitEvent)(context, event));
+}
+VC_HOOK(cuGreenCtxWaitEvent, (CUgreenCtx green, CUevent event)) {
+  CUcontext context = NULL;
+  if (green) VC_CALL(cuCtxFromGreenCtx)(&context, green);
+  if (context) vc_launch_context_wait_begin(context);
+  return waits(context, VC_CALL(cuGreenCtxWaitEvent)(green, event));
 }
 
 /* ---- streams that go ---- */

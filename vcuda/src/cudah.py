@@ -54,10 +54,10 @@ def _name(argument: str) -> str:
 
 
 def protos(folder: Path, cc: str = "gcc") -> dict[str, Proto]:
-    """Every driver function that the header declares, by symbol."""
-    source = '#define __CUDA_API_VERSION_INTERNAL 1\n#include "cuda.h"\n'
+    """Every driver function that cuda.h and interop.h declare, by symbol."""
+    source = '#define __CUDA_API_VERSION_INTERNAL 1\n#include "cuda.h"\n#include "interop.h"\n'
     text = subprocess.run(
-        [cc, "-E", "-P", f"-I{folder}", "-x", "c", "-"],
+        [cc, "-E", "-P", f"-I{folder}", f"-I{Path(__file__).resolve().parent}", "-x", "c", "-"],
         input=source,
         capture_output=True,
         text=True,

@@ -91,14 +91,13 @@ static struct vc_reading reserved(void *unused) {
   (void)unused;
   int count = 0;
   uint64_t sum = 0;
-  VC_CALL(cuDeviceGetCount)(&count);
+  bool ok = VC_CALL(cuDeviceGetCount)(&count) == CUDA_SUCCESS;
   for (CUdevice i = 0; i < count; i++) {
     cuuint64_t bytes = 0;
-    if (VC_CALL(cuDeviceGetGraphMemAttribute)(i, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes) ==
-        CUDA_SUCCESS)
-      sum += bytes;
+    ok &= VC_CALL(cuDeviceGetGraphMemAttribute)(i, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes) == CUDA_SUCCESS;
+    sum += bytes;
   }
-  return (struct vc_reading){sum, sum}; /* what other graphs' nodes left free does not count */
+  return (struct vc_reading){sum, sum, !ok}; /* what other graphs' nodes left free does not count */
 }
 
 static bool take(uint64_t bytes) {
@@ -169,19 +168,88 @@ VC_HOOK(cuGraphExecDestroy, (CUgraphExec exec)) {
   return VC_CALL(cuGraphExecDestroy)(exec);
 }
 
-/* A graph that was not launched since the last trim takes its memory now. */
+/* A graph that was not launched since the last trim takes its memory now. One that was keeps it: a thread that trims
+ * meanwhile gives nothing back before it has counted the trim, and nothing while the graph is on its way. */
 static CUresult with_memory(CUgraphExec exec, CUstream stream,
                             CUresult (*real)(CUgraphExec, CUstream)) {
   struct vc_item item;
   uint64_t key = (uint64_t)(uintptr_t)exec;
+  CUresult r = CUDA_ERROR_OUT_OF_MEMORY;
   if (!vc_table_find(VC_EXEC, key, &item)) return real(exec, stream);
+  vc_meter_hold(&meter, 1);
   uint32_t now = atomic_load(&trims);
   uint64_t bytes = item.extra != now ? item.bytes : 0;
-  if (!take(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult r = real(exec, stream);
-  vc_meter_end(&meter, bytes, reserved, NULL);
+  bool ok = take(bytes);
+  if (ok) r = real(exec, stream);
+  vc_meter_hold(&meter, -1);
+  if (ok) vc_meter_end(&meter, bytes, reserved, NULL);
   if (r == CUDA_SUCCESS && bytes) vc_table_mark(VC_EXEC, key, now);
   return r;
+}
+
+/* ---- executable graphs that are changed: the driver takes more memory, or deeper stacks, at their next launch ---- */
+
+static bool may_run(const void *kernel, CUcontext context) {
+  if (!atomic_load(&vc_deep_kernels)) return true;
+  if (!context) VC_CALL(cuCtxGetCurrent)(&context);
+  return vc_context_runs(kernel, context);
+}
+
+static CUresult changed(CUresult r, CUgraphExec exec, uint64_t bytes) {
+  struct vc_item item = {.key = (uint64_t)(uintptr_t)exec, .kind = VC_EXEC};
+  if (r != CUDA_SUCCESS || !bytes) return r;
+  bool known = vc_table_take(VC_EXEC, item.key, &item);
+  if (!known || bytes > item.bytes) {
+    item.bytes = bytes;
+    item.extra = UINT32_MAX;
+  }
+  vc_table_put(item);
+  return r;
+}
+
+/* Of a child graph it is not known what the one before it had. */
+static uint64_t with_child(CUgraphExec exec, uint64_t bytes) {
+  struct vc_item item;
+  bool known = bytes && vc_table_find(VC_EXEC, (uint64_t)(uintptr_t)exec, &item);
+  return known && item.bytes < UINT64_MAX - bytes ? item.bytes + bytes : bytes;
+}
+
+VC_HOOK(cuGraphExecUpdate,
+        (CUgraphExec exec, CUgraph graph, CUgraphNode *bad, CUgraphExecUpdateResult *result)) {
+  uint64_t bytes = 0;
+  if (graph && !sum_nodes(graph, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  return changed(VC_CALL(cuGraphExecUpdate)(exec, graph, bad, result), exec, bytes);
+}
+VC_HOOK(cuGraphExecUpdate_v2, (CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *result)) {
+  uint64_t bytes = 0;
+  if (graph && !sum_nodes(graph, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  return changed(VC_CALL(cuGraphExecUpdate_v2)(exec, graph, result), exec, bytes);
+}
+VC_HOOK(cuGraphExecChildGraphNodeSetParams, (CUgraphExec exec, CUgraphNode node, CUgraph child)) {
+  uint64_t bytes = 0;
+  if (child && !sum_nodes(child, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  bytes = with_child(exec, bytes);
+  return changed(VC_CALL(cuGraphExecChildGraphNodeSetParams)(exec, node, child), exec, bytes);
+}
+VC_HOOK(cuGraphExecKernelNodeSetParams,
+        (CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *p)) {
+  if (p && !may_run(p->func, NULL)) return CUDA_ERROR_OUT_OF_MEMORY;
+  return VC_CALL(cuGraphExecKernelNodeSetParams)(exec, node, p);
+}
+VC_HOOK(cuGraphExecKernelNodeSetParams_v2,
+        (CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p)) {
+  if (p && !may_run(p->kern ? (void *)p->kern : (void *)p->func, p->ctx)) return CUDA_ERROR_OUT_OF_MEMORY;
+  return VC_CALL(cuGraphExecKernelNodeSetParams_v2)(exec, node, p);
+}
+VC_HOOK(cuGraphExecNodeSetParams, (CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *p)) {
+  uint64_t bytes = 0;
+  bool ok = true;
+  if (p && p->type == CU_GRAPH_NODE_TYPE_KERNEL)
+    ok = may_run(p->kernel.kern ? (void *)p->kernel.kern : (void *)p->kernel.func, p->kernel.ctx);
+  if (p && p->type == CU_GRAPH_NODE_TYPE_GRAPH && p->graph.graph) ok = sum_nodes(p->graph.graph, &bytes);
+  if (!ok) return CUDA_ERROR_OUT_OF_MEMORY;
+  bytes = with_child(exec, bytes);
+  return changed(VC_CALL(cuGraphExecNodeSetParams)(exec, node, p), exec, bytes);
 }
 
 static CUresult launch(CUgraphExec exec, CUstream stream, CUstream given,

@@ -5,6 +5,7 @@
 
 #define __CUDA_API_VERSION_INTERNAL 1
 #include "cuda.h"
+#include "interop.h"
 
 #include "hooks.gen.h"
 #include "os.h"

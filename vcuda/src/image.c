@@ -21,8 +21,9 @@ static uint64_t plus(uint64_t a, uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-static uint64_t add(uint64_t sum, uint64_t bytes) {
-  return plus(sum, bytes > UINT64_MAX - ALIGNED ? UINT64_MAX : (bytes + ALIGNED - 1) / ALIGNED * ALIGNED);
+static uint64_t add(uint64_t sum, uint64_t bytes, uint64_t align) {
+  if (align < ALIGNED) align = ALIGNED;
+  return plus(sum, bytes > UINT64_MAX - align ? UINT64_MAX : (bytes + align - 1) / align * align);
 }
 
 static uint64_t times(uint64_t a, uint64_t b) {
@@ -63,68 +64,136 @@ static int digit(char c) {
   return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : 99;
 }
 
-/* As in C: decimal, octal, hexadecimal or binary. */
-static uint64_t number(const char **at) {
-  uint64_t value = 0;
-  int base = 10;
+/* As in C: decimal, octal, hexadecimal or binary; unsigned if it says so or is too large for a sign. */
+struct value {
+  uint64_t n;
+  bool u;
+};
+
+static struct value literal(const char **at) {
+  struct value v = {0, false};
+  unsigned base = 10;
   if (**at == '0') {
     char kind = (char)((*at)[1] | 32);
     base = kind == 'x' ? 16 : kind == 'b' ? 2 : 8;
     *at += base == 8 ? 1 : 2;
   }
-  for (; digit(**at) < base; ++*at) {
-    value = times(value, (uint64_t)base);
-    value = plus(value, (uint64_t)digit(**at));
-  }
+  for (; digit(**at) < (int)base; ++*at) v.n = plus(times(v.n, base), (uint64_t)digit(**at));
+  v.u = **at == 'U' || v.n > INT64_MAX;
   if (**at == 'U') ++*at;
-  return value;
+  return v;
 }
 
-static int rank(const char *at) {
-  if (*at == '*' || *at == '/' || *at == '%') return 3;
-  if (*at == '+' || *at == '-') return 2;
-  return !strncmp(at, "<<", 2) || !strncmp(at, ">>", 2);
+static uint64_t number(const char **at) {
+  return literal(at).n;
 }
 
-static uint64_t apply(char op, uint64_t a, uint64_t b) {
-  switch (op) {
-  case '*':
-    return times(a, b);
-  case '/':
-    return b ? a / b : a;
-  case '%':
-    return b ? a % b : a;
-  case '+':
-    return plus(a, b);
-  case '-':
-    return a > b ? a - b : 0;
-  case '<':
-    return !a ? 0 : b < 64 ? times(a, 1ull << b) : UINT64_MAX;
-  default:
-    return b < 64 ? a >> b : 0;
+/* Binary operators, those of two characters before those that they begin with. */
+static const struct {
+  char sign[3];
+  int rank;
+} operators[] = {{"||", 1}, {"&&", 2}, {"<<", 8}, {">>", 8}, {"<=", 7}, {">=", 7}, {"==", 6}, {"!=", 6},
+                 {"|", 3},  {"^", 4},  {"&", 5},  {"<", 7},  {">", 7},  {"+", 9},  {"-", 9},  {"*", 10},
+                 {"/", 10}, {"%", 10}};
+
+static int operator_at(const char *at) {
+  for (int i = 0; i < (int)(sizeof operators / sizeof *operators); i++)
+    if (!strncmp(at, operators[i].sign, strlen(operators[i].sign))) return i;
+  return -1;
+}
+
+static uint64_t divided(struct value a, struct value b, bool rest) {
+  int64_t x = (int64_t)a.n, y = (int64_t)b.n;
+  if (!b.n) return a.n;
+  if (a.u || b.u) return rest ? a.n % b.n : a.n / b.n;
+  if (y == -1) return rest ? 0 : 0 - a.n;
+  return (uint64_t)(rest ? x % y : x / y);
+}
+
+static bool is_less(struct value a, struct value b) {
+  return a.u || b.u ? a.n < b.n : (int64_t)a.n < (int64_t)b.n;
+}
+
+/* In 64 bits, as the driver's assembler reckons. */
+static struct value apply(const char *sign, struct value a, struct value b) {
+  struct value v = {0, (a.u || b.u) && sign[0] != '<' && sign[0] != '>' && sign[1] != '='};
+  switch (sign[0] << 8 | sign[1]) {
+  case '*' << 8: v.n = a.n * b.n; break;
+  case '/' << 8: v.n = divided(a, b, false); break;
+  case '%' << 8: v.n = divided(a, b, true); break;
+  case '+' << 8: v.n = a.n + b.n; break;
+  case '-' << 8: v.n = a.n - b.n; break;
+  case '&' << 8: v.n = a.n & b.n; break;
+  case '^' << 8: v.n = a.n ^ b.n; break;
+  case '|' << 8: v.n = a.n | b.n; break;
+  case '<' << 8: v.n = is_less(a, b); break;
+  case '>' << 8: v.n = is_less(b, a); break;
+  case '<' << 8 | '=': v.n = !is_less(b, a); break;
+  case '>' << 8 | '=': v.n = !is_less(a, b); break;
+  case '=' << 8 | '=': v.n = a.n == b.n; break;
+  case '!' << 8 | '=': v.n = a.n != b.n; break;
+  case '&' << 8 | '&': v.n = a.n && b.n; break;
+  case '|' << 8 | '|': v.n = a.n || b.n; break;
+  case '<' << 8 | '<': v = (struct value){b.n < 64 ? a.n << b.n : 0, a.u}; break;
+  default: v = (struct value){b.n >= 64 ? 0 : a.u ? a.n >> b.n : (uint64_t)((int64_t)a.n >> b.n), a.u};
   }
+  return v;
 }
 
-/* A dimension is a constant expression. Parentheses deeper than a program writes them end it. */
-static uint64_t expression(const char **at, int least, int depth) {
-  uint64_t value;
+static struct value expression(const char **at, int depth);
+
+/* What is nested deeper than a program writes it fits nowhere. */
+static struct value operand(const char **at, int depth) {
+  struct value v = {UINT64_MAX, true};
   *at = skip(*at);
-  if (**at == '(' && depth) {
+  char c = **at;
+  if (!depth) return v;
+  if (c == '+' || c == '-' || c == '!' || c == '~') {
     ++*at;
-    value = expression(at, 1, depth - 1);
+    v = operand(at, depth - 1);
+    if (c == '!') return (struct value){!v.n, false};
+    v.n = c == '-' ? 0 - v.n : c == '~' ? ~v.n : v.n;
+    return v;
+  }
+  if (c == '(') {
+    *at = skip(*at + 1);
+    bool cast = **at == '.', u = (*at)[0] && (*at)[1] == 'u';
+    if (!cast) v = expression(at, depth - 1);
+    while (cast && (**at == '.' || wordy(**at))) ++*at;
     *at = skip(*at);
     if (**at == ')') ++*at;
-  } else {
-    value = number(at);
+    if (cast) v = (struct value){operand(at, depth - 1).n, u};
+    return v;
   }
+  if (!strncmp(*at, "WARP_SZ", 7) && !wordy((*at)[7])) {
+    *at += 7;
+    return (struct value){32, false};
+  }
+  return literal(at);
+}
+
+static struct value binary(const char **at, int least, int depth) {
+  struct value v = operand(at, depth);
   for (;;) {
     *at = skip(*at);
-    char op = **at;
-    int mine = rank(*at);
-    if (!mine || mine < least) return value;
-    *at += mine == 1 ? 2 : 1;
-    value = apply(op, value, expression(at, mine + 1, depth));
+    int op = operator_at(*at);
+    if (op < 0 || operators[op].rank < least) return v;
+    *at += strlen(operators[op].sign);
+    v = apply(operators[op].sign, v, binary(at, operators[op].rank + 1, depth));
   }
+}
+
+/* A dimension is a constant expression. */
+static struct value expression(const char **at, int depth) {
+  struct value v = binary(at, 1, depth), other;
+  *at = skip(*at);
+  if (**at != '?' || !depth) return v;
+  ++*at;
+  struct value one = expression(at, depth - 1);
+  *at = skip(*at);
+  if (**at == ':') ++*at;
+  other = expression(at, depth - 1);
+  return v.n ? one : other;
 }
 
 static uint64_t bytes_of_type(const char *at) {
@@ -133,14 +202,15 @@ static uint64_t bytes_of_type(const char *at) {
   return bits > 8 ? bits / 8 : 1;
 }
 
-/* How many values an initial value has; past it. */
-static uint64_t values(const char **from) {
+/* How many values an initial value has in all, and on its first level; past it. */
+static uint64_t values(const char **from, uint64_t *first) {
   uint64_t count = 1;
   int depth = 0;
   const char *at = skip(*from);
-  for (; *at && *at != ';' && (depth || *at != ','); at = skip(at + 1)) {
+  for (*first = 1; *at && *at != ';' && (depth || *at != ','); at = skip(at + 1)) {
     depth += *at == '{' ? 1 : *at == '}' ? -1 : 0;
     count += *at == ',';
+    *first += *at == ',' && depth == 1;
   }
   *from = at;
   return count;
@@ -149,22 +219,27 @@ static uint64_t values(const char **from) {
 /* From behind ".global" to its semicolon: qualifiers, a type, a name, dimensions, an initial value; several
  * names by commas. A dimension that is left empty follows from the initial value. */
 static uint64_t declared(const char **from) {
-  uint64_t element = 4, vector = 1, count = 1, sum = 0;
+  uint64_t element = 4, vector = 1, count = 1, align = 1, sum = 0;
+  bool open = false;
   const char *at = skip(*from);
   for (; *at && *at != ';'; at = skip(at)) {
     char c = *at++;
     if (c == '[') {
-      uint64_t n = expression(&at, 1, 16);
+      at = skip(at);
+      open |= *at == ']';
+      uint64_t n = *at == ']' ? 1 : expression(&at, 16).n;
       count = times(count, n ? n : 1);
     } else if (c == '=') {
-      uint64_t n = values(&at);
+      uint64_t first, n = values(&at, &first);
+      if (open) count = times(count, first);
       if (n > count) count = n;
     } else if (c == ',') {
-      sum = add(sum, times(times(element, vector), count));
+      sum = add(sum, times(times(element, vector), count), align);
       count = 1;
+      open = false;
     } else if (c == '.' && !strncmp(at, "align", 5)) {
       at = skip(at + 5);
-      number(&at);
+      align = number(&at);
     } else if (c == '.' && at[0] == 'v' && at[1] >= '2' && at[1] <= '8' && !wordy(at[2])) {
       vector = (uint64_t)(at[1] - '0');
       at += 2;
@@ -174,7 +249,7 @@ static uint64_t declared(const char **from) {
     }
   }
   *from = at;
-  return add(sum, times(times(element, vector), count));
+  return add(sum, times(times(element, vector), count), align);
 }
 
 /* ".global" begins a declaration, unless it is a part of an instruction or says where a parameter points. */
@@ -189,7 +264,7 @@ static uint64_t in_text(const char *text) {
   for (const char *at = skip(text); *at;) {
     if (declares(at, before, pointer)) {
       at += strlen(".global");
-      sum = add(sum, declared(&at));
+      sum = plus(sum, declared(&at));
     }
     if (!*at) break;
     if (*at == '.') pointer = !strncmp(at, ".ptr", 4) && !wordy(at[4]);
@@ -236,7 +311,7 @@ static uint64_t in_elf(const unsigned char *image, uint64_t size) {
     if (section.sh_name >= names.sh_size) continue;
     const char *name = (const char *)image + names.sh_offset + section.sh_name;
     if (named(name, ".nv.global") || named(name, ".nv.global.init"))
-      sum = add(sum, section.sh_size);
+      sum = add(sum, section.sh_size, section.sh_addralign);
   }
   return sum;
 }
@@ -305,17 +380,16 @@ uint64_t vc_image_globals(const void *image) {
   return image ? in_image(image, UINT64_MAX) : 0;
 }
 
-uint64_t vc_image_file(const char *path) {
-  uint64_t sum = 0;
+void *vc_image_read(const char *path, uint64_t *globals) {
   int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
   off_t size = fd >= 0 ? lseek(fd, 0, SEEK_END) : 0;
   /* Zeroes behind it, so that a text has its end. */
   char *at = size > 0 ? malloc((size_t)size + 8) : NULL;
-  if (at && pread(fd, at, (size_t)size, 0) == size) {
-    memset(at + size, 0, 8);
-    sum = in_image((const unsigned char *)at, (uint64_t)size + 8);
-  }
-  free(at);
+  bool ok = at && pread(fd, at, (size_t)size, 0) == size;
+  if (ok) memset(at + size, 0, 8);
   if (fd >= 0) close(fd);
-  return sum;
+  *globals = ok ? in_image((const unsigned char *)at, (uint64_t)size + 8) : 0;
+  if (ok) return at;
+  free(at);
+  return NULL;
 }

@@ -7,6 +7,7 @@
 /* Bytes of the global variables in a module's image: PTX text or a cubin. What is in a compressed
  * fat binary cannot be seen: 0. */
 uint64_t vc_image_globals(const void *image);
-uint64_t vc_image_file(const char *path);
+/* A file's image, to be freed by the caller, and the same of it; NULL if it cannot be read. */
+void *vc_image_read(const char *path, uint64_t *globals);
 
 #endif

@@ -435,6 +435,37 @@ void vc_launch_wait_end(CUstream handle, CUresult result) {
   vc_flight_nudge();
 }
 
+static bool waits_with(const struct vc_stream *s, uint64_t context) {
+  return (uint64_t)(uintptr_t)s->context == context && !s->per_thread;
+}
+
+static void before_wait(struct vc_stream *s, uint64_t context) {
+  vc_lock(&s->lock);
+  if (waits_with(s, context) && vc_lane_dirty(&s->lane)) vc_stream_fence(s, false, vc_now());
+  vc_unlock(&s->lock);
+}
+
+static void after_wait(struct vc_stream *s, uint64_t context) {
+  vc_lock(&s->lock);
+  if (waits_with(s, context)) {
+    uint64_t now = vc_now();
+    vc_stream_fence(s, true, now);
+    atomic_store(&s->lane.armed, 0);
+    vc_stream_poll(s, now);
+  }
+  vc_unlock(&s->lock);
+}
+
+void vc_launch_context_wait_begin(CUcontext context) {
+  if (atomic_load(&vc_seat.policy)) vc_stream_each(before_wait, (uint64_t)(uintptr_t)context);
+}
+
+void vc_launch_context_wait_end(CUcontext context) {
+  if (!atomic_load(&vc_seat.policy)) return;
+  vc_stream_each(after_wait, (uint64_t)(uintptr_t)context);
+  vc_flight_nudge();
+}
+
 /* ---- the keeper's look ---- */
 
 static void look(struct vc_stream *s, uint64_t now) {

@@ -49,6 +49,11 @@ void vc_launch_synced(const CUstream *handle, CUcontext context, uint64_t since)
 void vc_launch_wait_begin(CUstream handle);
 void vc_launch_wait_end(CUstream handle, CUresult result);
 
+/* The same for a call that lets all streams of a context wait; those that only their own threads can name count as at
+ * work meanwhile. */
+void vc_launch_context_wait_begin(CUcontext context);
+void vc_launch_context_wait_end(CUcontext context);
+
 /* The keeper's look at all streams; returns how many are active. */
 uint32_t vc_launch_poll(uint64_t now);
 /* Some stream waits, and work is queued behind it. */

@@ -5,23 +5,29 @@
 #include "pool.h"
 #include "connection.h"
 
-bool vc_memory_begin(uint64_t bytes) {
-  if (!vc_seat_ready()) return false;
-  if (vc_take(bytes)) return true;
+static CUcontext current(void) {
+  CUcontext context = NULL;
+  VC_CALL(cuCtxGetCurrent)(&context);
+  return context;
+}
+
+bool vc_memory_take(uint64_t bytes, const void *context) {
+  if (vc_take(bytes, context)) return true;
   /* What pools have let go of since we looked may be enough. */
   vc_pools_settle();
-  return vc_take(bytes);
+  return vc_take(bytes, context);
+}
+
+bool vc_memory_begin(uint64_t bytes) {
+  return vc_seat_ready() && vc_memory_take(bytes, current());
 }
 
 CUresult vc_memory_end(CUresult result, enum vc_kind kind, uint64_t key, uint64_t bytes) {
-  struct vc_item item = {.key = key, .bytes = bytes, .kind = (uint32_t)kind};
-  if (result == CUDA_SUCCESS) {
-    VC_CALL(cuCtxGetCurrent)((CUcontext *)&item.owner);
-    /* Without a place to note it the bytes stay charged: too much, never too little. */
-    vc_table_put(item);
-  } else {
-    vc_give(bytes);
-  }
+  struct vc_item item = {.key = key, .bytes = bytes, .owner = current(), .kind = (uint32_t)kind};
+  if (result != CUDA_SUCCESS)
+    vc_give(bytes, item.owner);
+  else
+    vc_table_put(item); /* without a place to note it the bytes stay charged: too much, never too little */
   return result;
 }
 
@@ -38,14 +44,17 @@ void vc_memory_forget(CUcontext context) {
 }
 
 /* Another process may open it, and hold it when this one has given it back. */
-VC_HOOK(cuIpcGetMemHandle, (CUipcMemHandle * out, CUdeviceptr address)) {
+void vc_memory_exported(CUdeviceptr address) {
   CUdeviceptr base = address;
-  CUresult r = VC_CALL(cuIpcGetMemHandle)(out, address);
-  if (r != CUDA_SUCCESS || VC_CALL(cuMemGetAddressRange_v2)(&base, NULL, address)) return r;
   struct vc_item item;
-  if (vc_table_find(VC_PLAIN, base, &item) &&
-      vc_table_mark(VC_PLAIN, base, VC_EXPORTED) == 0)
+  if (VC_CALL(cuMemGetAddressRange_v2)(&base, NULL, address) == CUDA_SUCCESS &&
+      vc_table_find(VC_PLAIN, base, &item) && vc_table_mark(VC_PLAIN, base, VC_EXPORTED) == 0)
     vc_export(item.bytes);
+}
+
+VC_HOOK(cuIpcGetMemHandle, (CUipcMemHandle * out, CUdeviceptr address)) {
+  CUresult r = VC_CALL(cuIpcGetMemHandle)(out, address);
+  if (r == CUDA_SUCCESS) vc_memory_exported(address);
   return r;
 }
 
@@ -80,11 +89,12 @@ VC_HOOK(cuMemAllocPitch_v2,
   CUresult r = VC_CALL(cuMemAllocPitch_v2)(out, pitch, width, height, element);
   if (r == CUDA_SUCCESS && pitch && *pitch * height > bytes) {
     uint64_t all = *pitch * height;
-    vc_give(bytes);
     if (!vc_memory_begin(all)) {
       VC_CALL(cuMemFree_v2)(*out);
+      vc_give(bytes, current());
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    vc_give(bytes, current());
     bytes = all;
   }
   return vc_memory_end(r, VC_PLAIN, r == CUDA_SUCCESS ? *out : 0, bytes);
@@ -120,14 +130,14 @@ VC_HOOK(cuMemFree, (CUdeviceptr_v1 address)) {
 
 /* ---- pinned memory: it lies on the device only where device and host share their memory ---- */
 
-static bool host_counts(void) {
+bool vc_host_counts(void) {
   static _Atomic int known = -1;
   int integrated = atomic_load(&known);
-  CUdevice device;
+  CUdevice device = 0; /* without a context: there is one GPU in a slice */
   if (integrated >= 0) return integrated;
-  if (VC_CALL(cuCtxGetDevice)(&device) != CUDA_SUCCESS) return false;
-  integrated = 0;
-  VC_CALL(cuDeviceGetAttribute)(&integrated, CU_DEVICE_ATTRIBUTE_INTEGRATED, device);
+  VC_CALL(cuCtxGetDevice)(&device);
+  if (VC_CALL(cuDeviceGetAttribute)(&integrated, CU_DEVICE_ATTRIBUTE_INTEGRATED, device) != CUDA_SUCCESS)
+    return false;
   atomic_store(&known, integrated != 0);
   return integrated;
 }
@@ -136,56 +146,55 @@ static CUresult host_end(CUresult r, bool counts, void *p, uint64_t bytes) {
   return counts ? vc_memory_end(r, VC_HOST, (uint64_t)(uintptr_t)p, bytes) : r;
 }
 
-static void host_free(CUresult r, void *p) {
+/* The entry goes first, as with other memory. */
+static CUresult host_free(CUresult (*real)(void *), void *p) {
   struct vc_item item;
-  if (r == CUDA_SUCCESS && vc_table_take(VC_HOST, (uint64_t)(uintptr_t)p, &item))
-    vc_give(item.bytes);
+  bool known = vc_table_take(VC_HOST, (uint64_t)(uintptr_t)p, &item);
+  CUresult r = real(p);
+  if (known) settle_free(r, &item);
+  return r;
 }
 
 VC_HOOK(cuMemHostAlloc, (void **out, size_t bytes, unsigned flags)) {
-  bool counts = host_counts();
+  bool counts = vc_host_counts();
   if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuMemHostAlloc)(out, bytes, flags);
   return host_end(r, counts, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
 VC_HOOK(cuMemAllocHost_v2, (void **out, size_t bytes)) {
-  bool counts = host_counts();
+  bool counts = vc_host_counts();
   if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuMemAllocHost_v2)(out, bytes);
   return host_end(r, counts, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
 VC_HOOK(cuMemHostRegister_v2, (void *p, size_t bytes, unsigned flags)) {
-  bool counts = host_counts();
+  bool counts = vc_host_counts();
   if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   return host_end(VC_CALL(cuMemHostRegister_v2)(p, bytes, flags), counts, p, bytes);
 }
 
 /* The versions of CUDA 2 and 4. */
 VC_HOOK(cuMemAllocHost, (void **out, unsigned bytes)) {
-  bool counts = host_counts();
+  bool counts = vc_host_counts();
   if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuMemAllocHost)(out, bytes);
   return host_end(r, counts, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
 VC_HOOK(cuMemHostRegister, (void *p, size_t bytes, unsigned flags)) {
-  bool counts = host_counts();
+  bool counts = vc_host_counts();
   if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   return host_end(VC_CALL(cuMemHostRegister)(p, bytes, flags), counts, p, bytes);
 }
 
 VC_HOOK(cuMemFreeHost, (void *p)) {
-  CUresult r = VC_CALL(cuMemFreeHost)(p);
-  host_free(r, p);
-  return r;
+  return host_free(VC_REAL(cuMemFreeHost), p);
 }
 
 VC_HOOK(cuMemHostUnregister, (void *p)) {
-  CUresult r = VC_CALL(cuMemHostUnregister)(p);
-  host_free(r, p);
-  return r;
+  return host_free(VC_REAL(cuMemHostUnregister), p);
 }
 
 /* ---- what there is ---- */

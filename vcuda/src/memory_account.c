@@ -19,7 +19,6 @@
 
 static struct vc_lock guard;
 static uint64_t mine;  /* what this process holds; the slot's copy can be garbled by the tenant */
-static uint64_t small; /* bytes of requests below SMALL */
 
 /* Parts of mine, see abi.h. What is atomic is read without the guard too. */
 static uint64_t exported;
@@ -34,12 +33,14 @@ static uint64_t plus(uint64_t a, uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-static struct sum add_up(void) {
+/* The page is the tenant's word, but of its own bytes a process is sure: it leaves out its own slot. */
+static struct sum add_up(const struct vc_slot *but) {
   struct vc_usage *usage = vc_seat.usage;
   uint32_t high = atomic_load(&usage->high);
   struct sum s = {atomic_load(&vc_seat.policy->overhead), 0};
   if (high > VC_SLOTS) high = VC_SLOTS;
   for (uint32_t i = 0; i < high; i++) {
+    if (&usage->slot[i] == but) continue;
     /* Pending first: a reservation moves from pending to charged, never back. */
     s.pending = plus(s.pending, atomic_load(&usage->slot[i].pending));
     s.charged = plus(s.charged, atomic_load(&usage->slot[i].charged));
@@ -48,7 +49,7 @@ static struct sum add_up(void) {
 }
 
 uint64_t vc_held(void) {
-  return add_up().charged;
+  return add_up(NULL).charged;
 }
 
 uint64_t vc_cap(void) {
@@ -61,12 +62,20 @@ static void note_peak(uint64_t held) {
   while (held > old && !atomic_compare_exchange_weak(peak, &old, held)) continue;
 }
 
+/* With the guard held. */
+static void show_mine(struct vc_slot *slot) {
+  if (slot && atomic_load(&slot->charged) != mine) atomic_store(&slot->charged, mine);
+}
+
 /* One try: 1 granted, 0 refused for good, -1 others are in the middle of theirs. */
 static int try_reserve(struct vc_slot *slot, uint64_t bytes) {
   uint64_t cap = vc_cap();
   if (!atomic_load(&vc_seat.policy->confirmed)) return 0;
+  show_mine(slot);
   atomic_fetch_add(&slot->pending, bytes);
-  struct sum s = add_up();
+  struct sum s = add_up(slot);
+  s.charged = plus(s.charged, mine);
+  s.pending = plus(s.pending, bytes);
   int verdict = plus(s.charged, s.pending) <= cap ? 1 : plus(s.charged, bytes) > cap ? 0 : -1;
   if (verdict == 1) {
     atomic_fetch_add(&slot->charged, bytes);
@@ -134,35 +143,57 @@ void vc_book(uint64_t bytes) {
   vc_unlock(&guard);
 }
 
-bool vc_take(uint64_t bytes) {
+/* ---- requests below SMALL: those of one context share granules. With the guard held. ---- */
+
+static uint64_t key_of(const void *context) {
+  return (uint64_t)(uintptr_t)context;
+}
+
+static uint64_t small_in(const void *context) {
+  struct vc_item item;
+  return vc_table_find(VC_SMALL, key_of(context), &item) ? item.bytes : 0;
+}
+
+/* Without a place to note them they count for nothing: more is charged then, never less. */
+static void set_small(const void *context, uint64_t bytes) {
+  struct vc_item item;
+  vc_table_take(VC_SMALL, key_of(context), &item);
+  if (bytes) vc_table_put((struct vc_item){.key = key_of(context), .bytes = bytes, .kind = VC_SMALL});
+}
+
+bool vc_take(uint64_t bytes, const void *context) {
   if (bytes >= SMALL) return vc_reserve(vc_granules(bytes));
-  uint64_t rounded = (bytes + 511) / 512 * 512;
   vc_await_others();
   vc_lock(&guard);
-  uint64_t grow = vc_granules(small + rounded) - vc_granules(small);
+  uint64_t before = small_in(context), after = before + (bytes + 511) / 512 * 512;
+  uint64_t grow = vc_granules(after) - vc_granules(before);
   bool ok = !grow || reserve_locked(grow);
-  if (ok) small += rounded;
+  if (ok && after != before) set_small(context, after);
   vc_unlock(&guard);
   return ok;
 }
 
 /* What a request of so many bytes takes from the counter, and gives back to it. */
-static uint64_t part_of(uint64_t bytes) {
+static uint64_t part_of(uint64_t bytes, const void *context) {
   if (bytes >= SMALL) return vc_granules(bytes);
-  uint64_t rounded = (bytes + 511) / 512 * 512;
-  if (rounded > small) rounded = small;
-  uint64_t shrink = vc_granules(small) - vc_granules(small - rounded);
-  small -= rounded;
-  return shrink;
+  uint64_t before = small_in(context), rounded = (bytes + 511) / 512 * 512;
+  uint64_t after = before > rounded ? before - rounded : 0;
+  if (after != before) set_small(context, after);
+  return vc_granules(before) - vc_granules(after);
 }
 
-void vc_give(uint64_t bytes) {
-  if (bytes >= SMALL) {
-    vc_unreserve(vc_granules(bytes));
-    return;
-  }
+void vc_give(uint64_t bytes, const void *context) {
   vc_lock(&guard);
-  release_locked(part_of(bytes));
+  release_locked(part_of(bytes, context));
+  vc_unlock(&guard);
+}
+
+void vc_account_rename(const void *from, const void *to) {
+  vc_lock(&guard);
+  uint64_t one = small_in(from), other = small_in(to);
+  set_small(from, 0);
+  if (one) set_small(to, one + other);
+  release_locked(vc_granules(one) + vc_granules(other) - vc_granules(one + other));
   vc_unlock(&guard);
 }
 
@@ -181,9 +212,9 @@ void vc_export(uint64_t bytes) {
   vc_unlock(&guard);
 }
 
-void vc_let_go(uint64_t bytes) {
+void vc_let_go(uint64_t bytes, const void *context) {
   vc_lock(&guard);
-  uint64_t part = part_of(bytes);
+  uint64_t part = part_of(bytes, context);
   if (bytes < SMALL) exported += part;
   let_go += part;
   show_exported();
@@ -192,15 +223,18 @@ void vc_let_go(uint64_t bytes) {
 
 void vc_give_back(const struct vc_item *item) {
   if (item->extra & VC_EXPORTED)
-    vc_let_go(item->bytes);
+    vc_let_go(item->bytes, item->owner);
   else
-    vc_give(item->bytes);
+    vc_give(item->bytes, item->owner);
 }
 
 void vc_account_tend(void) {
   const struct vc_policy *policy = atomic_load(&vc_seat.policy);
   const struct vc_slot *slot = atomic_load(&vc_seat.slot);
   uint32_t serial = atomic_load(&policy->release_serial);
+  vc_lock(&guard);
+  show_mine(atomic_load(&vc_seat.slot));
+  vc_unlock(&guard);
   if (!let_go || !slot || serial == released) return;
   vc_lock(&guard);
   released = serial;
@@ -227,6 +261,6 @@ void vc_account_move(struct vc_slot *slot) {
 
 void vc_account_reset(void) {
   atomic_store(&guard.word, 0);
-  mine = small = exported = let_go = 0;
+  mine = exported = let_go = 0;
   atomic_store(&vc_seat.slot, NULL);
 }

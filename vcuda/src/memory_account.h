@@ -14,13 +14,15 @@ bool vc_reserve_now(uint64_t bytes);
 void vc_unreserve(uint64_t bytes);
 /* Book what the driver took already; the cap cannot refuse it any more. */
 void vc_book(uint64_t bytes);
-/* The same for one request of a program: small ones share granules, as in the driver. */
-bool vc_take(uint64_t bytes);
-void vc_give(uint64_t bytes);
+/* The same for one request of a program: small ones of a context share granules, as in the driver. */
+bool vc_take(uint64_t bytes, const void *context);
+void vc_give(uint64_t bytes, const void *context);
+/* What was taken for a context that had no handle yet. */
+void vc_account_rename(const void *from, const void *to);
 /* Charged bytes that other processes can take hold of from now on; then, given back here, they stay
  * charged until the arbiter has seen that the driver does not hold them either. */
 void vc_export(uint64_t bytes);
-void vc_let_go(uint64_t bytes);
+void vc_let_go(uint64_t bytes, const void *context);
 /* The bytes of an entry that is gone from the table and from the driver. */
 void vc_give_back(const struct vc_item *item);
 /* Look for the arbiter's word on what was let go of. */

@@ -23,7 +23,7 @@ static uint64_t most(const struct vc_meter *m, struct vc_reading r, uint64_t byt
  * reading that is older than this one no longer counts. */
 static void apply(struct vc_meter *m, struct vc_reading r) {
   uint64_t limit = most(m, r, 0);
-  if (m->charged > limit) {
+  if (m->charged > limit && !m->held) {
     vc_unreserve(m->charged - limit);
     m->charged = limit;
   } else if (r.reserved > m->charged) {
@@ -39,13 +39,13 @@ static int try_begin(struct vc_meter *m, uint64_t bytes, vc_read *read, void *of
     uint32_t turn = atomic_load(&m->turn);
     struct vc_reading r = read(of);
     vc_lock(&m->lock);
-    bool fresh = turn == atomic_load(&m->turn);
+    bool fresh = turn == atomic_load(&m->turn) && !r.failed;
     if (fresh) apply(m, r);
     /* Without a reading that counts, nothing is known to be free. */
     uint64_t wanted = fresh ? most(m, r, bytes) : sum(m->charged, vc_granules(bytes));
     uint64_t growth = wanted > m->charged ? wanted - m->charged : 0;
     bool last = fresh || i == TRIES, ok = last && vc_reserve_now(growth);
-    int verdict = ok ? 1 : m->pending ? -1 : 0;
+    int verdict = ok ? 1 : m->pending || m->held > 1 ? -1 : 0;
     if (ok) {
       m->charged += growth;
       m->pending += bytes;
@@ -77,12 +77,19 @@ void vc_meter_settle(struct vc_meter *m, vc_read *read, void *of) {
   for (int i = 0; i < TRIES; i++) {
     uint32_t turn = atomic_load(&m->turn);
     struct vc_reading r = read(of);
+    if (r.failed) return; /* it stays as it is */
     vc_lock(&m->lock);
     bool fresh = turn == atomic_load(&m->turn);
     if (fresh) apply(m, r);
     vc_unlock(&m->lock);
     if (fresh) return;
   }
+}
+
+void vc_meter_hold(struct vc_meter *m, int change) {
+  vc_lock(&m->lock);
+  m->held += (uint32_t)change;
+  vc_unlock(&m->lock);
 }
 
 void vc_meter_end(struct vc_meter *m, uint64_t bytes, vc_read *read, void *of) {

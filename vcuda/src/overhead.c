@@ -11,38 +11,83 @@
 #include "memory.h"
 #include "pool.h"
 
+#include <stdlib.h>
+
 #define MAX_STACK (512ull << 10) /* the driver refuses more */
 #define STACK_DEFAULT 1024u
 #define HEAP_DEFAULT (8ull << 20)
 #define FIFO_DEFAULT (1ull << 20)
+/* Kernels that launch others: the guide speaks of up to 150 MB for each level that they wait for, and of no figure for
+ * pending launches. */
+#define DEPTH_DEFAULT 2u
+#define DEPTH_BYTES (150ull << 20)
+#define PENDING_DEFAULT 2048u
+#define PENDING_BYTES 4096u
 
-/* ---- contexts ---- */
+/* ---- contexts, and the libraries in them ---- */
 
-bool vc_context_begin(uint64_t *bytes) {
-  *bytes = vc_granules(atomic_load(&vc_seat.policy->context_bytes));
-  if (vc_reserve(*bytes)) return true;
-  vc_pools_settle();
-  return vc_reserve(*bytes);
+/* A library is loaded into every context, those made later too, each with its own variables: at once, or when it is
+ * first used there. `context` may be what stands for one that is still to be made. */
+static bool libraries_into(const void *context, bool forced) {
+  uint32_t count;
+  bool ok = true;
+  struct vc_item *list = vc_table_list(VC_LIBRARY, &count);
+  for (uint32_t i = 0; list && i < count && ok; i++) {
+    struct vc_item item = {.key = list[i].key, .bytes = list[i].bytes, .owner = (void *)(uintptr_t)context,
+                           .kind = VC_MODULE};
+    ok = vc_memory_take(item.bytes, context);
+    if (!ok && forced) {
+      item.bytes = vc_granules(item.bytes);
+      vc_book(item.bytes);
+      ok = true;
+    }
+    if (ok) vc_table_put(item);
+  }
+  free(list);
+  return ok;
 }
 
-void vc_context_end(CUresult result, CUcontext context, uint64_t bytes) {
+/* Until there is a context, the place of its bytes stands for it. */
+bool vc_context_begin(uint64_t *bytes) {
+  *bytes = vc_granules(atomic_load(&vc_seat.policy->context_bytes));
+  if (!vc_reserve(*bytes)) {
+    vc_pools_settle();
+    if (!vc_reserve(*bytes)) return false;
+  }
+  if (libraries_into(bytes, false)) return true;
+  vc_table_sweep(bytes, vc_give_back);
+  vc_unreserve(*bytes);
+  return false;
+}
+
+void vc_context_end(CUresult result, CUcontext context, uint64_t *bytes) {
   struct vc_item item = {
-      .key = (uint64_t)(uintptr_t)context, .bytes = bytes, .owner = context, .kind = VC_CONTEXT};
+      .key = (uint64_t)(uintptr_t)context, .bytes = *bytes, .owner = context, .kind = VC_CONTEXT};
   struct vc_item known;
   /* A primary context that was there already is charged already. */
-  if (result != CUDA_SUCCESS || vc_table_find(VC_CONTEXT, item.key, &known))
-    vc_unreserve(bytes);
-  else
-    vc_table_put(item);
+  if (result != CUDA_SUCCESS || vc_table_find(VC_CONTEXT, item.key, &known)) {
+    vc_table_sweep(bytes, vc_give_back);
+    vc_unreserve(*bytes);
+    return;
+  }
+  vc_table_put(item);
+  vc_account_rename(bytes, context);
+  vc_table_hand_over(bytes, context);
+}
+
+bool vc_context_known(CUcontext context) {
+  struct vc_item item;
+  return vc_table_find(VC_CONTEXT, (uint64_t)(uintptr_t)context, &item);
 }
 
 void vc_context_again(CUcontext context) {
   uint64_t bytes = vc_granules(atomic_load(&vc_seat.policy->context_bytes));
   vc_book(bytes);
-  vc_context_end(CUDA_SUCCESS, context, bytes);
+  if (!vc_context_known(context)) libraries_into(&bytes, true);
+  vc_context_end(CUDA_SUCCESS, context, &bytes);
 }
 
-/* ---- stacks, the heap and the buffer of printf: `extra` of a context's entry holds the stack ---- */
+/* ---- stacks, the heap, the buffer of printf and what kernels need to launch others: by context and limit ---- */
 
 static uint64_t threads(void) {
   int each = 0, count = 0;
@@ -53,74 +98,109 @@ static uint64_t threads(void) {
   return (uint64_t)each * (uint64_t)count;
 }
 
-static struct vc_lock guard;
-
-/* Raise a context's charge by so many bytes, or lower it. */
-static bool change(CUcontext context, uint64_t before, uint64_t after) {
-  struct vc_item item;
-  uint64_t key = (uint64_t)(uintptr_t)context;
-  if (after > before && !vc_reserve(after - before)) {
-    vc_pools_settle();
-    if (!vc_reserve(after - before)) return false;
-  }
-  vc_lock(&guard);
-  bool known = vc_table_take(VC_CONTEXT, key, &item);
-  if (!known) item = (struct vc_item){.key = key, .owner = context, .kind = VC_CONTEXT};
-  item.bytes = item.bytes + after > before ? item.bytes + after - before : 0;
-  vc_table_put(item);
-  vc_unlock(&guard);
-  if (after < before) vc_unreserve(before - after);
-  return true;
-}
-
 static uint64_t stacks(uint64_t each) {
   return each > STACK_DEFAULT ? vc_granules((each - STACK_DEFAULT) * threads()) : 0;
 }
 
-static uint64_t above(uint64_t bytes, uint64_t usual) {
-  return bytes > usual ? vc_granules(bytes - usual) : 0;
+static uint64_t above(uint64_t value, uint64_t usual, uint64_t each) {
+  uint64_t more = value > usual ? value - usual : 0;
+  return vc_granules(more > UINT64_MAX / each ? UINT64_MAX : more * each);
 }
 
+/* What a limit's value takes, from what contexts have anyway. */
 static uint64_t part_of(CUlimit limit, uint64_t value) {
-  return limit == CU_LIMIT_STACK_SIZE         ? stacks(value)
-         : limit == CU_LIMIT_MALLOC_HEAP_SIZE ? above(value, HEAP_DEFAULT)
-                                              : above(value, FIFO_DEFAULT);
+  switch (limit) {
+  case CU_LIMIT_STACK_SIZE:
+    return stacks(value);
+  case CU_LIMIT_MALLOC_HEAP_SIZE:
+    return above(value, HEAP_DEFAULT, 1);
+  case CU_LIMIT_PRINTF_FIFO_SIZE:
+    return above(value, FIFO_DEFAULT, 1);
+  case CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH:
+    return above(value, DEPTH_DEFAULT, DEPTH_BYTES);
+  case CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT:
+    return above(value, PENDING_DEFAULT, PENDING_BYTES);
+  default:
+    return 0;
+  }
+}
+
+static struct vc_lock guard;
+static uint32_t changing, changes; /* calls under way, and all that ever began */
+
+static struct vc_item limit_of(CUcontext context, CUlimit limit) {
+  uint64_t key = (uint64_t)(uintptr_t)context ^ (uint64_t)limit << 56;
+  struct vc_item item = {.key = key, .owner = context, .kind = VC_LIMIT};
+  vc_table_take(VC_LIMIT, key, &item);
+  return item;
+}
+
+static void store(struct vc_item item) {
+  if (item.bytes || item.extra) vc_table_put(item);
+}
+
+/* Have at least so much charged for a limit; `extra` is the deepest stack that was needed. */
+static bool raise_now(CUcontext context, CUlimit limit, uint64_t bytes, uint32_t extra) {
+  vc_lock(&guard);
+  struct vc_item item = limit_of(context, limit);
+  bool ok = bytes <= item.bytes || vc_reserve_now(bytes - item.bytes);
+  if (ok && bytes > item.bytes) item.bytes = bytes;
+  if (ok && extra > item.extra) item.extra = extra;
+  store(item);
+  vc_unlock(&guard);
+  return ok;
+}
+
+static bool raise(CUcontext context, CUlimit limit, uint64_t bytes, uint32_t extra) {
+  vc_await_others();
+  if (raise_now(context, limit, bytes, extra)) return true;
+  vc_pools_settle();
+  return raise_now(context, limit, bytes, extra);
+}
+
+static uint32_t begin_change(void) {
+  vc_lock(&guard);
+  changing++;
+  uint32_t mine = ++changes;
+  vc_unlock(&guard);
+  return mine;
+}
+
+/* The driver's word is only good if no other call could have changed it meanwhile; and stacks stay as deep as a kernel
+ * has needed them, for its next launch takes a way that asks nobody. */
+static void end_change(CUcontext context, CUlimit limit, uint64_t bytes, uint32_t mine) {
+  vc_lock(&guard);
+  struct vc_item item = limit_of(context, limit);
+  uint64_t deepest = limit == CU_LIMIT_STACK_SIZE ? stacks(item.extra) : 0;
+  if (deepest > bytes) bytes = deepest;
+  bool alone = --changing == 0 && mine == changes;
+  uint64_t less = alone && item.bytes > bytes ? item.bytes - bytes : 0;
+  item.bytes -= less;
+  store(item);
+  vc_unlock(&guard);
+  vc_unreserve(less);
 }
 
 VC_HOOK(cuCtxSetLimit, (CUlimit limit, size_t value)) {
   CUcontext context = NULL;
-  size_t before = 0, after = 0;
-  bool takes = limit == CU_LIMIT_STACK_SIZE || limit == CU_LIMIT_MALLOC_HEAP_SIZE ||
-               limit == CU_LIMIT_PRINTF_FIFO_SIZE;
-  if (!takes || (limit == CU_LIMIT_STACK_SIZE && value > MAX_STACK) ||
-      VC_CALL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context)
+  size_t after = value;
+  if ((limit == CU_LIMIT_STACK_SIZE && value > MAX_STACK) ||
+      VC_CALL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context || limit > CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT)
     return VC_CALL(cuCtxSetLimit)(limit, value);
   if (!vc_seat_ready()) return CUDA_ERROR_OUT_OF_MEMORY;
-  VC_CALL(cuCtxGetLimit)(&before, limit);
-  uint64_t had = part_of(limit, before), wants = part_of(limit, value);
-  if (wants > had && !change(context, had, wants)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult r = VC_CALL(cuCtxSetLimit)(limit, value);
-  after = value;
-  VC_CALL(cuCtxGetLimit)(&after, limit);
-  uint64_t has = part_of(limit, r == CUDA_SUCCESS ? after : before);
-  uint64_t needs = wants > had ? wants : had;
-  if (has != needs) change(context, needs, has);
+  uint32_t mine = begin_change();
+  bool ok = raise(context, limit, part_of(limit, value), 0);
+  CUresult r = ok ? VC_CALL(cuCtxSetLimit)(limit, value) : CUDA_ERROR_OUT_OF_MEMORY;
+  if (VC_CALL(cuCtxGetLimit)(&after, limit) != CUDA_SUCCESS) after = SIZE_MAX; /* nothing is given back */
+  end_change(context, limit, part_of(limit, after), mine);
   return r;
 }
 
 /* A kernel that needs deeper stacks than the current context has makes the driver take them when it is
  * launched, and keep them. They are charged when the kernel is looked up: a launch has no time for that. */
 static bool deepen(CUcontext context, uint32_t local) {
-  struct vc_item item;
-  size_t limit = 0;
   if (!vc_seat_ready()) return false;
-  VC_CALL(cuCtxGetLimit)(&limit, CU_LIMIT_STACK_SIZE);
-  uint64_t key = (uint64_t)(uintptr_t)context, had = limit;
-  if (vc_table_find(VC_CONTEXT, key, &item) && item.extra > had) had = item.extra;
-  if (local <= had) return true;
-  if (!change(context, stacks(had), stacks(local))) return false;
-  vc_table_mark(VC_CONTEXT, key, local);
-  return true;
+  return raise(context, CU_LIMIT_STACK_SIZE, stacks(local), local);
 }
 
 static CUresult found(CUresult r, int local) {
@@ -131,11 +211,12 @@ static CUresult found(CUresult r, int local) {
   return deepen(context, (uint32_t)local) ? r : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* A library's kernel is the only one that runs in other contexts than that in which it was looked up. */
+/* A library's kernel runs in any context, and a function may be looked up while another context than its own is
+ * current. So both are looked at again when they are launched. */
 _Atomic uint32_t vc_deep_kernels;
 
-static void remember(CUkernel kernel, CUlibrary library, int local) {
-  struct vc_item item = {.key = (uint64_t)(uintptr_t)kernel, .owner = library, .kind = VC_KERNEL_DEEP,
+static void remember(const void *kernel, void *image, int local) {
+  struct vc_item item = {.key = (uint64_t)(uintptr_t)kernel, .owner = image, .kind = VC_KERNEL_DEEP,
                          .extra = (uint32_t)local};
   if (local <= (int)STACK_DEFAULT || vc_table_mark(VC_KERNEL_DEEP, item.key, item.extra) != UINT32_MAX) return;
   if (vc_table_put(item)) atomic_fetch_add(&vc_deep_kernels, 1);
@@ -163,6 +244,7 @@ VC_HOOK(cuModuleGetFunction, (CUfunction * out, CUmodule module, const char *nam
   CUresult r = VC_CALL(cuModuleGetFunction)(out, module, name);
   if (r == CUDA_SUCCESS)
     VC_CALL(cuFuncGetAttribute)(&local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, *out);
+  if (r == CUDA_SUCCESS) remember(*out, module, local);
   return found(r, local);
 }
 
@@ -179,9 +261,12 @@ VC_HOOK(cuLibraryGetKernel, (CUkernel * out, CUlibrary library, const char *name
 
 VC_HOOK(cuKernelGetFunction, (CUfunction * out, CUkernel kernel)) {
   int local = 0;
+  struct vc_item item;
   CUresult r = VC_CALL(cuKernelGetFunction)(out, kernel);
   if (r == CUDA_SUCCESS)
     VC_CALL(cuFuncGetAttribute)(&local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, *out);
+  if (r == CUDA_SUCCESS && vc_table_find(VC_KERNEL_DEEP, (uint64_t)(uintptr_t)kernel, &item))
+    remember(*out, item.owner, local);
   return found(r, local);
 }
 
@@ -194,6 +279,7 @@ VC_HOOK(cuModuleEnumerateFunctions, (CUfunction * out, unsigned room, CUmodule m
   for (unsigned i = 0; i < count && i < room; i++) {
     int local = 0;
     VC_CALL(cuFuncGetAttribute)(&local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, out[i]);
+    remember(out[i], module, local);
     if (local > deepest) deepest = local;
   }
   return found(r, deepest);
@@ -213,63 +299,134 @@ VC_HOOK(cuLibraryEnumerateKernels, (CUkernel * out, unsigned room, CUlibrary lib
   return r;
 }
 
-/* ---- modules ---- */
+/* ---- modules: of the context that is current ---- */
 
 static CUresult module_end(CUresult r, void *handle, uint64_t bytes) {
   return bytes ? vc_memory_end(r, VC_MODULE, (uint64_t)(uintptr_t)handle, bytes) : r;
 }
 
-static CUresult module_gone(CUresult r, struct vc_item *item, bool known) {
-  if (known && r == CUDA_SUCCESS)
-    vc_give(item->bytes);
-  else if (known)
-    vc_table_put(*item);
+static CUresult load(CUmodule *out, const void *image, uint64_t bytes, CUresult (*real)(CUmodule *, const void *)) {
+  if (bytes && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = real(out, image);
+  return module_end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
+}
+
+/* The driver is given what we have read: a file can become another one. */
+VC_HOOK(cuModuleLoad, (CUmodule * out, const char *path)) {
+  uint64_t bytes;
+  void *image = vc_image_read(path, &bytes);
+  if (!image) return path ? CUDA_ERROR_FILE_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
+  CUresult r = load(out, image, bytes, VC_REAL(cuModuleLoadData));
+  free(image);
   return r;
 }
-
-#define LOAD(call, out, bytes)                                                                     \
-  uint64_t bytes_ = (bytes);                                                                       \
-  if (bytes_ && !vc_memory_begin(bytes_)) return CUDA_ERROR_OUT_OF_MEMORY;                         \
-  CUresult r_ = (call);                                                                            \
-  return module_end(r_, r_ == CUDA_SUCCESS ? *(out) : NULL, bytes_)
-
-VC_HOOK(cuModuleLoad, (CUmodule * out, const char *path)) {
-  LOAD(VC_CALL(cuModuleLoad)(out, path), out, vc_image_file(path));
-}
 VC_HOOK(cuModuleLoadData, (CUmodule * out, const void *image)) {
-  LOAD(VC_CALL(cuModuleLoadData)(out, image), out, vc_image_globals(image));
+  return load(out, image, vc_image_globals(image), VC_REAL(cuModuleLoadData));
 }
 VC_HOOK(cuModuleLoadDataEx,
         (CUmodule * out, const void *image, unsigned n, CUjit_option *o, void **v)) {
-  LOAD(VC_CALL(cuModuleLoadDataEx)(out, image, n, o, v), out, vc_image_globals(image));
+  uint64_t bytes = vc_image_globals(image);
+  if (bytes && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = VC_CALL(cuModuleLoadDataEx)(out, image, n, o, v);
+  return module_end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 VC_HOOK(cuModuleLoadFatBinary, (CUmodule * out, const void *image)) {
-  LOAD(VC_CALL(cuModuleLoadFatBinary)(out, image), out, vc_image_globals(image));
+  return load(out, image, vc_image_globals(image), VC_REAL(cuModuleLoadFatBinary));
 }
 VC_HOOK(cuModuleUnload, (CUmodule module)) {
   struct vc_item item;
   bool known = vc_table_take(VC_MODULE, (uint64_t)(uintptr_t)module, &item);
-  return module_gone(VC_CALL(cuModuleUnload)(module), &item, known);
+  vc_table_sweep(module, forget);
+  CUresult r = VC_CALL(cuModuleUnload)(module);
+  if (known && r == CUDA_SUCCESS)
+    vc_give_back(&item);
+  else if (known)
+    vc_table_put(item);
+  return r;
+}
+
+/* ---- libraries: an entry for each context, all under the library's handle ---- */
+
+static void rename_each(uint64_t from, uint64_t to) {
+  struct vc_item item;
+  while (vc_table_take(VC_MODULE, from, &item)) {
+    item.key = to;
+    vc_table_put(item);
+  }
+}
+
+static void give_each(uint64_t key) {
+  struct vc_item item;
+  while (vc_table_take(VC_MODULE, key, &item)) vc_give_back(&item);
+}
+
+static bool library_begin(uint64_t key, uint64_t bytes) {
+  uint32_t count;
+  bool ok = true;
+  if (!bytes) return true;
+  if (!vc_seat_ready()) return false;
+  struct vc_item *list = vc_table_list(VC_CONTEXT, &count);
+  for (uint32_t i = 0; list && i < count && ok; i++) {
+    ok = vc_memory_take(bytes, list[i].owner);
+    if (ok) vc_table_put((struct vc_item){.key = key, .bytes = bytes, .owner = list[i].owner, .kind = VC_MODULE});
+  }
+  free(list);
+  if (!ok) give_each(key);
+  return ok;
+}
+
+static CUresult library_end(CUresult r, CUlibrary *out, uint64_t key, uint64_t bytes) {
+  if (!bytes) return r;
+  if (r != CUDA_SUCCESS) {
+    give_each(key);
+    return r;
+  }
+  rename_each(key, (uint64_t)(uintptr_t)*out);
+  vc_table_put((struct vc_item){.key = (uint64_t)(uintptr_t)*out, .bytes = bytes, .kind = VC_LIBRARY});
+  return r;
+}
+
+static CUresult library_load(CUlibrary *out, const void *image, uint64_t bytes, CUjit_option *jo, void **jv,
+                             unsigned jn, CUlibraryOption *lo, void **lv, unsigned ln) {
+  uint64_t key = (uint64_t)(uintptr_t)&bytes;
+  if (!library_begin(key, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  return library_end(VC_CALL(cuLibraryLoadData)(out, image, jo, jv, jn, lo, lv, ln), out, key, bytes);
 }
 
 VC_HOOK(cuLibraryLoadData, (CUlibrary * out, const void *image, CUjit_option *jo, void **jv,
                             unsigned jn, CUlibraryOption *lo, void **lv, unsigned ln)) {
-  LOAD(VC_CALL(cuLibraryLoadData)(out, image, jo, jv, jn, lo, lv, ln), out,
-       vc_image_globals(image));
+  return library_load(out, image, vc_image_globals(image), jo, jv, jn, lo, lv, ln);
 }
 VC_HOOK(cuLibraryLoadFromFile, (CUlibrary * out, const char *path, CUjit_option *jo, void **jv,
                                 unsigned jn, CUlibraryOption *lo, void **lv, unsigned ln)) {
-  LOAD(VC_CALL(cuLibraryLoadFromFile)(out, path, jo, jv, jn, lo, lv, ln), out,
-       vc_image_file(path));
+  for (unsigned i = 0; lo && i < ln; i++)
+    if (lo[i] == CU_LIBRARY_BINARY_IS_PRESERVED) return CUDA_ERROR_INVALID_VALUE;
+  uint64_t bytes;
+  void *image = vc_image_read(path, &bytes);
+  if (!image) return path ? CUDA_ERROR_FILE_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
+  CUresult r = library_load(out, image, bytes, jo, jv, jn, lo, lv, ln);
+  free(image);
+  return r;
 }
 VC_HOOK(cuLibraryUnload, (CUlibrary library)) {
   struct vc_item item;
-  bool known = vc_table_take(VC_MODULE, (uint64_t)(uintptr_t)library, &item);
+  uint64_t key = (uint64_t)(uintptr_t)library, aside = (uint64_t)(uintptr_t)&item;
+  /* The entries go first: once unloaded, the handle can be another library's at once. */
+  bool known = vc_table_take(VC_LIBRARY, key, &item);
+  if (known) rename_each(key, aside);
   vc_table_sweep(library, forget);
-  return module_gone(VC_CALL(cuLibraryUnload)(library), &item, known);
+  CUresult r = VC_CALL(cuLibraryUnload)(library);
+  if (known && r == CUDA_SUCCESS) {
+    give_each(aside);
+  } else if (known) {
+    rename_each(aside, key);
+    vc_table_put(item);
+  }
+  return r;
 }
 
 void vc_overhead_reset(void) {
   atomic_store(&guard.word, 0);
+  changing = 0;
   atomic_store(&vc_deep_kernels, 0);
 }

@@ -6,7 +6,8 @@
 
 /* Take what a new context needs, before it is made; false when it does not fit. */
 bool vc_context_begin(uint64_t *bytes);
-void vc_context_end(CUresult result, CUcontext context, uint64_t bytes);
+void vc_context_end(CUresult result, CUcontext context, uint64_t *bytes);
+bool vc_context_known(CUcontext context);
 /* It was made again under its old name; the cap is not asked. */
 void vc_context_again(CUcontext context);
 /* How many kernels are known that need deeper stacks than there are and run in any context. */

@@ -2,14 +2,15 @@
 #include "pool.h"
 #include "memory_account.h"
 #include "connection.h"
-#include "hook.h"
+#include "memory.h"
 #include "meter.h"
 #include "stream.h"
 
 #include <stdlib.h>
 
 #define ASKED_MS 1000
-/* cuda.h has a name for it since 13: CU_MEMPOOL_ATTR_LOCATION_TYPE. */
+/* cuda.h has names for them since 13: CU_MEMPOOL_ATTR_ALLOCATION_TYPE and CU_MEMPOOL_ATTR_LOCATION_TYPE. */
+#define ALLOCATION_TYPE ((CUmemPool_attribute)9)
 #define LOCATION_TYPE ((CUmemPool_attribute)12)
 
 struct pool {
@@ -31,23 +32,20 @@ typedef CUresult alloc_t(CUdeviceptr *, size_t, CUstream);
 typedef CUresult alloc_from_t(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
 
 /* What the driver says of a pool; 0 once it is gone. */
-static uint64_t ask(struct pool *p, CUmemPool_attribute name) {
-  cuuint64_t value = 0;
+static bool ask(struct pool *p, CUmemPool_attribute name, cuuint64_t *value) {
+  *value = 0;
   atomic_fetch_add(&p->asking, 1);
   CUmemoryPool handle = p->handle;
-  if (handle) VC_CALL(cuMemPoolGetAttribute)(handle, name, &value);
+  CUresult r = handle ? VC_CALL(cuMemPoolGetAttribute)(handle, name, value) : CUDA_SUCCESS;
   atomic_fetch_sub(&p->asking, 1);
-  return value;
+  return r == CUDA_SUCCESS;
 }
 
 static struct vc_reading look(void *pool) {
-  uint64_t used = ask(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
-  return (struct vc_reading){ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), used};
-}
-
-static bool lies_on_host(CUmemLocationType type) {
-  return type == CU_MEM_LOCATION_TYPE_HOST || type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
-         type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+  cuuint64_t used, reserved;
+  bool ok = ask(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
+  ok &= ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved);
+  return (struct vc_reading){reserved, used, !ok};
 }
 
 static struct pool *find(CUmemoryPool handle) {
@@ -61,18 +59,19 @@ static struct pool *find(CUmemoryPool handle) {
 static struct pool *find_or_add(CUmemoryPool handle) {
   struct pool *p = find(handle);
   if (p) return p;
-  int type = CU_MEM_LOCATION_TYPE_DEVICE;
-  if (VC_CALL(cuMemPoolGetAttribute)(handle, LOCATION_TYPE, &type) != CUDA_SUCCESS)
-    type = CU_MEM_LOCATION_TYPE_DEVICE;
+  int type = CU_MEM_ALLOCATION_TYPE_MANAGED, location = CU_MEM_LOCATION_TYPE_DEVICE;
+  bool told = VC_CALL(cuMemPoolGetAttribute)(handle, ALLOCATION_TYPE, &type) == CUDA_SUCCESS &&
+              VC_CALL(cuMemPoolGetAttribute)(handle, LOCATION_TYPE, &location) == CUDA_SUCCESS;
+  bool on_host = told && vc_on_host((CUmemAllocationType)type, (CUmemLocationType)location);
   vc_lock(&guard);
   p = find(handle);
   if (!p) p = find(NULL);
   if (p && !p->handle) {
-    p->on_host = lies_on_host((CUmemLocationType)type);
+    p->on_host = on_host;
     p->handle = handle;
   }
   if (!p && (p = calloc(1, sizeof *p))) {
-    p->on_host = lies_on_host((CUmemLocationType)type);
+    p->on_host = on_host;
     p->handle = handle;
     p->next = atomic_load(&pools);
     atomic_store(&pools, p);
@@ -95,7 +94,8 @@ static void bury(struct pool *p) {
   if (atomic_load(&p->doomed)) {
     VC_CALL(cuMemPoolTrimTo)(handle, 0);
     settle(p);
-    if (!look(p).reserved) {
+    struct vc_reading now = look(p);
+    if (!now.reserved && !now.failed) {
       /* The place first: the handle can be a new pool's at once. */
       atomic_store(&p->doomed, false);
       p->handle = NULL;
@@ -107,7 +107,72 @@ static void bury(struct pool *p) {
   vc_unlock(&p->burial);
 }
 
+/* ---- plain memory that is freed in stream order: held until the stream has come to that point ---- */
+
+static _Atomic uint32_t freed;
+static struct vc_lock freed_guard;
+
+static void free_later(struct vc_item item, CUstream stream) {
+  CUevent event = NULL;
+  if (VC_CALL(cuStreamQuery)(stream) == CUDA_SUCCESS) {
+    vc_give_back(&item);
+    return;
+  }
+  struct vc_around a = vc_stream_enter(item.owner);
+  if (VC_CALL(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS &&
+      VC_CALL(cuEventRecord)(event, stream) != CUDA_SUCCESS) {
+    VC_CALL(cuEventDestroy_v2)(event);
+    event = NULL;
+  }
+  vc_stream_leave(a);
+  /* Without an event the bytes stay charged until the context goes: too much, never too little. */
+  item.key = (uint64_t)(uintptr_t)event;
+  item.kind = VC_FREED;
+  if (vc_table_put(item)) atomic_fetch_add(&freed, 1);
+}
+
+static bool is_over(const struct vc_item *item) {
+  struct vc_around a = vc_stream_enter(item->owner);
+  CUevent event = (CUevent)(uintptr_t)item->key;
+  bool over = VC_CALL(cuEventQuery)(event) == CUDA_SUCCESS;
+  if (over) VC_CALL(cuEventDestroy_v2)(event);
+  vc_stream_leave(a);
+  return over;
+}
+
+static void settle_freed(void) {
+  struct vc_item gone;
+  uint32_t count;
+  if (!atomic_load_explicit(&freed, memory_order_relaxed)) return;
+  vc_lock(&freed_guard);
+  struct vc_item *list = vc_table_list(VC_FREED, &count);
+  for (uint32_t i = 0; list && i < count; i++)
+    if (list[i].key && is_over(&list[i]) && vc_table_take(VC_FREED, list[i].key, &gone)) {
+      atomic_fetch_sub(&freed, 1);
+      vc_give_back(&gone);
+    }
+  free(list);
+  vc_unlock(&freed_guard);
+}
+
+/* Nobody asks for its events any more; the bytes go when it has gone. */
+void vc_pools_freeze(CUcontext context) {
+  struct vc_item item;
+  uint32_t count;
+  if (!atomic_load(&freed)) return;
+  vc_lock(&freed_guard);
+  struct vc_item *list = vc_table_list(VC_FREED, &count);
+  for (uint32_t i = 0; list && i < count; i++) {
+    if (!list[i].key || list[i].owner != context || !vc_table_take(VC_FREED, list[i].key, &item)) continue;
+    item.key = 0;
+    vc_table_put(item);
+  }
+  free(list);
+  vc_unlock(&freed_guard);
+}
+
 void vc_pools_settle(void) {
+  settle_freed();
   for (struct pool *p = atomic_load(&pools); p; p = p->next)
     if (atomic_load(&p->doomed))
       bury(p);
@@ -119,6 +184,8 @@ void vc_pools_reset(void) {
   atomic_store(&guard.word, 0);
   atomic_store(&pools, NULL);
   atomic_store(&doomed, 0);
+  atomic_store(&freed, 0);
+  atomic_store(&freed_guard.word, 0);
 }
 
 static uint64_t rounded(uint64_t bytes) {
@@ -152,15 +219,35 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, CU
   return r;
 }
 
+/* A captured allocation is a node of a graph; it is charged when the graph runs. Only the driver's word counts: a
+ * stream that may not be asked is not captured. */
+static bool makes_node(CUstream stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return atomic_load(&vc_captures) > 0 && VC_CALL(cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS &&
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* Another thread may have ended the capture before the driver came to it: then it is memory. */
+static CUresult made_node(CUresult r, CUdeviceptr *out, CUmemoryPool handle, CUstream stream) {
+  if (r != CUDA_SUCCESS || makes_node(stream)) return r;
+  struct pool *p = find_or_add(handle);
+  if (p) settle(p);
+  if (p && vc_held() <= vc_cap()) return r;
+  VC_CALL(cuMemFreeAsync)(*out, stream);
+  VC_CALL(cuMemPoolTrimTo)(handle, 0);
+  if (p) settle(p);
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 static CUresult allocate_default(CUdeviceptr *out, size_t bytes, CUstream stream, alloc_t *real,
                                  alloc_from_t *real_from) {
   CUdevice device;
   CUmemoryPool pool;
-  /* A captured allocation is a node of a graph; it is charged when the graph runs. */
-  if (vc_stream_capturing(stream)) return real(out, bytes, stream);
   CUresult r = VC_CALL(cuCtxGetDevice)(&device);
   if (r == CUDA_SUCCESS) r = VC_CALL(cuDeviceGetMemPool)(&pool, device);
-  return r == CUDA_SUCCESS ? allocate(out, bytes, pool, stream, real_from) : r;
+  if (r != CUDA_SUCCESS) return r;
+  if (makes_node(stream)) return made_node(real(out, bytes, stream), out, pool, stream);
+  return allocate(out, bytes, pool, stream, real_from);
 }
 
 VC_HOOK(cuMemAllocAsync, (CUdeviceptr * out, size_t bytes, CUstream stream)) {
@@ -176,53 +263,54 @@ VC_HOOK(cuMemAllocAsync_ptsz, (CUdeviceptr * out, size_t bytes, CUstream stream)
 VC_HOOK(cuMemAllocFromPoolAsync,
         (CUdeviceptr * out, size_t bytes, CUmemoryPool pool, CUstream stream)) {
   alloc_from_t *real = VC_REAL(cuMemAllocFromPoolAsync);
-  if (vc_stream_capturing(stream)) return real(out, bytes, pool, stream);
+  if (makes_node(stream)) return made_node(real(out, bytes, pool, stream), out, pool, stream);
   return allocate(out, bytes, pool, stream, real);
 }
 
 VC_HOOK(cuMemAllocFromPoolAsync_ptsz,
         (CUdeviceptr * out, size_t bytes, CUmemoryPool pool, CUstream stream)) {
   alloc_from_t *real = VC_REAL(cuMemAllocFromPoolAsync_ptsz);
-  if (vc_stream_capturing(vc_per_thread(stream))) return real(out, bytes, pool, stream);
+  CUstream own = vc_per_thread(stream);
+  if (makes_node(own)) return made_node(real(out, bytes, pool, stream), out, pool, own);
   return allocate(out, bytes, pool, stream, real);
 }
 
 /* A plain allocation may be freed in stream order as well. */
 static CUresult free_async(CUdeviceptr address, CUresult (*real)(CUdeviceptr, CUstream),
-                           CUstream stream) {
+                           CUstream given, CUstream stream) {
   struct vc_item item;
   bool plain = vc_table_take(VC_PLAIN, address, &item);
-  CUresult r = real(address, stream);
+  CUresult r = real(address, given);
   if (plain && r != CUDA_SUCCESS) vc_table_put(item);
-  if (plain && r == CUDA_SUCCESS) vc_give_back(&item);
+  if (plain && r == CUDA_SUCCESS) free_later(item, stream);
   if (!plain && atomic_load_explicit(&doomed, memory_order_relaxed)) vc_pools_settle();
   return r;
 }
 
 VC_HOOK(cuMemFreeAsync, (CUdeviceptr address, CUstream stream)) {
-  return free_async(address, VC_REAL(cuMemFreeAsync), stream);
+  return free_async(address, VC_REAL(cuMemFreeAsync), stream, stream);
 }
 
 VC_HOOK(cuMemFreeAsync_ptsz, (CUdeviceptr address, CUstream stream)) {
-  return free_async(address, VC_REAL(cuMemFreeAsync_ptsz), stream);
+  return free_async(address, VC_REAL(cuMemFreeAsync_ptsz), stream, vc_per_thread(stream));
 }
 
 /* A pool that knows its maximum keeps it even where we do not look. Drivers before 12.2 refuse the
  * field. */
 VC_HOOK(cuMemPoolCreate, (CUmemoryPool * out, const CUmemPoolProps *props)) {
   if (!vc_seat_ready()) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!out || !props) return VC_CALL(cuMemPoolCreate)(out, props);
+  CUmemPoolProps same = *props, capped = same;
   CUresult r = CUDA_ERROR_INVALID_VALUE;
-  if (out && props && props->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-      (!props->maxSize || props->maxSize > vc_cap())) {
-    CUmemPoolProps capped = *props;
-    capped.maxSize = vc_cap();
+  if (same.location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+    if (!vc_device_is_ours(same.location.id)) return CUDA_ERROR_INVALID_DEVICE;
+    if (!same.maxSize || same.maxSize > vc_cap()) capped.maxSize = vc_cap();
     r = VC_CALL(cuMemPoolCreate)(out, &capped);
   }
-  if (r != CUDA_SUCCESS) r = VC_CALL(cuMemPoolCreate)(out, props);
-  if (r == CUDA_SUCCESS && lies_on_host(props->location.type)) {
-    struct pool *p = find_or_add(*out);
-    if (p) p->on_host = true;
-  }
+  if (r != CUDA_SUCCESS) r = VC_CALL(cuMemPoolCreate)(out, &same);
+  /* Noted now, since a driver before 13 does not say where a pool lies, and a pool of its handle may have been known. */
+  struct pool *p = r == CUDA_SUCCESS ? find_or_add(*out) : NULL;
+  if (p) p->on_host = vc_on_host(same.allocType, same.location.type);
   return r;
 }
 

@@ -4,8 +4,12 @@
 #ifndef VC_POOL_H
 #define VC_POOL_H
 
+#include "hook.h"
+
 /* Bring every pool's and the graphs' charge to what the driver says. */
 void vc_pools_settle(void);
+/* A context is about to go, and its events with it. */
+void vc_pools_freeze(CUcontext context);
 void vc_pools_reset(void);
 
 #endif

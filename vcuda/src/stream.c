@@ -29,22 +29,17 @@ _Atomic int vc_captures;
 
 /* ---- around the driver's calls ---- */
 
-struct around {
-  CUstreamCaptureMode mode;
-  bool pushed;
-};
-
-static struct around enter(const struct vc_stream *s) {
-  struct around a = {CU_STREAM_CAPTURE_MODE_RELAXED, false};
+struct vc_around vc_stream_enter(CUcontext context) {
+  struct vc_around a = {CU_STREAM_CAPTURE_MODE_RELAXED, false};
   CUcontext current = NULL;
   if (atomic_load_explicit(&vc_captures, memory_order_relaxed) > 0)
     VC_CALL(cuThreadExchangeStreamCaptureMode)(&a.mode);
   VC_CALL(cuCtxGetCurrent)(&current);
-  if (current != s->context) a.pushed = VC_CALL(cuCtxPushCurrent_v2)(s->context) == CUDA_SUCCESS;
+  if (current != context) a.pushed = VC_CALL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
   return a;
 }
 
-static void leave(struct around a) {
+void vc_stream_leave(struct vc_around a) {
   CUcontext popped;
   if (a.pushed) VC_CALL(cuCtxPopCurrent_v2)(&popped);
   if (a.mode != CU_STREAM_CAPTURE_MODE_RELAXED) VC_CALL(cuThreadExchangeStreamCaptureMode)(&a.mode);
@@ -185,7 +180,7 @@ bool vc_stream_fence(struct vc_stream *s, bool wait, uint64_t now) {
   if (vc_lane_full(&s->lane)) vc_stream_poll(s, now);
   if (vc_lane_full(&s->lane)) return false;
   struct vc_note *n = &s->note[s->lane.tail % VC_FENCES];
-  struct around a = enter(s);
+  struct vc_around a = vc_stream_enter(s->context);
   CUresult r = CUDA_SUCCESS;
   uint64_t upto = vc_lane_covers(&s->lane);
   if (vc_stream_capturing(s->handle)) r = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -196,7 +191,7 @@ bool vc_stream_fence(struct vc_stream *s, bool wait, uint64_t now) {
   if (r != CUDA_SUCCESS && s->per_thread && !vc_stream_capturing(s->handle) &&
       VC_CALL(cuStreamSynchronize)(s->handle) == CUDA_SUCCESS)
     vc_lane_drained(&s->lane, upto);
-  leave(a);
+  vc_stream_leave(a);
   s->refused = r != CUDA_SUCCESS;
   if (r != CUDA_SUCCESS) return false;
   vc_stream_fold(s);
@@ -288,7 +283,7 @@ void vc_stream_poll(struct vc_stream *s, uint64_t now) {
     vc_stream_show(s, now, now);
     return;
   }
-  struct around a = enter(s);
+  struct vc_around a = vc_stream_enter(s->context);
   while (s->lane.head != s->lane.tail) {
     uint64_t upto = vc_lane_covers(&s->lane);
     CUresult r = VC_CALL(cuEventQuery)(s->note[s->lane.head % VC_FENCES].event);
@@ -308,7 +303,7 @@ void vc_stream_poll(struct vc_stream *s, uint64_t now) {
       s->refused = false;
     }
   }
-  leave(a);
+  vc_stream_leave(a);
   vc_stream_show(s, any ? then : now, now);
   s->open_at = now;
 }
@@ -336,10 +331,10 @@ void vc_stream_destroyed(CUstream handle) {
     uint64_t now = vc_now();
     if (vc_lane_dirty(&s->lane) && !vc_stream_fence(s, false, now)) {
       /* Without an event the end of this work would be unknown once the handle is gone. */
-      struct around a = enter(s);
+      struct vc_around a = vc_stream_enter(s->context);
       uint64_t upto = vc_lane_covers(&s->lane);
       if (VC_CALL(cuStreamSynchronize)(handle) == CUDA_SUCCESS) vc_stream_drained(s, upto, now);
-      leave(a);
+      vc_stream_leave(a);
     }
     s->handle = GONE;
     s->key = NULL;

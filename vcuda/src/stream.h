@@ -82,6 +82,14 @@ void vc_stream_freeze(CUcontext context, bool frozen);
 void vc_stream_forget(CUcontext context);
 void vc_stream_reset(void);
 
+/* Around calls of ours on a context's streams and events: it is current, and no capture ends. */
+struct vc_around {
+  CUstreamCaptureMode mode;
+  bool pushed;
+};
+struct vc_around vc_stream_enter(CUcontext context);
+void vc_stream_leave(struct vc_around around);
+
 /* While some stream of the process is under capture, our own calls must not end that capture. */
 extern _Atomic int vc_captures;
 bool vc_stream_capturing(CUstream handle);

@@ -105,6 +105,25 @@ void vc_table_sweep(const void *owner, void (*gone)(const struct vc_item *)) {
   for (uint32_t at = 0; take_owned(&at, &known, owner, &item);) gone(&item);
 }
 
+struct vc_item *vc_table_list(enum vc_kind kind, uint32_t *count) {
+  vc_lock(&guard);
+  uint32_t found = 0;
+  for (uint32_t i = 0; i < size; i++) found += cells[i].kind == (uint32_t)kind;
+  struct vc_item *list = found ? malloc(found * sizeof *list) : NULL;
+  *count = 0;
+  for (uint32_t i = 0; list && i < size; i++)
+    if (cells[i].kind == (uint32_t)kind) list[(*count)++] = cells[i];
+  vc_unlock(&guard);
+  return list;
+}
+
+void vc_table_hand_over(const void *from, void *to) {
+  vc_lock(&guard);
+  for (uint32_t i = 0; i < size; i++)
+    if (cells[i].kind && cells[i].kind != GONE && cells[i].owner == from) cells[i].owner = to;
+  vc_unlock(&guard);
+}
+
 /* For a forked child: what the parent holds is not the child's. */
 void vc_table_clear(void) {
   atomic_store(&guard.word, 0);

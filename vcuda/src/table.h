@@ -5,7 +5,8 @@
 
 #include "os.h"
 
-enum vc_kind { VC_PLAIN = 1, VC_ARRAY, VC_HOST, VC_PHYSICAL, VC_EXEC, VC_CONTEXT, VC_MODULE, VC_KERNEL_DEEP, VC_ATTACHED };
+enum vc_kind { VC_PLAIN = 1, VC_ARRAY, VC_HOST, VC_PHYSICAL, VC_EXEC, VC_CONTEXT, VC_MODULE, VC_KERNEL_DEEP, VC_ATTACHED,
+               VC_SMALL, VC_LIMIT, VC_LIBRARY, VC_FREED };
 
 #define VC_EXPORTED 1u /* in `extra`: other processes may hold it as well */
 
@@ -23,6 +24,10 @@ bool vc_table_find(enum vc_kind kind, uint64_t key, struct vc_item *out);
 bool vc_table_take(enum vc_kind kind, uint64_t key, struct vc_item *out);
 /* Change what an entry holds in `extra`; returns what it was, or UINT32_MAX without an entry. */
 uint32_t vc_table_mark(enum vc_kind kind, uint64_t key, uint32_t extra);
+/* A copy of all entries of a kind, to be freed by the caller; NULL when there is none, or no memory. */
+struct vc_item *vc_table_list(enum vc_kind kind, uint32_t *count);
+/* Entries of one owner are another's from now on. */
+void vc_table_hand_over(const void *from, void *to);
 /* Remove all entries of an owner and hand them over, in one pass. */
 void vc_table_sweep(const void *owner, void (*gone)(const struct vc_item *));
 void vc_table_clear(void);

@@ -23,7 +23,7 @@ static struct vc_lock guard;
 static void drop_if_unused(struct physical *p) {
   if (p->handles || p->mappings || p->busy) return;
   if (p->exported)
-    vc_let_go(p->bytes);
+    vc_let_go(p->bytes, NULL);
   else
     vc_unreserve(p->bytes);
   free(p);
@@ -55,19 +55,23 @@ static void end(struct physical *p) {
   vc_unlock(&guard);
 }
 
-/* All other places than these are the host's. Those without a name are the device's, to be safe. */
-static bool on_host(const CUmemAllocationProp *prop) {
-  return prop->location.type == CU_MEM_LOCATION_TYPE_HOST ||
-         prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
-         prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+bool vc_on_host(CUmemAllocationType type, CUmemLocationType location) {
+  bool host = location == CU_MEM_LOCATION_TYPE_HOST || location == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+              location == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+  return host && type != CU_MEM_ALLOCATION_TYPE_MANAGED && !vc_host_counts();
 }
 
 VC_HOOK(cuMemCreate, (CUmemGenericAllocationHandle * out, size_t bytes,
                       const CUmemAllocationProp *prop, unsigned long long flags)) {
-  if (!out || !prop || on_host(prop)) return VC_CALL(cuMemCreate)(out, bytes, prop, flags);
-  if (!vc_seat_ready() || !vc_reserve(vc_granules(bytes))) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!out || !prop) return VC_CALL(cuMemCreate)(out, bytes, prop, flags);
+  CUmemAllocationProp same = *prop; /* another thread may change it between our look and the driver's */
+  if (vc_on_host(same.type, same.location.type)) return VC_CALL(cuMemCreate)(out, bytes, &same, flags);
+  if (!vc_seat_ready()) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (same.location.type == CU_MEM_LOCATION_TYPE_DEVICE && !vc_device_is_ours(same.location.id))
+    return CUDA_ERROR_INVALID_DEVICE;
+  if (!vc_reserve(vc_granules(bytes))) return CUDA_ERROR_OUT_OF_MEMORY;
   struct physical *p = malloc(sizeof *p);
-  CUresult r = p ? VC_CALL(cuMemCreate)(out, bytes, prop, flags) : CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = p ? VC_CALL(cuMemCreate)(out, bytes, &same, flags) : CUDA_ERROR_OUT_OF_MEMORY;
   if (r != CUDA_SUCCESS) {
     free(p);
     vc_unreserve(vc_granules(bytes));
@@ -237,6 +241,7 @@ VC_HOOK(cuMemGetHandleForAddressRange, (void *out, CUdeviceptr address, size_t b
                                         CUmemRangeHandleType type, unsigned long long flags)) {
   CUresult r = VC_CALL(cuMemGetHandleForAddressRange)(out, address, bytes, type, flags);
   if (r != CUDA_SUCCESS) return r;
+  vc_memory_exported(address);
   vc_lock(&guard);
   struct mapping *m = mapping_at(address, address + 1);
   struct physical *p = m ? m->physical : NULL;

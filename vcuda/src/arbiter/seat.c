@@ -296,12 +296,11 @@ static void show_high(struct ar_seat *s) {
 
 /* What a process asks for that sits here already. A second program under the same process ID is an
  * exec'ed one, and what it held is gone; a second connection of the same program would be a way to
- * have its memory forgotten. Of the two only the latter still maps the page. */
+ * have its memory, or its work in flight, forgotten. Of the two only the latter still maps the page. */
 static bool replaced(struct ar_client *c) {
   char byte;
   int maps = ar_procfs_maps(c->pid, "slicekeeper-usage");
-  if (!atomic_load(&c->seat->usage->slot[c->slot].charged) || maps == 0) return true;
-  return maps < 0 && (c->fd < 0 || recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0);
+  return maps == 0 || (maps < 0 && (c->fd < 0 || recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0));
 }
 
 /* No seat may use up the descriptors that the others need. */

@@ -47,8 +47,10 @@ struct CUctx_st {
   bool primary;
   unsigned attached; /* beyond the first use of it */
   bool dead;
-  uint64_t stack, heap, fifo; /* limits; 0: as they come */
+  uint64_t stack, heap, fifo, depth, pending; /* limits; 0: as they come */
   unsigned life; /* a primary context that was reset is another one at the same address */
+  bool listed;
+  struct CUctx_st *next; /* of all contexts that there were */
 };
 
 struct CUstream_st {
@@ -77,6 +79,7 @@ struct CUfunc_st {
   char name[128];
   uint64_t fixed_ns;
   bool from_argument;
+  void *module;
   uint64_t local; /* bytes of local memory in each thread */
   uint32_t width; /* 0: by the launch's blocks */
 };
@@ -133,12 +136,17 @@ void fk_capture_began(struct CUstream_st *stream, CUstreamCaptureMode mode);
 void fk_capture_ended(struct CUstream_st *stream);
 struct CUgraphNode_st *fk_node_add(CUgraph graph, CUgraphNodeType type);
 /* Take what a module's global variables need, if that is still to be done. */
-CUresult fk_module_use(void *module);
+CUresult fk_module_use(void *module, CUcontext ctx);
+CUresult fk_libraries_use(CUcontext ctx);
+/* Until one of them says that something is wrong. */
+CUresult fk_each_context(CUresult (*visit)(CUcontext ctx));
 /* The name of a kernel that the module lists, or NULL. */
 const char *fk_module_entry(void *module, unsigned number);
 /* Make the stacks large enough for a kernel. */
 CUresult fk_local(CUcontext ctx, uint64_t bytes);
 void fk_pools_settle(int gpu);
+/* Let go of plain memory whose streams have come to the point where it was freed. */
+void fk_blocks_settle(void);
 void fk_forget(CUcontext ctx);
 CUresult fk_graph_alloc(CUgraphNode *out, CUgraph graph, size_t bytes, CUdeviceptr *pointer);
 

@@ -2,6 +2,7 @@
 /* Devices and contexts. */
 #define _GNU_SOURCE
 #include "api.h"
+#include "interop.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -158,6 +159,9 @@ FK_API(cuDeviceGetPCIBusId, (char *id, int size, CUdevice device)) {
   return CUDA_SUCCESS;
 }
 
+static struct CUctx_st *contexts; /* those that were destroyed too: their streams and events still point there */
+static void close_context(struct CUctx_st *ctx);
+
 static CUresult open_context(struct CUctx_st *ctx, CUdevice device) {
   if (!initialised) return CUDA_ERROR_NOT_INITIALIZED;
   if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
@@ -166,10 +170,28 @@ static CUresult open_context(struct CUctx_st *ctx, CUdevice device) {
   ctx->gpu = visible[device];
   ctx->queue = fk_queue_open(ctx->gpu);
   ctx->dead = false;
-  ctx->stack = ctx->heap = ctx->fifo = 0;
+  ctx->stack = ctx->heap = ctx->fifo = ctx->depth = ctx->pending = 0;
   ctx->life++;
+  if (!ctx->listed) {
+    ctx->next = contexts;
+    contexts = ctx;
+    ctx->listed = true;
+  }
   fk_unlock();
-  return ctx->queue < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+  if (ctx->queue < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = fk_libraries_use(ctx);
+  if (r != CUDA_SUCCESS) close_context(ctx);
+  return r;
+}
+
+CUresult fk_each_context(CUresult (*visit)(CUcontext ctx)) {
+  CUresult r = CUDA_SUCCESS;
+  fk_lock();
+  struct CUctx_st *first = contexts;
+  fk_unlock();
+  for (struct CUctx_st *c = first; c && r == CUDA_SUCCESS; c = c->next)
+    if (!c->dead) r = visit(c);
+  return r;
 }
 
 static void close_context(struct CUctx_st *ctx) {
@@ -232,7 +254,8 @@ FK_API(cuCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device)) {
   if (!ctx) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = open_context(ctx, device);
   if (r != CUDA_SUCCESS) {
-    free(ctx);
+    ctx->dead = true;
+    if (!ctx->listed) free(ctx);
     return r;
   }
   *out = ctx;
@@ -248,6 +271,14 @@ FK_API(cuCtxCreate_v3,
 }
 FK_API(cuCtxCreate_v4, (CUcontext * out, CUctxCreateParams *p, unsigned flags, CUdevice device)) {
   (void)p;
+  return cuCtxCreate_v2(out, flags, device);
+}
+
+FK_API(cuGLCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device)) {
+  return cuCtxCreate_v2(out, flags, device);
+}
+FK_API(cuVDPAUCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device, unsigned vdpau, void *get)) {
+  (void)vdpau, (void)get;
   return cuCtxCreate_v2(out, flags, device);
 }
 
@@ -275,24 +306,33 @@ FK_API(cuCtxDetach, (CUcontext ctx)) {
   return CUDA_SUCCESS;
 }
 
+FK_GUARD(primary_guard)
+
 FK_API(cuDevicePrimaryCtxRetain, (CUcontext * out, CUdevice device)) {
   FK_ENTER("cuDevicePrimaryCtxRetain");
   if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
-  if (!primary[device].count) {
-    CUresult r = open_context(&primary[device].ctx, device);
-    if (r != CUDA_SUCCESS) return r;
+  CUresult r = CUDA_SUCCESS;
+  pthread_mutex_lock(&primary_guard);
+  if (!primary[device].count) r = open_context(&primary[device].ctx, device);
+  if (r == CUDA_SUCCESS) {
     primary[device].ctx.primary = true;
+    primary[device].count++;
+    *out = &primary[device].ctx;
   }
-  primary[device].count++;
-  *out = &primary[device].ctx;
-  return CUDA_SUCCESS;
+  pthread_mutex_unlock(&primary_guard);
+  return r;
 }
 
 FK_API(cuDevicePrimaryCtxRelease_v2, (CUdevice device)) {
-  if (device < 0 || device >= visible_count || !primary[device].count)
-    return CUDA_ERROR_INVALID_CONTEXT;
-  if (!--primary[device].count) close_context(&primary[device].ctx);
-  return CUDA_SUCCESS;
+  CUresult r = CUDA_ERROR_INVALID_CONTEXT;
+  if (device < 0 || device >= visible_count) return r;
+  pthread_mutex_lock(&primary_guard);
+  if (primary[device].count) {
+    r = CUDA_SUCCESS;
+    if (!--primary[device].count) close_context(&primary[device].ctx);
+  }
+  pthread_mutex_unlock(&primary_guard);
+  return r;
 }
 FK_API(cuDevicePrimaryCtxRelease, (CUdevice device)) {
   return cuDevicePrimaryCtxRelease_v2(device);
@@ -300,11 +340,14 @@ FK_API(cuDevicePrimaryCtxRelease, (CUdevice device)) {
 
 FK_API(cuDevicePrimaryCtxReset_v2, (CUdevice device)) {
   if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
+  CUresult r = CUDA_SUCCESS;
+  pthread_mutex_lock(&primary_guard);
   if (primary[device].count) {
     close_context(&primary[device].ctx);
-    return open_context(&primary[device].ctx, device);
+    r = open_context(&primary[device].ctx, device);
   }
-  return CUDA_SUCCESS;
+  pthread_mutex_unlock(&primary_guard);
+  return r;
 }
 FK_API(cuDevicePrimaryCtxReset, (CUdevice device)) {
   return cuDevicePrimaryCtxReset_v2(device);

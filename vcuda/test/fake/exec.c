@@ -43,10 +43,11 @@ uint32_t fk_width(CUfunction f, uint64_t blocks, unsigned threads) {
   return width > FK_WHOLE ? FK_WHOLE : (uint32_t)width;
 }
 
-static CUresult function(CUfunction *out, const char *name) {
+static CUresult function(CUfunction *out, void *module, const char *name) {
   struct CUfunc_st *f = calloc(1, sizeof *f);
   if (!f) return CUDA_ERROR_OUT_OF_MEMORY;
   snprintf(f->name, sizeof f->name, "%s", name);
+  f->module = module;
   f->fixed_ns = duration_of(name, &f->from_argument);
   const char *local = strstr(name, "_local");
   f->local = local ? strtoull(local + 6, NULL, 10) : 0;
@@ -56,11 +57,11 @@ static CUresult function(CUfunction *out, const char *name) {
 }
 
 FK_API(cuModuleGetFunction, (CUfunction * out, CUmodule module, const char *name)) {
-  CUresult r = fk_module_use(module);
-  return r == CUDA_SUCCESS ? function(out, name) : r;
+  CUresult r = fk_module_use(module, fk_current());
+  return r == CUDA_SUCCESS ? function(out, module, name) : r;
 }
 FK_API(cuLibraryGetKernel, (CUkernel * out, CUlibrary library, const char *name)) {
-  return cuModuleGetFunction((CUfunction *)out, (CUmodule)library, name);
+  return library ? function((CUfunction *)out, library, name) : CUDA_ERROR_INVALID_HANDLE;
 }
 FK_API(cuModuleGetFunctionCount, (unsigned *count, CUmodule module)) {
   if (!module) return CUDA_ERROR_INVALID_HANDLE;
@@ -71,7 +72,7 @@ FK_API(cuModuleEnumerateFunctions, (CUfunction * out, unsigned room, CUmodule mo
   if (!module) return CUDA_ERROR_INVALID_HANDLE;
   CUresult r = CUDA_SUCCESS;
   for (unsigned i = 0; i < room && fk_module_entry(module, i) && r == CUDA_SUCCESS; i++)
-    r = function(&out[i], fk_module_entry(module, i));
+    r = function(&out[i], module, fk_module_entry(module, i));
   return r;
 }
 FK_API(cuLibraryGetKernelCount, (unsigned *count, CUlibrary library)) {
@@ -82,7 +83,7 @@ FK_API(cuLibraryEnumerateKernels, (CUkernel * out, unsigned room, CUlibrary libr
 }
 FK_API(cuKernelGetFunction, (CUfunction * out, CUkernel kernel)) {
   *out = (CUfunction)kernel;
-  return CUDA_SUCCESS;
+  return fk_module_use((*out)->module, fk_current());
 }
 FK_API(cuFuncGetAttribute, (int *value, CUfunction_attribute attribute, CUfunction f)) {
   *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024
@@ -130,6 +131,7 @@ static CUresult launch(CUfunction f, struct CUstream_st *s, uint64_t blocks, uns
     n->width = fk_width(f, blocks, threads);
     return CUDA_SUCCESS;
   }
+  if (fk_module_use(f->module, s->ctx)) return CUDA_ERROR_OUT_OF_MEMORY;
   if (f->local && fk_local(s->ctx, f->local)) return CUDA_ERROR_OUT_OF_MEMORY;
   /* A kernel without work changes nothing; it costs no more than a call, to measure calls by. */
   if (work) fk_push(s, work, fk_width(f, blocks, threads));

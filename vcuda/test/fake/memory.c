@@ -18,12 +18,14 @@ struct block {
   uint64_t bytes, charged;
   bool small, host;
   CUmemoryPool pool;
+  struct fk_place until; /* freed in stream order: held until then */
 };
 
 struct CUmemPoolHandle_st {
   int gpu, queue;
   uint64_t used, reserved, threshold, maximum;
   bool on_host, destroyed; /* destroyed, it lives on until its last free */
+  bool managed;            /* its memory goes where it is used, wherever it lies at first */
 };
 
 static struct block *blocks;
@@ -112,6 +114,7 @@ static void release(struct block *b) {
 
 static CUresult allocate(CUdeviceptr *out, uint64_t bytes) {
   CUcontext ctx = fk_current();
+  fk_blocks_settle();
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
   if (!bytes || !out) return CUDA_ERROR_INVALID_VALUE;
   if (bytes > 1ull << 46) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -380,16 +383,54 @@ FK_API(cuMemAllocAsync_ptsz, (CUdeviceptr * out, size_t bytes, CUstream stream))
   return cuMemAllocAsync(out, bytes, stream);
 }
 
-FK_API(cuMemFreeAsync, (CUdeviceptr address, CUstream stream)) {
+/* Plain memory is held until its stream has come to this point; a pool keeps what is freed for the next request. */
+static struct block *freed;
+
+void fk_blocks_settle(void) {
+  pthread_mutex_lock(&guard);
+  for (struct block **p = &freed; *p;) {
+    struct block *b = *p;
+    fk_lock();
+    bool over = b->ctx->dead || fk_finished(b->ctx->gpu, b->until);
+    fk_unlock();
+    if (!over) {
+      p = &b->next;
+      continue;
+    }
+    *p = b->next;
+    if (b->ctx->dead)
+      free(b); /* its bytes went with the context */
+    else
+      release(b);
+  }
+  pthread_mutex_unlock(&guard);
+}
+
+static CUresult free_async(CUdeviceptr address, CUstream stream, bool own) {
   FK_ENTER("cuMemFreeAsync");
-  (void)stream;
-  struct block *b = take(address);
+  struct CUstream_st *s = fk_stream_of(stream, own);
+  struct block *b = s && !s->capture ? take(address) : NULL;
   if (!b) return CUDA_ERROR_INVALID_VALUE;
-  release(b);
+  if (b->pool || b->host) {
+    release(b);
+    return CUDA_SUCCESS;
+  }
+  fk_push(s, 0, 0);
+  fk_lock();
+  b->until = fk_last(s->ctx->gpu, s->slot);
+  fk_unlock();
+  pthread_mutex_lock(&guard);
+  b->next = freed;
+  freed = b;
+  pthread_mutex_unlock(&guard);
+  fk_blocks_settle();
   return CUDA_SUCCESS;
 }
+FK_API(cuMemFreeAsync, (CUdeviceptr address, CUstream stream)) {
+  return free_async(address, stream, false);
+}
 FK_API(cuMemFreeAsync_ptsz, (CUdeviceptr address, CUstream stream)) {
-  return cuMemFreeAsync(address, stream);
+  return free_async(address, stream, true);
 }
 
 FK_API(cuDeviceGetDefaultMemPool, (CUmemoryPool * out, CUdevice device)) {
@@ -416,9 +457,12 @@ FK_API(cuMemPoolCreate, (CUmemoryPool * out, const CUmemPoolProps *props)) {
   if (!out || !props) return CUDA_ERROR_INVALID_VALUE;
   *out = calloc(1, sizeof **out);
   (*out)->maximum = props->maxSize;
+  (*out)->managed = props->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
   (*out)->on_host = props->location.type == CU_MEM_LOCATION_TYPE_HOST ||
                     props->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
                     props->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+  /* Memory on another GPU would be missed in the peak of this one: the limiter is to refuse it before. */
+  if ((*out)->managed || fk_bytes(fk_setting("INTEGRATED"), 0)) (*out)->on_host = false;
   return CUDA_SUCCESS;
 }
 
@@ -447,6 +491,7 @@ FK_API(cuMemPoolTrimTo, (CUmemoryPool pool, size_t keep)) {
 }
 
 FK_API(cuMemPoolGetAttribute, (CUmemoryPool pool, CUmemPool_attribute attribute, void *value)) {
+  FK_ENTER("cuMemPoolGetAttribute");
   switch (attribute) {
   case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
     *(uint64_t *)value = pool->threshold;
@@ -457,8 +502,11 @@ FK_API(cuMemPoolGetAttribute, (CUmemoryPool pool, CUmemPool_attribute attribute,
   case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
     *(uint64_t *)value = pool->used;
     break;
+  case CU_MEMPOOL_ATTR_ALLOCATION_TYPE:
+    *(int *)value = pool->managed ? CU_MEM_ALLOCATION_TYPE_MANAGED : CU_MEM_ALLOCATION_TYPE_PINNED;
+    break;
   case CU_MEMPOOL_ATTR_LOCATION_TYPE:
-    *(int *)value = pool->on_host ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE;
+    *(int *)value = pool->on_host || pool->managed ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE;
     break;
   default:
     *(uint64_t *)value = 0;

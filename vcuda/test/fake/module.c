@@ -7,7 +7,8 @@
  * and .entry name (any other name is a kernel of it too, but is not listed); or a
  * cubin, an ELF file with sections .nv.global; or a fat binary of both, whose last cubin is loaded.
  * The documents do not say when they take their memory: with SLICEKEEPER_FAKE_LAZY=1 it is when the
- * module is first asked for something, else when it is loaded.
+ * module is first asked for something, else when it is loaded. A module is its context's; a library is in every context
+ * that uses it, or, where it is loaded at once, in all of them, those made later too.
  */
 #define _GNU_SOURCE
 #include "api.h"
@@ -33,9 +34,17 @@ struct global {
   void *address;
 };
 
+/* Where its variables are. */
+struct place {
+  struct place *next;
+  CUcontext ctx;
+  unsigned life;
+};
+
 struct CUmod_st {
   struct CUmod_st *next; /* all that are loaded */
-  CUcontext ctx; /* NULL until its memory is taken */
+  CUcontext ctx; /* a module's; a library, which has none, is in each context that uses it */
+  struct place *places;
   uint64_t bytes;
   struct global *globals;
   unsigned entries;
@@ -167,15 +176,43 @@ static struct CUmod_st *parse(const char *image) {
   return m;
 }
 
-CUresult fk_module_use(void *module) {
-  struct CUmod_st *m = module;
-  CUcontext ctx = fk_current();
-  if (!m) return CUDA_ERROR_INVALID_HANDLE;
-  if (m->ctx || !m->bytes) return CUDA_SUCCESS;
+static bool lives(const struct place *p) {
+  return !p->ctx->dead && p->ctx->life == p->life;
+}
+
+static CUresult use_in(struct CUmod_st *m, CUcontext ctx) {
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+  for (const struct place *p = m->places; p; p = p->next)
+    if (p->ctx == ctx && lives(p)) return CUDA_SUCCESS;
   if (!take(ctx, m->bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  m->ctx = ctx;
+  struct place *p = calloc(1, sizeof *p);
+  *p = (struct place){m->places, ctx, ctx->life};
+  m->places = p;
   return CUDA_SUCCESS;
+}
+
+CUresult fk_module_use(void *module, CUcontext ctx) {
+  struct CUmod_st *m = module;
+  if (!m) return CUDA_ERROR_INVALID_HANDLE;
+  if (!m->bytes) return CUDA_SUCCESS;
+  pthread_mutex_lock(&guard);
+  CUresult r = use_in(m, m->ctx ? m->ctx : ctx);
+  pthread_mutex_unlock(&guard);
+  return r;
+}
+
+static bool lazy(void) {
+  return fk_bytes(fk_setting("LAZY"), 0);
+}
+
+/* Where modules are not loaded lazily, a new context has all libraries in it from the first. */
+CUresult fk_libraries_use(CUcontext ctx) {
+  CUresult r = CUDA_SUCCESS;
+  pthread_mutex_lock(&guard);
+  for (struct CUmod_st *m = lazy() ? NULL : loaded; m && r == CUDA_SUCCESS; m = m->next)
+    if (!m->ctx && m->bytes) r = use_in(m, ctx);
+  pthread_mutex_unlock(&guard);
+  return r;
 }
 
 static void unload(struct CUmod_st *m) {
@@ -184,7 +221,11 @@ static void unload(struct CUmod_st *m) {
   while (*at && *at != m) at = &(*at)->next;
   if (*at) *at = m->next;
   pthread_mutex_unlock(&guard);
-  if (m->ctx && !m->ctx->dead) give(m->ctx, m->bytes);
+  for (struct place *p = m->places, *next; p; p = next) {
+    next = p->next;
+    if (lives(p)) give(p->ctx, m->bytes);
+    free(p);
+  }
   while (m->globals) {
     struct global *g = m->globals;
     m->globals = g->next;
@@ -195,11 +236,25 @@ static void unload(struct CUmod_st *m) {
   free(m);
 }
 
-static CUresult load(void **out, const void *image) {
+static struct CUmod_st *eager;
+
+static CUresult use_eagerly(CUcontext ctx) {
+  return fk_module_use(eager, ctx);
+}
+
+static CUresult load(void **out, const void *image, CUcontext ctx) {
+  static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
   if (!image || !out) return CUDA_ERROR_INVALID_VALUE;
   struct CUmod_st *m = parse(image);
-  bool lazy = fk_bytes(fk_setting("LAZY"), 0);
-  CUresult r = lazy || !fk_current() ? CUDA_SUCCESS : fk_module_use(m);
+  m->ctx = ctx;
+  CUresult r = CUDA_SUCCESS;
+  if (!lazy() && ctx) r = fk_module_use(m, ctx);
+  if (!lazy() && !ctx) {
+    pthread_mutex_lock(&one);
+    eager = m;
+    r = fk_each_context(use_eagerly);
+    pthread_mutex_unlock(&one);
+  }
   if (r != CUDA_SUCCESS) {
     unload(m);
     return r;
@@ -214,7 +269,7 @@ static CUresult load(void **out, const void *image) {
 
 FK_API(cuModuleLoadData, (CUmodule * out, const void *image)) {
   FK_ENTER("cuModuleLoadData");
-  return fk_current() ? load((void **)out, image) : CUDA_ERROR_INVALID_CONTEXT;
+  return fk_current() ? load((void **)out, image, fk_current()) : CUDA_ERROR_INVALID_CONTEXT;
 }
 FK_API(cuModuleLoadDataEx,
        (CUmodule * out, const void *image, unsigned n, CUjit_option *o, void **v)) {
@@ -252,7 +307,7 @@ FK_API(cuModuleUnload, (CUmodule module)) {
 }
 
 static CUresult global_of(CUdeviceptr *out, size_t *bytes, void *module, const char *name) {
-  CUresult r = fk_module_use(module);
+  CUresult r = fk_module_use(module, fk_current());
   for (struct global *g = r ? NULL : ((struct CUmod_st *)module)->globals; g; g = g->next) {
     if (strcmp(g->name, name)) continue;
     if (!g->address) g->address = fk_map(g->bytes);
@@ -272,7 +327,7 @@ FK_API(cuLibraryGetGlobal, (CUdeviceptr * out, size_t *bytes, CUlibrary library,
 FK_API(cuLibraryLoadData, (CUlibrary * out, const void *image, CUjit_option *jo, void **jv,
                            unsigned jn, CUlibraryOption *lo, void **lv, unsigned ln)) {
   (void)jo, (void)jv, (void)jn, (void)lo, (void)lv, (void)ln;
-  return load((void **)out, image);
+  return load((void **)out, image, NULL);
 }
 FK_API(cuLibraryLoadFromFile, (CUlibrary * out, const char *path, CUjit_option *jo, void **jv,
                                unsigned jn, CUlibraryOption *lo, void **lv, unsigned ln)) {
@@ -287,7 +342,7 @@ FK_API(cuLibraryUnload, (CUlibrary library)) {
 }
 FK_API(cuLibraryGetModule, (CUmodule * out, CUlibrary library)) {
   *out = (CUmodule)library;
-  return fk_module_use(library);
+  return fk_module_use(library, fk_current());
 }
 
 /* ---- a context's limits ---- */
@@ -309,18 +364,31 @@ CUresult fk_local(CUcontext ctx, uint64_t bytes) {
 }
 
 /* The heap, or the buffer of printf. */
-static CUresult set_area(CUcontext ctx, uint64_t *limit, uint64_t usual, uint64_t bytes) {
-  uint64_t now = *limit > usual ? fk_granules(*limit - usual) : 0;
-  uint64_t then = bytes > usual ? fk_granules(bytes - usual) : 0;
+static CUresult set_area(CUcontext ctx, uint64_t *limit, uint64_t usual, uint64_t each, uint64_t bytes) {
+  uint64_t now = *limit > usual ? fk_granules((*limit - usual) * each) : 0;
+  uint64_t then = bytes > usual ? fk_granules((bytes - usual) * each) : 0;
   if (then > now && !take(ctx, then - now)) return CUDA_ERROR_OUT_OF_MEMORY;
   if (then < now) give(ctx, now - then);
   *limit = bytes;
   return CUDA_SUCCESS;
 }
 
+#define DEPTH_DEFAULT 2
+#define DEPTH_BYTES (150ull << 20) /* what a level of kernels that wait for kernels takes */
+#define PENDING_DEFAULT 2048
+#define PENDING_BYTES 1024ull
+
 FK_API(cuCtxGetLimit, (size_t * value, CUlimit limit)) {
   CUcontext ctx = fk_current();
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+  if (limit == CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH) {
+    *value = ctx->depth ? ctx->depth : DEPTH_DEFAULT;
+    return CUDA_SUCCESS;
+  }
+  if (limit == CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT) {
+    *value = ctx->pending ? ctx->pending : PENDING_DEFAULT;
+    return CUDA_SUCCESS;
+  }
   *value = limit == CU_LIMIT_STACK_SIZE         ? (ctx->stack ? ctx->stack : STACK_DEFAULT)
            : limit == CU_LIMIT_MALLOC_HEAP_SIZE ? (ctx->heap ? ctx->heap : HEAP_DEFAULT)
            : limit == CU_LIMIT_PRINTF_FIFO_SIZE ? (ctx->fifo ? ctx->fifo : FIFO_DEFAULT)
@@ -335,7 +403,18 @@ FK_API(cuCtxSetLimit, (CUlimit limit, size_t value)) {
   if (value > 1ull << 42) return CUDA_ERROR_INVALID_VALUE;
   if (limit == CU_LIMIT_STACK_SIZE)
     return value > 512 << 10 ? CUDA_ERROR_INVALID_VALUE : set_stack(ctx, value);
-  return limit == CU_LIMIT_MALLOC_HEAP_SIZE   ? set_area(ctx, &ctx->heap, HEAP_DEFAULT, value)
-         : limit == CU_LIMIT_PRINTF_FIFO_SIZE ? set_area(ctx, &ctx->fifo, FIFO_DEFAULT, value)
-                                              : CUDA_SUCCESS;
+  switch (limit) {
+  case CU_LIMIT_MALLOC_HEAP_SIZE:
+    return set_area(ctx, &ctx->heap, HEAP_DEFAULT, 1, value);
+  case CU_LIMIT_PRINTF_FIFO_SIZE:
+    return set_area(ctx, &ctx->fifo, FIFO_DEFAULT, 1, value);
+  case CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH:
+    if (value > 24) return CUDA_ERROR_INVALID_VALUE;
+    return set_area(ctx, &ctx->depth, DEPTH_DEFAULT, DEPTH_BYTES, value);
+  case CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT:
+    return value > 1u << 30 ? CUDA_ERROR_INVALID_VALUE
+                            : set_area(ctx, &ctx->pending, PENDING_DEFAULT, PENDING_BYTES, value);
+  default:
+    return CUDA_SUCCESS;
+  }
 }

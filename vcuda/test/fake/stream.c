@@ -293,6 +293,27 @@ static CUresult wait_event(struct CUstream_st *s, CUevent event) {
 FK_STREAM_API(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags),
               ((void)flags, wait_event(s, event)))
 
+/* All streams of the context that there are wait, and those without a name. */
+FK_API(cuCtxWaitEvent, (CUcontext ctx, CUevent event)) {
+  FK_ENTER("cuCtxWaitEvent");
+  CUresult r = CUDA_SUCCESS;
+  if (!ctx) ctx = fk_current();
+  if (!ctx || ctx->dead || !event) return CUDA_ERROR_INVALID_CONTEXT;
+  pthread_mutex_lock(&guard);
+  for (struct CUstream_st *s = streams; s && r == CUDA_SUCCESS; s = s->next)
+    if (s->ctx == ctx && alive(ctx, s->life)) r = s->capture ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : wait_event(s, event);
+  struct CUstream_st *unnamed[] = {&legacy_stream[ctx->gpu][ctx->queue], own_of(ctx)};
+  pthread_mutex_unlock(&guard);
+  for (int i = 0; i < 2 && r == CUDA_SUCCESS; i++)
+    if (unnamed[i] && unnamed[i]->ctx == ctx && unnamed[i]->life == ctx->life) r = wait_event(unnamed[i], event);
+  return r;
+}
+FK_API(cuGreenCtxWaitEvent, (CUgreenCtx green, CUevent event)) {
+  CUcontext ctx = NULL;
+  CUresult r = cuCtxFromGreenCtx(&ctx, green);
+  return r == CUDA_SUCCESS ? cuCtxWaitEvent(ctx, event) : r;
+}
+
 /* ---- events ---- */
 
 FK_API(cuEventCreate, (CUevent * out, unsigned flags)) {

@@ -51,7 +51,7 @@ struct exported {
 };
 
 static bool on_device(const struct physical *p) {
-  return p->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  return p->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE || fk_bytes(fk_setting("INTEGRATED"), 0);
 }
 
 static void settle(struct physical *p) {
@@ -265,6 +265,8 @@ static uint64_t extent(const CUDA_ARRAY3D_DESCRIPTOR *d) {
   return width * height * (d->Depth ? d->Depth : 1);
 }
 
+#define LATER (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) /* memory is mapped into it */
+
 static CUresult array(CUarray *out, uint64_t bytes) {
   CUcontext ctx = fk_current();
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
@@ -291,7 +293,7 @@ FK_API(cuArrayCreate_v2, (CUarray * out, const CUDA_ARRAY_DESCRIPTOR *d)) {
 FK_API(cuArray3DCreate_v2, (CUarray * out, const CUDA_ARRAY3D_DESCRIPTOR *d)) {
   FK_ENTER("cuArray3DCreate_v2");
   if (!d) return CUDA_ERROR_INVALID_VALUE;
-  return array(out, d->Flags & CUDA_ARRAY3D_SPARSE ? 0 : extent(d));
+  return array(out, d->Flags & LATER ? 0 : extent(d));
 }
 
 /* Tiles of sparse arrays; a tile is what was mapped by one entry of a list. */
@@ -361,8 +363,11 @@ FK_API(cuMipmappedArrayCreate,
   if (!d) return CUDA_ERROR_INVALID_VALUE;
   CUDA_ARRAY3D_DESCRIPTOR level = *d;
   uint64_t bytes = 0;
-  for (unsigned i = 0; i < levels; i++) {
-    if (!(d->Flags & CUDA_ARRAY3D_SPARSE)) bytes = extent(&level) == UINT64_MAX ? UINT64_MAX : bytes + extent(&level);
+  size_t most = d->Width > d->Height ? d->Width : d->Height;
+  if (!(d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) && d->Depth > most) most = d->Depth;
+  /* One at least, and no more than down to a single texel. */
+  for (unsigned i = 0; !i || (i < levels && most >> i); i++) {
+    if (!(d->Flags & LATER)) bytes = extent(&level) == UINT64_MAX ? UINT64_MAX : bytes + extent(&level);
     level.Width = level.Width > 1 ? level.Width / 2 : 1;
     level.Height /= level.Height > 1 ? 2 : 1;
     if (!(d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP))) level.Depth /= level.Depth > 1 ? 2 : 1;

@@ -14,10 +14,12 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -375,6 +377,369 @@ static void stops_in_between(void) {
   }
 }
 
+/* ---- work that is let go all at once ---- */
+
+#define BURST_CONTEXTS 4
+#define BURST_STREAMS 60
+
+/* Streams wait for a word; when many have work behind the wait, it is written. */
+static void *burst(void *unused) {
+  static unsigned flag[1 << 16];
+  static CUcontext own[BURST_CONTEXTS];
+  static CUstream stream[BURST_CONTEXTS][BURST_STREAMS];
+  static CUfunction f[BURST_CONTEXTS];
+  CUmodule module;
+  for (int c = 0; c < BURST_CONTEXTS; c++) {
+    if (cuCtxCreate(&own[c], NULL, 0, 0)) return unused;
+    must(cuModuleLoadData(&module, "spin"), "module");
+    must(cuModuleGetFunction(&f[c], module, "spin_500us"), "function");
+    for (int s = 0; s < BURST_STREAMS; s++) must(cuStreamCreate(&stream[c][s], CU_STREAM_NON_BLOCKING), "stream");
+  }
+  for (unsigned round = 0; !over && round < 1 << 16; round++) {
+    for (int c = 0; c < BURST_CONTEXTS && !over; c++) {
+      cuCtxSetCurrent(own[c]);
+      for (int s = 0; s < BURST_STREAMS && !over; s++) {
+        cuStreamWaitValue32(stream[c][s], (CUdeviceptr)(unsigned long)&flag[round], 1, CU_STREAM_WAIT_VALUE_EQ);
+        for (int k = 0; k < 4; k++) cuLaunchKernel(f[c], 1, 1, 1, 32, 1, 1, 0, stream[c][s], NULL, NULL);
+      }
+    }
+    *(volatile unsigned *)&flag[round] = 1;
+    for (int c = 0; c < BURST_CONTEXTS; c++) {
+      cuCtxSetCurrent(own[c]);
+      cuCtxSynchronize();
+    }
+  }
+  return unused;
+}
+static void burst_behind_waits(void) {
+  aside(burst, NULL);
+}
+/* The same behind an event of another stream, in one context. */
+static void *burst_of_events(void *unused) {
+  CUstream first, stream[BURST_STREAMS];
+  CUevent event;
+  cuCtxSetCurrent(context);
+  must(cuStreamCreate(&first, CU_STREAM_NON_BLOCKING), "stream");
+  must(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "event");
+  for (int s = 0; s < BURST_STREAMS; s++) must(cuStreamCreate(&stream[s], CU_STREAM_NON_BLOCKING), "stream");
+  while (!over) {
+    cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, first, NULL, NULL);
+    cuEventRecord(event, first);
+    for (int s = 0; s < BURST_STREAMS && !over; s++) {
+      cuStreamWaitEvent(stream[s], event, 0);
+      for (int k = 0; k < 4; k++) cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, stream[s], NULL, NULL);
+    }
+    cuCtxSynchronize();
+  }
+  return unused;
+}
+static void burst_behind_events(void) {
+  aside(burst_of_events, NULL);
+}
+static void *capture_on_and_off(void *stream) {
+  CUgraph graph;
+  cuCtxSetCurrent(context);
+  while (!over) {
+    if (cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED)) continue;
+    if (cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS && graph) cuGraphDestroy(graph);
+    if (fake_sleep) fake_sleep(20000);
+  }
+  return NULL;
+}
+static void *launch_in(void *stream) {
+  cuCtxSetCurrent(context);
+  while (!over) cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+  return NULL;
+}
+static void captures_without_end(void) {
+  CUstream s;
+  must(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), "stream");
+  pthread_t t;
+  pthread_create(&t, NULL, capture_on_and_off, s);
+  pthread_create(&t, NULL, launch_in, s);
+}
+static void many_threads(void) {
+  pthread_t t;
+  pthread_attr_t small;
+  pthread_attr_init(&small);
+  pthread_attr_setstacksize(&small, 128 * 1024);
+  for (int i = 0; i < 100; i++) pthread_create(&t, &small, launch_in, NULL);
+}
+static void *streams_come_and_go(void *unused) {
+  cuCtxSetCurrent(context);
+  while (!over) {
+    CUstream s;
+    if (cuStreamCreate(&s, CU_STREAM_NON_BLOCKING)) break;
+    cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, s, NULL, NULL);
+    cuStreamDestroy(s);
+  }
+  return unused;
+}
+static void streams_without_end(void) {
+  for (int i = 0; i < 4; i++) aside(streams_come_and_go, NULL);
+}
+static void *contexts_come_and_go(void *unused) {
+  while (!over) {
+    CUcontext c;
+    CUmodule module;
+    CUfunction f;
+    if (cuCtxCreate(&c, NULL, 0, 0)) break;
+    must(cuModuleLoadData(&module, "spin"), "module");
+    must(cuModuleGetFunction(&f, module, "spin_500us"), "function");
+    for (int i = 0; i < 8; i++) cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
+    cuCtxDestroy(c);
+  }
+  return unused;
+}
+static void contexts_without_end(void) {
+  aside(contexts_come_and_go, NULL);
+}
+
+/* ---- more lies ---- */
+
+static void *lie_at_random(void *unused) {
+  unsigned state = 1;
+  while (!over && usage) {
+    for (unsigned i = 0; i < VC_SLOTS; i++) {
+      if (!atomic_load(&usage->slot[i].pid)) continue;
+      volatile uint32_t *word = (volatile uint32_t *)&usage->slot[i];
+      for (unsigned k = 0; k < 8; k++) {
+        state = state * 1664525u + 1013904223u;
+        word[state >> 8 & 31] = state & 64 ? 0 : state & 128 ? 0xffffffffu : state;
+      }
+    }
+    lie_again_later();
+  }
+  return unused;
+}
+static void lie_garbage(void) {
+  aside(lie_at_random, NULL);
+}
+static void *lie_of_the_future(void *unused) {
+  while (!over && usage) {
+    uint64_t soon = (uint64_t)(now() * 1e9) + 1000000000;
+    for (unsigned i = 0; i < VC_SLOTS; i++) {
+      struct vc_slot *s = &usage->slot[i];
+      if (!atomic_load(&s->live)) continue;
+      atomic_store(&s->idle_since, soon);
+      atomic_store(&s->turn_since, 1);
+      atomic_store(&s->turn_seen, soon);
+      atomic_store(&s->turn_end, soon);
+      atomic_store(&s->linger_ns, 0xffffffffu);
+      atomic_store(&s->unit_ns, 0);
+    }
+    lie_again_later();
+  }
+  return unused;
+}
+static void lie_future(void) {
+  aside(lie_of_the_future, NULL);
+}
+static void *lie_of_the_union(void *unused) {
+  for (uint64_t n = 0; !over && usage; n++) {
+    atomic_store(&usage->running, n % 2 ? VC_RUNNING : UINT64_MAX);
+    atomic_store(&usage->busy_ns, n % 3 ? 0 : UINT64_MAX - n);
+    atomic_store(&usage->peak, UINT64_MAX);
+    usage->magic = usage->version = (uint32_t)n;
+    lie_again_later();
+  }
+  return unused;
+}
+static void lie_union(void) {
+  aside(lie_of_the_union, NULL);
+}
+static void *lie_of_others(void *unused) {
+  while (!over && usage) {
+    for (unsigned i = 0; i < VC_SLOTS; i++) {
+      atomic_store(&usage->slot[i].live, 1);
+      atomic_store(&usage->slot[i].pid, 1 + i);
+      atomic_store(&usage->slot[i].waiting, 1);
+      atomic_store(&usage->slot[i].inflight, 0xffffffffu);
+      atomic_fetch_add(&usage->slot[i].beat, 1);
+    }
+    atomic_store(&usage->high, 0);
+    lie_again_later();
+  }
+  return unused;
+}
+static void lie_others(void) {
+  aside(lie_of_others, NULL);
+}
+
+/* ---- more of the socket ---- */
+
+static void *send_nothing(void *unused) {
+  while (!over) {
+    int fd = dial();
+    if (fd < 0) break;
+    hello(fd, -1);
+    for (int i = 0; i < 100 && send(fd, "", 0, MSG_NOSIGNAL | MSG_DONTWAIT) == 0; i++) continue;
+    close(fd);
+  }
+  return unused;
+}
+static void empty_messages(void) {
+  aside(send_nothing, NULL);
+}
+static void *send_halves(void *unused) {
+  struct vc_hello h = {VC_MAGIC, VC_VERSION, -1, 0};
+  for (unsigned i = 0; !over; i++) {
+    int fd = dial();
+    if (fd < 0) break;
+    send(fd, &h, i % sizeof h, MSG_NOSIGNAL);
+    send(fd, (char *)&h + i % sizeof h, sizeof h - i % sizeof h, MSG_NOSIGNAL);
+    close(fd);
+  }
+  return unused;
+}
+static void half_messages(void) {
+  aside(send_halves, NULL);
+}
+static void *send_wrong(void *unused) {
+  static const int slots[] = {-2, 256, 255, INT32_MAX, INT32_MIN, 0, 1};
+  for (unsigned i = 0; !over; i++) {
+    struct vc_hello h = {i % 5 ? VC_MAGIC : i, i % 3 ? VC_VERSION : i, slots[i % 7], i};
+    int fd = dial();
+    if (fd < 0) break;
+    send(fd, &h, sizeof h, MSG_NOSIGNAL);
+    if (i % 2) shutdown(fd, SHUT_RD);
+    close(fd);
+  }
+  return unused;
+}
+static void wrong_messages(void) {
+  aside(send_wrong, NULL);
+}
+static void send_fds(int to, int count) {
+  int fds[200];
+  char room[CMSG_SPACE(sizeof fds)] = {0};
+  struct iovec part = {"x", 1};
+  struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = CMSG_SPACE((size_t)count * sizeof *fds)};
+  struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+  for (int i = 0; i < count; i++) fds[i] = to;
+  c->cmsg_level = SOL_SOCKET;
+  c->cmsg_type = SCM_RIGHTS;
+  c->cmsg_len = CMSG_LEN((size_t)count * sizeof *fds);
+  memcpy(CMSG_DATA(c), fds, (size_t)count * sizeof *fds);
+  sendmsg(to, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+/* Descriptors, each of the very socket that they are sent by. */
+static void *send_descriptors(void *unused) {
+  while (!over) {
+    int fd = dial();
+    if (fd < 0) break;
+    hello(fd, -1);
+    for (int i = 0; i < 50; i++) send_fds(fd, 200);
+    close(fd);
+    fd = control();
+    if (fd >= 0) {
+      for (int i = 0; i < 50; i++) send_fds(fd, 200);
+      close(fd);
+    }
+  }
+  return unused;
+}
+static void descriptors_sent(void) {
+  aside(send_descriptors, NULL);
+}
+static void *send_nonsense(void *unused) {
+  static const char *const lines[] = {
+      "{\"op\":\"change\",\"seat\":\"bad\",\"core\":-1}\n",
+      "{\"op\":\"change\",\"seat\":\"bad\",\"core\":4294967297}\n",
+      "{\"op\":\"change\",\"seat\":\"bad\",\"memory\":99999999999999999999999999}\n",
+      "{\"op\":\"change\",\"seat\":\"bad\",\"memory\":-1}\n",
+      "{\"op\":\"change\",\"seat\":\"bad\",\"limit\":0}\n",
+      "{\"op\":\"set\",\"seat\":\"../../x\",\"gpu\":0,\"core\":10,\"memory\":1}\n",
+      "{\"op\":\"set\",\"seat\":\"x\",\"gpu\":-1,\"core\":10,\"memory\":1}\n",
+      "{\"op\":\"set\",\"seat\":\"x\",\"gpu\":1e9,\"core\":10,\"memory\":1}\n",
+      "{\"op\":\"drop\",\"seat\":\"\"}\n",
+      "{\"op\":\"rule\",\"rule\":\"\\u0000\"}\n",
+      "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[\n",
+      "{\"op\":\"read\",\"op\":\"read\",\"op\":\"drop\"}\n",
+      "\"\\ud800\"\n{}\n\n\n\xff\xfe\n",
+  };
+  static char longest[100000];
+  memset(longest, '{', sizeof longest);
+  for (unsigned i = 0; !over; i++) {
+    int fd = control();
+    const char *line = lines[i % (sizeof lines / sizeof *lines)];
+    if (fd < 0) break;
+    if (send(fd, line, strlen(line), MSG_NOSIGNAL) > 0 && i % 4 == 0) send(fd, longest, sizeof longest, MSG_NOSIGNAL | MSG_DONTWAIT);
+    close(fd);
+  }
+  return unused;
+}
+static void nonsense_commands(void) {
+  aside(send_nonsense, NULL);
+}
+static void many_controls(void) {
+  for (int i = 0; i < 800; i++) control();
+}
+static void unlink_socket(void) {
+  const char *path = getenv("SLICEKEEPER_SEAT");
+  char other[512];
+  if (!path) return;
+  snprintf(other, sizeof other, "%s.old", path);
+  if (rename(path, other) == 0) unlink(other);
+  symlink("/dev/zero", path);
+  in_child(shrink_now);
+}
+
+/* ---- more of processes ---- */
+
+static void stops_for_good(void) {
+  if (fork()) return;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  usleep(400000);
+  kill(getppid(), SIGSTOP);
+  pause();
+}
+static void stops_for_long(void) {
+  if (fork()) return;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  for (pid_t victim = getppid();; usleep(100000)) {
+    kill(victim, SIGSTOP);
+    usleep(150000);
+    if (kill(victim, SIGCONT) < 0) _exit(0);
+  }
+}
+static void lowest_priority(void) {
+  struct sched_param none = {0};
+  for (int tid = getpid(); tid < getpid() + 8; tid++) {
+    sched_setscheduler(tid, SCHED_IDLE, &none);
+    setpriority(PRIO_PROCESS, (id_t)tid, 19);
+  }
+}
+static void traced(void) {
+  for (int i = 0; i < 8; i++) {
+    pid_t child = fork();
+    if (!child) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      ptrace(PTRACE_TRACEME, 0, NULL, NULL);
+      sit(-1);
+      raise(SIGSTOP);
+      _exit(0);
+    }
+  }
+}
+static void passed_on(void) {
+  for (int i = 0; i < 40; i++) {
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) return;
+    pid_t child = fork();
+    if (!child) {
+      int fd = sit(-1);
+      if (fd >= 0) dup2(fd, pair[1]);
+      if (fork()) _exit(0); /* its own child goes on with the socket */
+      prctl(PR_SET_PDEATHSIG, 0);
+      sleep(3);
+      _exit(0);
+    }
+    close(pair[0]), close(pair[1]);
+    waitpid(child, NULL, 0);
+  }
+}
+
 #define KIND(name) {#name, name}
 static const struct {
   const char *name;
@@ -405,6 +770,28 @@ static const struct {
     KIND(many_mappings),
     KIND(closes_without_end),
     KIND(stops_in_between),
+    KIND(burst_behind_waits),
+    KIND(burst_behind_events),
+    KIND(captures_without_end),
+    KIND(many_threads),
+    KIND(streams_without_end),
+    KIND(contexts_without_end),
+    KIND(lie_garbage),
+    KIND(lie_future),
+    KIND(lie_union),
+    KIND(lie_others),
+    KIND(empty_messages),
+    KIND(half_messages),
+    KIND(wrong_messages),
+    KIND(descriptors_sent),
+    KIND(nonsense_commands),
+    KIND(many_controls),
+    KIND(unlink_socket),
+    KIND(stops_for_good),
+    KIND(stops_for_long),
+    KIND(lowest_priority),
+    KIND(traced),
+    KIND(passed_on),
 };
 
 int main(int argc, char **argv) {

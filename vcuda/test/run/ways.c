@@ -13,11 +13,13 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -611,6 +613,589 @@ static void ipc_exported(void) {
   fill();
 }
 
+/* ---- small requests: each context has granules of its own for them ---- */
+
+static void small_in_each_context(void) {
+  CUcontext c;
+  CUdeviceptr p;
+  fill();
+  for (int i = 0; i < 60; i++)
+    if (got(cuCtxCreate_v2(&c, 0, device))) got(cuMemAlloc_v2(&p, 256));
+}
+static void small_arrays_in_each_context(void) {
+  CUcontext c;
+  for (int i = 0; i < 60; i++)
+    if (got(cuCtxCreate_v2(&c, 0, device))) got(array_of(16, 16, 0, CU_AD_FORMAT_FLOAT, 1));
+  must(cuCtxSetCurrent(context), "context");
+  fill();
+}
+
+/* ---- limits that are changed while others change them, or lowered under a kernel's feet ---- */
+
+static void *lower_heap(void *until) {
+  must(cuCtxSetCurrent(context), "context");
+  while (!*(atomic_bool *)until) cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 8 * MIB);
+  return NULL;
+}
+static void limits_lowered_by_threads(void) {
+  static atomic_bool enough;
+  pthread_t t[3];
+  CUdeviceptr p;
+  got(cuMemAlloc_v2(&p, 500 * MIB));
+  for (int i = 0; i < 3; i++) pthread_create(&t[i], NULL, lower_heap, &enough);
+  for (int i = 0; i < 20000; i++) cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 400 * MIB);
+  enough = true;
+  for (int i = 0; i < 3; i++) pthread_join(t[i], NULL);
+  fill();
+}
+static void limits_of_each_context(void) {
+  CUcontext c;
+  for (int i = 0; i < 12; i++)
+    if (got(cuCtxCreate_v2(&c, 0, device))) {
+      got(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 100 * MIB));
+      got(cuCtxSetLimit(CU_LIMIT_PRINTF_FIFO_SIZE, 20 * MIB));
+    }
+  fill();
+}
+static void stack_lowered_below_a_kernel(void) {
+  CUmodule module;
+  CUfunction f;
+  must(cuModuleLoadData(&module, "spin"), "module");
+  if (got(cuModuleGetFunction(&f, module, "spin_1us_local3000")))
+    for (int i = 0; i < 3; i++) got(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+  must(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 1024), "limit");
+  fill();
+  for (int i = 0; i < 3; i++) got(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+}
+static void depth_of_launching_kernels(void) {
+  for (size_t d = 3; d <= 24; d += 3) got(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, d));
+  fill();
+}
+static void launches_of_launching_kernels(void) {
+  for (size_t n = 4096; n <= 1u << 20; n *= 2) got(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT, n));
+  fill();
+}
+static void depth_when_full(void) {
+  fill();
+  got(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 3));
+}
+
+/* ---- the driver's functions by other ways ---- */
+
+typedef CUresult alloc_t(CUdeviceptr *, size_t);
+
+static void take_all_by(void *function) {
+  CUdeviceptr p;
+  alloc_t *alloc;
+  *(void **)&alloc = function;
+  fill();
+  for (int i = 0; alloc && i < 8; i++) got(alloc(&p, 100 * MIB));
+}
+static void versioned_look_up(void) {
+  take_all_by(dlvsym(RTLD_DEFAULT, "cuMemAlloc_v2", "LIBCUDA_1"));
+  take_all_by(dlvsym(dlopen("libcuda.so.1", RTLD_NOW), "cuMemAlloc_v2", "GLIBC_2.2.5"));
+}
+static void look_up_by_handle(void) {
+  Dl_info where;
+  void *inside = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuDriverGetVersion");
+  if (!dladdr(inside, &where)) return;
+  take_all_by(dlsym(dlopen(where.dli_fname, RTLD_NOW | RTLD_LOCAL), "cuMemAlloc_v2"));
+  take_all_by(dlsym(RTLD_NEXT, "cuMemAlloc_v2"));
+}
+/* A driver of its own in another namespace: it is another one's memory, but the same GPU's. */
+static void another_namespace(void) {
+  Dl_info where;
+  if (!dladdr(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuDriverGetVersion"), &where)) return;
+  void *other = dlmopen(LM_ID_NEWLM, where.dli_fname, RTLD_NOW);
+  if (other) take_all_by(dlsym(other, "cuMemAlloc_v2"));
+}
+static void every_version_of_a_name(void) {
+  static const int versions[] = {2000, 3020, 7000, 10000, 11020, 11030, 12000, 12050, 13000, 13010};
+  CUdeviceptr p;
+  fill();
+  for (unsigned i = 0; i < sizeof versions / sizeof *versions; i++)
+    for (unsigned flags = 0; flags < 3; flags++) {
+      void *f = NULL;
+      CUdriverProcAddressQueryResult status;
+      if (cuGetProcAddress_v2("cuMemAlloc", &f, versions[i], flags, &status) == CUDA_SUCCESS && f && versions[i] > 3000)
+        got(((alloc_t *)f)(&p, 50 * MIB));
+      f = NULL;
+      if (cuGetProcAddress("cuMemAllocAsync", &f, versions[i], flags) == CUDA_SUCCESS && f)
+        got(((CUresult(*)(CUdeviceptr *, size_t, CUstream))f)(&p, 50 * MIB, NULL));
+    }
+}
+
+/* ---- libraries: in every context, with variables of its own ---- */
+
+static const char *const library_text = ".global .b8 big[100000000];";
+
+static void use(CUlibrary library) {
+  CUdeviceptr p;
+  size_t bytes;
+  got(cuLibraryGetGlobal(&p, &bytes, library, "big"));
+}
+static void library_in_each_context(void) {
+  CUlibrary library;
+  CUcontext c;
+  must(cuLibraryLoadData(&library, library_text, NULL, NULL, 0, NULL, NULL, 0), "library");
+  for (int i = 0; i < 12; i++)
+    if (got(cuCtxCreate_v2(&c, 0, device))) use(library);
+  fill();
+}
+static void libraries_before_contexts(void) {
+  CUlibrary library;
+  CUcontext c;
+  must(cuDevicePrimaryCtxRelease_v2(device), "release");
+  must(cuCtxSetCurrent(NULL), "no context");
+  for (int i = 0; i < 4; i++) {
+    if (!got(cuLibraryLoadData(&library, library_text, NULL, NULL, 0, NULL, NULL, 0))) continue;
+    for (int k = 0; k < 2; k++)
+      if (got(cuCtxCreate_v2(&c, 0, device))) use(library);
+  }
+  fill();
+}
+static void library_outlives_its_context(void) {
+  CUlibrary library;
+  CUcontext c;
+  for (int i = 0; i < 6; i++) {
+    if (!got(cuCtxCreate_v2(&c, 0, device))) continue;
+    bool ok = got(cuLibraryLoadData(&library, ".global .b8 big[200000000];", NULL, NULL, 0, NULL, NULL, 0));
+    must(cuCtxDestroy_v2(c), "destroy");
+    must(cuCtxSetCurrent(context), "context");
+    if (ok) use(library);
+  }
+  fill();
+}
+static void library_by_its_kernel_elsewhere(void) {
+  CUlibrary library;
+  CUkernel kernel;
+  CUcontext c;
+  if (!got(cuLibraryLoadData(&library, ".global .b8 big[300000000];", NULL, NULL, 0, NULL, NULL, 0))) return;
+  must(cuLibraryGetKernel(&kernel, library, "spin_1us"), "kernel");
+  for (int i = 0; i < 4; i++)
+    if (got(cuCtxCreate_v2(&c, 0, device)))
+      got(cuLaunchKernel((CUfunction)kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+  fill();
+}
+static void library_after_a_reset(void) {
+  CUlibrary library;
+  must(cuLibraryLoadData(&library, ".global .b8 big[300000000];", NULL, NULL, 0, NULL, NULL, 0), "library");
+  use(library);
+  must(cuDevicePrimaryCtxReset_v2(device), "reset");
+  fill();
+  use(library);
+}
+static void variables_that_take_reckoning(void) {
+  static const char *const texts[] = {".global .b8 a[][100000000] = {{1}, {2}, {3}};", ".global .align 268435456 .b8 a[1];"};
+  CUmodule module;
+  CUfunction f;
+  for (unsigned i = 0; i < 8; i++)
+    if (got(cuModuleLoadData(&module, texts[i % 2]))) got(cuModuleGetFunction(&f, module, "spin_1us"));
+  fill();
+}
+
+/* ---- kernels with deep stacks, looked up elsewhere ---- */
+
+static void function_of_another_context(void) {
+  CUmodule module;
+  CUfunction f;
+  CUcontext other;
+  must(cuModuleLoadData(&module, "spin"), "module");
+  must(cuCtxCreate_v2(&other, 0, device), "context");
+  must(cuModuleGetFunction(&f, module, "spin_1us_local3000"), "function");
+  must(cuCtxSetCurrent(context), "context");
+  got(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+  fill();
+}
+static void function_without_a_context(void) {
+  CUmodule module;
+  CUfunction f;
+  must(cuModuleLoadData(&module, "spin"), "module");
+  must(cuCtxSetCurrent(NULL), "no context");
+  must(cuModuleGetFunction(&f, module, "spin_1us_local3000"), "function");
+  must(cuCtxSetCurrent(context), "context");
+  fill();
+  got(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+}
+
+/* ---- arrays that say nothing of their levels, and those that get their memory later ---- */
+
+static void mipmaps_without_levels(void) {
+  CUDA_ARRAY3D_DESCRIPTOR d = {4096, 4096, 0, CU_AD_FORMAT_FLOAT, 4, 0};
+  CUmipmappedArray m;
+  for (int i = 0; i < 8; i++) got(cuMipmappedArrayCreate(&m, &d, 0));
+  fill();
+}
+static void mipmaps_of_a_million_levels(void) {
+  CUDA_ARRAY3D_DESCRIPTOR d = {4096, 2048, 0, CU_AD_FORMAT_FLOAT, 4, 0};
+  CUmipmappedArray m;
+  for (int i = 0; i < 12; i++) got(cuMipmappedArrayCreate(&m, &d, 1000000));
+  fill();
+}
+static void arrays_mapped_later(void) {
+  CUDA_ARRAY3D_DESCRIPTOR d = {16384, 4096, 0, CU_AD_FORMAT_FLOAT, 1, CUDA_ARRAY3D_DEFERRED_MAPPING};
+  CUarray a;
+  CUmipmappedArray m;
+  for (int i = 0; i < 8; i++) got(cuArray3DCreate_v2(&a, &d)), got(cuMipmappedArrayCreate(&m, &d, 3));
+  fill();
+}
+
+/* ---- what another thread changes between the look and the call ---- */
+
+static atomic_bool stop_changing;
+static CUDA_ARRAY3D_DESCRIPTOR changed_array;
+static CUmemAllocationProp changed_prop;
+
+static void *change_array(void *unused) {
+  while (!stop_changing) {
+    *(volatile size_t *)&changed_array.Width = 64;
+    *(volatile size_t *)&changed_array.Width = 65536;
+  }
+  return unused;
+}
+static void array_changed_meanwhile(void) {
+  pthread_t t;
+  CUarray a;
+  changed_array = (CUDA_ARRAY3D_DESCRIPTOR){64, 256, 0, CU_AD_FORMAT_FLOAT, 1, 0};
+  pthread_create(&t, NULL, change_array, NULL);
+  for (int i = 0; i < 3000; i++) cuArray3DCreate_v2(&a, &changed_array);
+  stop_changing = true;
+  pthread_join(t, NULL);
+  fill();
+}
+static void *change_prop(void *unused) {
+  while (!stop_changing) {
+    *(volatile CUmemLocationType *)&changed_prop.location.type = CU_MEM_LOCATION_TYPE_HOST;
+    *(volatile CUmemLocationType *)&changed_prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  }
+  return unused;
+}
+static void location_changed_meanwhile(void) {
+  pthread_t t;
+  CUmemGenericAllocationHandle h;
+  changed_prop = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED};
+  fill();
+  pthread_create(&t, NULL, change_prop, NULL);
+  for (int i = 0; i < 3000; i++) cuMemCreate(&h, 2 * MIB, &changed_prop, 0);
+  stop_changing = true;
+  pthread_join(t, NULL);
+}
+static char big_file[] = "/tmp/big-XXXXXX", small_file[] = "/tmp/small-XXXXXX", module_file[] = "/tmp/module-XXXXXX";
+
+static void write_text(char *path, const char *text) {
+  int fd = mkstemp(path);
+  if (fd < 0 || write(fd, text, strlen(text)) != (ssize_t)strlen(text)) exit(1);
+  close(fd);
+}
+static void *change_file(void *unused) {
+  while (!stop_changing) {
+    unlink(module_file);
+    if (link(small_file, module_file) < 0) continue;
+    unlink(module_file);
+    if (link(big_file, module_file) < 0) continue;
+  }
+  return unused;
+}
+static void file_changed_meanwhile(void) {
+  pthread_t t;
+  CUmodule m;
+  CUfunction f;
+  CUdeviceptr p;
+  write_text(big_file, ".global .b8 big[300000000];");
+  write_text(small_file, ".global .b8 big[3000000];");
+  write_text(module_file, "spin");
+  got(cuMemAlloc_v2(&p, 900 * MIB));
+  pthread_create(&t, NULL, change_file, NULL);
+  for (int i = 0; i < 2000; i++)
+    if (cuModuleLoad(&m, module_file) == CUDA_SUCCESS) {
+      cuModuleGetFunction(&f, m, "spin_1us");
+      cuModuleUnload(m);
+    }
+  stop_changing = true;
+  pthread_join(t, NULL);
+  unlink(big_file), unlink(small_file), unlink(module_file);
+}
+
+/* ---- races ---- */
+
+static void *trim_and_fill(void *unused) {
+  CUdeviceptr p;
+  must(cuCtxSetCurrent(context), "context");
+  for (int i = 0; i < 3000; i++) {
+    cuDeviceGraphMemTrim(device);
+    if (cuMemAlloc_v2(&p, 600 * MIB) == CUDA_SUCCESS) cuMemFree_v2(p);
+  }
+  return unused;
+}
+static void graph_trimmed_meanwhile(void) {
+  pthread_t t;
+  CUgraphExec exec;
+  must(cuGraphInstantiateWithFlags(&exec, with_node(600 * MIB), 0), "instantiate");
+  pthread_create(&t, NULL, trim_and_fill, NULL);
+  for (int i = 0; i < 3000; i++) cuGraphLaunch(exec, NULL);
+  pthread_join(t, NULL);
+  fill();
+}
+static void *come_and_go(void *unused) {
+  CUcontext c;
+  for (int i = 0; i < 3000; i++)
+    if (cuDevicePrimaryCtxRetain(&c, device) == CUDA_SUCCESS) cuDevicePrimaryCtxRelease_v2(device);
+  return unused;
+}
+static void primary_context_by_threads(void) {
+  pthread_t t[4];
+  CUcontext c;
+  must(cuCtxCreate_v2(&c, 0, device), "context");
+  must(cuDevicePrimaryCtxRelease_v2(device), "release");
+  for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, come_and_go, NULL);
+  for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+  must(cuDevicePrimaryCtxRetain(&context, device), "context");
+  fill();
+  for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, come_and_go, NULL);
+  for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+  fill();
+}
+static CUstream captured;
+static void *capture_again(void *unused) {
+  CUgraph graph;
+  must(cuCtxSetCurrent(context), "context");
+  for (int i = 0; i < 4000; i++)
+    if (cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS &&
+        cuStreamEndCapture(captured, &graph) == CUDA_SUCCESS && graph)
+      cuGraphDestroy(graph);
+  return unused;
+}
+static void capture_ended_meanwhile(void) {
+  pthread_t t;
+  CUdeviceptr p;
+  must(cuStreamCreate(&captured, CU_STREAM_NON_BLOCKING), "stream");
+  pthread_create(&t, NULL, capture_again, NULL);
+  for (int i = 0; i < 400; i++) cuMemAllocAsync(&p, 3 * MIB, captured);
+  pthread_join(t, NULL);
+  fill();
+}
+static void capture_in_another_stream(void) {
+  CUgraph graph;
+  CUdeviceptr p;
+  must(cuStreamCreate(&captured, CU_STREAM_DEFAULT), "stream");
+  must(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_GLOBAL), "capture");
+  for (int i = 0; i < 20; i++) {
+    got(cuMemAllocAsync(&p, 100 * MIB, NULL));
+    got(cuMemAllocAsync(&p, 100 * MIB, CU_STREAM_PER_THREAD));
+  }
+  cuStreamEndCapture(captured, &graph);
+  fill();
+}
+static CUdeviceptr shared_range;
+static void *map_and_release(void *number) {
+  CUdeviceptr at = shared_range + (CUdeviceptr)(uintptr_t)number * 8 * MIB;
+  must(cuCtxSetCurrent(context), "context");
+  for (int i = 0; i < 2000; i++) {
+    CUmemGenericAllocationHandle own, again;
+    if (make(&own, 8 * MIB) != CUDA_SUCCESS) continue;
+    if (cuMemMap(at, 8 * MIB, 0, own, 0) == CUDA_SUCCESS) {
+      if (cuMemRetainAllocationHandle(&again, (void *)(at + MIB)) == CUDA_SUCCESS) cuMemRelease(again);
+      if (i % 3) cuMemRelease(own);
+      cuMemUnmap(at, 8 * MIB);
+      if (i % 3 == 0) cuMemRelease(own);
+    } else {
+      cuMemRelease(own);
+    }
+  }
+  return NULL;
+}
+static void mapped_by_threads(void) {
+  pthread_t t[6];
+  CUdeviceptr p;
+  must(cuMemAddressReserve(&shared_range, 64 * MIB, 0, 0, 0), "reserve");
+  must(cuMemAlloc_v2(&p, 880 * MIB), "plain");
+  for (int i = 0; i < 6; i++) pthread_create(&t[i], NULL, map_and_release, (void *)(uintptr_t)i);
+  for (int i = 0; i < 6; i++) pthread_join(t[i], NULL);
+  fill();
+}
+static void *take_and_give(void *unused) {
+  CUdeviceptr p;
+  CUarray a;
+  CUDA_ARRAY_DESCRIPTOR d = {1024, 1024, CU_AD_FORMAT_FLOAT, 1};
+  if (cuCtxSetCurrent(context) != CUDA_SUCCESS) return NULL;
+  for (;;) {
+    pthread_testcancel();
+    if (cuMemAlloc_v2(&p, 30 * MIB) == CUDA_SUCCESS) cuMemFree_v2(p);
+    if (cuMemAllocAsync(&p, 30 * MIB, NULL) == CUDA_SUCCESS) cuMemFreeAsync(p, NULL);
+    if (cuArrayCreate_v2(&a, &d) == CUDA_SUCCESS) cuArrayDestroy(a);
+  }
+  return unused;
+}
+static void forked_while_threads_allocate(void) {
+  pthread_t t[4];
+  CUdeviceptr p;
+  must(cuMemAlloc_v2(&p, 900 * MIB), "plain");
+  for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, take_and_give, NULL);
+  for (int i = 0; i < 15; i++) {
+    pid_t child = fork();
+    if (!child) {
+      CUcontext c;
+      if (cuCtxCreate_v2(&c, 0, 0) == CUDA_SUCCESS) fill();
+      exit(0);
+    }
+    waitpid(child, NULL, 0);
+  }
+  for (int i = 0; i < 4; i++) pthread_cancel(t[i]), pthread_join(t[i], NULL);
+  fill();
+}
+static void cancelled_while_allocating(void) {
+  for (int i = 0; i < 60; i++) {
+    pthread_t t[3];
+    for (int k = 0; k < 3; k++) pthread_create(&t[k], NULL, take_and_give, NULL);
+    usleep(500);
+    for (int k = 0; k < 3; k++) pthread_cancel(t[k]);
+    for (int k = 0; k < 3; k++) pthread_join(t[k], NULL);
+  }
+  fill();
+}
+static CUdeviceptr freed_by_all;
+static void *free_it(void *unused) {
+  must(cuCtxSetCurrent(context), "context");
+  for (int i = 0; i < 3000; i++) cuMemFree_v2(freed_by_all);
+  return unused;
+}
+static void freed_by_many_threads(void) {
+  pthread_t t[4];
+  for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, free_it, NULL);
+  for (int i = 0; i < 3000; i++) {
+    CUdeviceptr p;
+    if (cuMemAlloc_v2(&p, 400 * MIB) == CUDA_SUCCESS) freed_by_all = p;
+  }
+  for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+  fill();
+}
+static void cloned_without_the_library(void) {
+  CUdeviceptr p;
+  must(cuMemAlloc_v2(&p, 700 * MIB), "plain");
+  pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+  if (!child) {
+    CUcontext c;
+    if (cuCtxCreate_v2(&c, 0, 0) == CUDA_SUCCESS) fill();
+    usleep(300000);
+    _exit(0);
+  }
+  for (int i = 0; i < 20; i++) fill(), usleep(10000);
+  waitpid(child, NULL, 0);
+}
+
+/* ---- in stream order ---- */
+
+static void freed_in_stream_order(void) {
+  CUmodule module;
+  CUfunction f;
+  CUdeviceptr p;
+  CUstream s;
+  must(cuModuleLoadData(&module, "spin"), "module");
+  must(cuModuleGetFunction(&f, module, "spin_50ms"), "function");
+  must(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), "stream");
+  for (int i = 0; i < 6; i++) {
+    must(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, s, NULL, NULL), "launch");
+    if (got(cuMemAlloc_v2(&p, 600 * MIB))) must(cuMemFreeAsync(p, s), "free");
+    usleep(10000);
+  }
+  fill();
+}
+static void freed_in_order_and_destroyed(void) {
+  CUmodule module;
+  CUfunction f;
+  CUdeviceptr p;
+  for (int i = 0; i < 4; i++) {
+    CUcontext c;
+    CUstream s;
+    if (!got(cuCtxCreate_v2(&c, 0, device))) continue;
+    must(cuModuleLoadData(&module, "spin"), "module");
+    must(cuModuleGetFunction(&f, module, "spin_20ms"), "function");
+    must(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), "stream");
+    bool ok = got(cuMemAlloc_v2(&p, 600 * MIB));
+    must(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, s, NULL, NULL), "launch");
+    if (ok) must(cuMemFreeAsync(p, s), "free");
+    must(cuStreamDestroy_v2(s), "destroy");
+    if (i % 2) must(cuCtxDestroy_v2(c), "destroy");
+    must(cuCtxSetCurrent(context), "context");
+    if (cuMemAlloc_v2(&p, 600 * MIB) == CUDA_SUCCESS) must(cuMemFree_v2(p), "free");
+  }
+  fill();
+}
+
+/* ---- memory whose place is not where it begins, or another GPU ---- */
+
+static void managed_pool_on_host(void) {
+  CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_MANAGED, .location = {.type = CU_MEM_LOCATION_TYPE_HOST}};
+  CUmemoryPool pool;
+  CUdeviceptr p;
+  must(cuMemPoolCreate(&pool, &props), "pool");
+  for (int i = 0; i < 8; i++) got(cuMemAllocFromPoolAsync(&p, 200 * MIB, pool, NULL));
+  fill();
+}
+static void pools_of_both_places(void) {
+  CUdeviceptr p;
+  for (int i = 0; i < 40; i++) {
+    CUmemoryPool pool = pool_on(i % 2 ? CU_MEM_LOCATION_TYPE_DEVICE : CU_MEM_LOCATION_TYPE_HOST);
+    if (got(cuMemAllocFromPoolAsync(&p, 90 * MIB, pool, NULL)) && i % 2 == 0) must(cuMemFreeAsync(p, NULL), "free");
+    if (i % 2 == 0) must(cuMemPoolDestroy(pool), "destroy");
+  }
+  fill();
+}
+static void memory_of_another_gpu(void) {
+  CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, {1}}};
+  CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, {1}}};
+  CUmemGenericAllocationHandle h;
+  CUmemoryPool pool;
+  int count;
+  setenv("CUDA_VISIBLE_DEVICES", "0,1", 1);
+  must(cuInit(0), "init");
+  must(cuDeviceGetCount(&count), "count");
+  if (count < 2) return;
+  if (cuMemCreate(&h, 2 * MIB, &prop, 0) == CUDA_SUCCESS) exit(1);
+  if (cuMemPoolCreate(&pool, &props) == CUDA_SUCCESS) exit(1);
+  if (cuDeviceGetDefaultMemPool(&pool, 1) == CUDA_SUCCESS || cuDeviceGetMemPool(&pool, 1) == CUDA_SUCCESS) exit(1);
+  fill();
+}
+static void contexts_with_graphics(void) {
+  CUcontext c;
+  CUresult (*gl)(CUcontext *, unsigned, CUdevice), (*vdpau)(CUcontext *, unsigned, CUdevice, unsigned, void *);
+  void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+  *(void **)&gl = dlsym(driver, "cuGLCtxCreate_v2");
+  *(void **)&vdpau = dlsym(driver, "cuVDPAUCtxCreate_v2");
+  if (!gl || !vdpau) exit(1);
+  for (int i = 0; i < 6; i++) got(gl(&c, 0, device)), got(vdpau(&c, 0, device, 0, NULL));
+  fill();
+}
+
+/* ---- the page on which the seat's processes keep account ---- */
+
+static void *wipe_the_page(void *unused) {
+  char line[512];
+  volatile unsigned char *page = NULL;
+  size_t size = 0;
+  FILE *maps = fopen("/proc/self/maps", "r");
+  while (maps && fgets(line, sizeof line, maps)) {
+    unsigned long from, to;
+    if (!strstr(line, "slicekeeper-usage") || sscanf(line, "%lx-%lx", &from, &to) != 2) continue;
+    page = (volatile unsigned char *)from;
+    size = to - from;
+  }
+  if (maps) fclose(maps);
+  while (page && !stop_changing)
+    for (size_t i = 8; i < size; i++) page[i] = 0;
+  return unused;
+}
+static void account_wiped(void) {
+  pthread_t t;
+  CUdeviceptr p;
+  got(cuMemAlloc_v2(&p, 700 * MIB));
+  pthread_create(&t, NULL, wipe_the_page, NULL);
+  for (int i = 0; i < 20; i++) fill(), usleep(1000);
+  stop_changing = true;
+  pthread_join(t, NULL);
+  fill();
+}
+
 /* ---- what must not be refused ---- */
 
 static void fits_65_pools(void) {
@@ -737,6 +1322,48 @@ static void fits_stack_back(void) {
   got(cuMemAlloc_v2(&p, 900 * MIB));
 }
 
+static void fits_freed_in_stream_order(void) {
+  CUdeviceptr p;
+  for (int i = 0; i < 50; i++) {
+    if (got(cuMemAlloc_v2(&p, 900 * MIB))) must(cuMemFreeAsync(p, NULL), "free");
+    must(cuCtxSynchronize(), "synchronise");
+  }
+}
+static void fits_libraries_again(void) {
+  CUlibrary library;
+  CUcontext c;
+  for (int i = 0; i < 30; i++) {
+    if (!got(cuLibraryLoadData(&library, ".global .b8 big[300000000];", NULL, NULL, 0, NULL, NULL, 0))) continue;
+    use(library);
+    if (got(cuCtxCreate_v2(&c, 0, device))) use(library);
+    if (i % 2) must(cuCtxDestroy_v2(c), "destroy");
+    must(cuLibraryUnload(library), "unload");
+    if (i % 2 == 0) must(cuCtxDestroy_v2(c), "destroy");
+    must(cuCtxSetCurrent(context), "context");
+  }
+}
+static void fits_limits_back(void) {
+  CUdeviceptr p;
+  for (int i = 0; i < 30; i++) {
+    got(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 500 * MIB));
+    got(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 8 * MIB));
+    got(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 4));
+    got(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 2));
+  }
+  got(cuMemAlloc_v2(&p, 900 * MIB));
+}
+static void fits_small_in_contexts_again(void) {
+  CUcontext c;
+  CUdeviceptr p;
+  for (int i = 0; i < 60; i++) {
+    if (!got(cuCtxCreate_v2(&c, 0, device))) continue;
+    for (int k = 0; k < 5; k++) got(cuMemAlloc_v2(&p, 100000));
+    must(cuCtxDestroy_v2(c), "destroy");
+  }
+  must(cuCtxSetCurrent(context), "context");
+  got(cuMemAlloc_v2(&p, 900 * MIB));
+}
+
 #define WAY(name) {#name, name}
 static const struct {
   const char *name;
@@ -794,6 +1421,48 @@ static const struct {
     WAY(descriptors_closed),
     WAY(forked),
     WAY(ipc_exported),
+    WAY(small_in_each_context),
+    WAY(small_arrays_in_each_context),
+    WAY(limits_lowered_by_threads),
+    WAY(limits_of_each_context),
+    WAY(stack_lowered_below_a_kernel),
+    WAY(depth_of_launching_kernels),
+    WAY(launches_of_launching_kernels),
+    WAY(depth_when_full),
+    WAY(versioned_look_up),
+    WAY(look_up_by_handle),
+    WAY(another_namespace),
+    WAY(every_version_of_a_name),
+    WAY(library_in_each_context),
+    WAY(libraries_before_contexts),
+    WAY(library_outlives_its_context),
+    WAY(library_by_its_kernel_elsewhere),
+    WAY(library_after_a_reset),
+    WAY(variables_that_take_reckoning),
+    WAY(function_of_another_context),
+    WAY(function_without_a_context),
+    WAY(mipmaps_without_levels),
+    WAY(mipmaps_of_a_million_levels),
+    WAY(arrays_mapped_later),
+    WAY(array_changed_meanwhile),
+    WAY(location_changed_meanwhile),
+    WAY(file_changed_meanwhile),
+    WAY(graph_trimmed_meanwhile),
+    WAY(primary_context_by_threads),
+    WAY(capture_ended_meanwhile),
+    WAY(capture_in_another_stream),
+    WAY(mapped_by_threads),
+    WAY(forked_while_threads_allocate),
+    WAY(cancelled_while_allocating),
+    WAY(freed_by_many_threads),
+    WAY(cloned_without_the_library),
+    WAY(freed_in_stream_order),
+    WAY(freed_in_order_and_destroyed),
+    WAY(managed_pool_on_host),
+    WAY(pools_of_both_places),
+    WAY(memory_of_another_gpu),
+    WAY(contexts_with_graphics),
+    WAY(account_wiped),
     WAY(fits_65_pools),
     WAY(fits_pool_on_host),
     WAY(fits_compressed),
@@ -807,6 +1476,10 @@ static const struct {
     WAY(fits_green_contexts_again),
     WAY(fits_detached_contexts_again),
     WAY(fits_stack_back),
+    WAY(fits_freed_in_stream_order),
+    WAY(fits_libraries_again),
+    WAY(fits_limits_back),
+    WAY(fits_small_in_contexts_again),
 };
 
 int main(int argc, char **argv) {

@@ -5,6 +5,7 @@
 
 #include <elf.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -44,7 +45,9 @@ static uint64_t of_file(const void *bytes, size_t size) {
   char path[] = "/tmp/image-XXXXXX";
   int fd = mkstemp(path);
   CHECK(fd >= 0 && write(fd, bytes, size) == (ssize_t)size);
-  uint64_t sum = vc_image_file(path);
+  uint64_t sum;
+  void *image = vc_image_read(path, &sum);
+  free(image);
   close(fd);
   unlink(path);
   return sum;
@@ -66,7 +69,14 @@ static void texts(void) {
       {".global .b8 a[4 * 1024 + 3*(1<<9)];", 5632},
       {".global .b8 a[0x1000], b[010], c[0b11U];", 4096 + 512 + 512},
       {".global .b8 a[6000 - 2 - 1000 / 2 % 300];", 6144},
-      {".global .b8 a[9 - 10][1 >> 70];", 512},
+      {".global .b8 a[9 - 10][1 >> 70];", UINT64_MAX},
+      {".global .b8 a[WARP_SZ * 64], b[(.u64)4096], c[(.s64)(2 * 2048)];", 2048 + 4096 + 4096},
+      {".global .b8 a[1 ? 4096 : 1], b[0 ? 1 : 2 > 1 ? 8192 : 1];", 4096 + 8192},
+      {".global .b8 a[0 | 4096], b[-(-4096)], c[~0 & 0xfff], d[!0 * 4096], e[+4096];", 5 * 4096},
+      {".global .b8 a[(5 == 5 && 3 != 4 || 0) * 4096], b[(7 <= 6) + 4096 ^ 0], c[8192 >> 1 >= 4096 ? 4096 : 9];", 3 * 4096},
+      {".global .b8 a[-4096 / -1], b[0xffffffffffffffff / 0xfffffffffffff], c[-1 >> 63 & 4096];", 3 * 4096},
+      {".global .b8 a[][4096] = {{1}, {2}, {3}}, b[2][1024] = {{1, 2}, {3}};", 3 * 4096 + 2048},
+      {".global .align 8192 .b8 a, b[8193];", 8192 + 16384},
       {".global .b8 a[1 << 63 << 1]; .global .b8 b[99999999999999999999999];", UINT64_MAX},
       {".global .u64 a[] = {1, 2, {3, 4}, 5}, b[64];", 512 + 512},
       {".global .u64 a[] = {0,1,2,3,4,5,6,7,8,9,0,1,2,3,4,5,6,7,8,9,0,1,2,3,4,5,6,7,8,9,0,1,2,3,4,5,6,7,8,9,"
@@ -74,7 +84,7 @@ static void texts(void) {
       {".global .attribute(.managed) .align 16 .v4 .f32 a[1024];", 16384},
       {".entry f(.param .u64 .ptr .global .align 4 p) { ld.global.u32 %r1, [%rd1+4096]; st .global.b8 [9], 1; }", 0},
       {".visible .entry f(.param .u64 p[8192]) { cvta.to.global.u64 %rd1, %rd2; }.global .b8 a[6000];", 6144},
-      {".global .b8 a[((((((((((((((((((((((((((((((6000))))))))))))))))))))))))))))))];", 512},
+      {".global .b8 a[((((((((((((((((((((((((((((((6000))))))))))))))))))))))))))))))];", UINT64_MAX},
       {".global .b8 a[", 512},
       {".global", 512},
       {"/* .global .b8 a[6000];", 0},
