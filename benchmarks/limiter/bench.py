@@ -8,6 +8,7 @@
     bench.py sweep [--seconds N]    the pair over duty cycles and kernel lengths, unlimited beside it
     bench.py rules [--seconds N]    our rule, KubeGPU's and Gemini's on the same tenants
     bench.py pauses [--seconds N]   seats that pause, beside what an ideal scheduler gives them
+    bench.py mixes [--rounds N] [--seed N]   random tenants, most of which pause: how many get what the ideal gives them
     bench.py races [--rounds N]     sixteen processes against a memory cap
     bench.py react [--rounds N]     how soon a change of class takes effect
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -220,6 +222,50 @@ def pauses(options: argparse.Namespace) -> None:
            "ideal that waits for who is owed", "busy"], rows)  # fmt: skip
 
 
+def any_work(chance: random.Random, core: int, rests: bool) -> Work:
+    """Kernels of 10 us to 100 ms, evenly on a scale of lengths; pauses of up to three times their work."""
+    us = round(10 ** chance.uniform(1, 5))
+    batch = 1 + chance.randrange(20) if us < 20000 and chance.random() < 0.7 else 1
+    host = round(us * batch * 10 ** chance.uniform(-1.5, 0.5)) if rests else 0
+    return Work(core, us, batch, host)
+
+
+def any_mix(chance: random.Random) -> list[Work]:
+    """Two to four tenants whose requests make up the whole GPU; in a fifth of the mixes nobody pauses."""
+    parts = chance.choice([2, 2, 3, 4])
+    cuts = sorted(chance.sample(range(1, 20), parts - 1))
+    cores = [5 * (b - a) for a, b in zip([0, *cuts], [*cuts, 20], strict=True)]
+    resting = chance.choice([0, 1, 1, parts, parts])
+    return [any_work(chance, core, i < resting) for i, core in enumerate(cores)]
+
+
+def misses(mix: list[Work], got: list[float]) -> bool:
+    """Whether a tenant lacks more than two points of what it requests and would use, or the GPU idles for over 3 %."""
+    want = [min(w.core, 100 * w.us * w.batch / (w.us * w.batch + w.host_us)) for w in mix]
+    busy = min(97.0, sum(want))
+    return any(w - g > 2 for w, g in zip(want, got, strict=True)) or sum(got) < busy
+
+
+def mixes(options: argparse.Namespace) -> None:
+    rows, counts = [], {"gets it": 0, "misses it, and so does the ideal": 0, "misses it": 0}
+    rounds = options.rounds or 60
+    for number in range(options.seed, options.seed + rounds):
+        mix = any_mix(random.Random(number))
+        seats = [Seat(w.core, args=kernels(int(w.us), "--batch", str(w.batch), "--host-us", str(int(w.host_us))))
+                 for w in mix]  # fmt: skip
+        ours = [r["share"] for r in together(seats, options.seconds)]
+        best = [ideal(mix, options.seconds, patient) for patient in (False, True)]
+        verdict = ("gets it" if not misses(mix, ours) else
+                   "misses it, and so does the ideal" if all(misses(mix, b) for b in best) else "misses it")  # fmt: skip
+        counts[verdict] += 1
+        if verdict != "gets it":
+            shares = [" / ".join(f"{s:.1f}" for s in one) for one in (ours, *best)]
+            rows.append([str(number), "; ".join(map(described, mix)), *shares, verdict])
+    table(["seed", "seats: request, kernels + pause, ms", "shares, %", "ideal that never idles",
+           "ideal that waits for who is owed", "the arbiter"], rows)  # fmt: skip
+    print("\n" + ", ".join(f"{n} of {rounds} {what}" for what, n in counts.items()))
+
+
 def races(options: argparse.Namespace) -> None:
     rounds = options.rounds or 10000
     memory = str(BUILD / "fake" / "memory")
@@ -256,10 +302,11 @@ def react(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["launch", "shares", "pair", "sweep", "rules", "pauses", "races", "react"])
+    parser.add_argument("what", choices=["launch", "shares", "pair", "sweep", "rules", "pauses", "mixes", "races", "react"])
     parser.add_argument("--peer", help="another limiter's library, to be preloaded in the same run")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     subprocess.run(["make", "-s", "-C", str(ROOT)], check=True, stdout=subprocess.DEVNULL)
     globals()[options.what](options)

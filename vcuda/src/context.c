@@ -1,34 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts, synchronising calls and stream capture. */
+#include "device.h"
 #include "launch.h"
 #include "memory.h"
 #include "overhead.h"
 #include "pool.h"
 #include "connection.h"
-
-#include <string.h>
-
-/* A seat is for one GPU. A context on another one, which a program can see when it changes its
- * environment, would be outside every limit. */
-static bool is_mine(const CUuuid *gpu) {
-  static const uint8_t any[16];
-  const uint8_t *mine = vc_seat.policy->uuid;
-  return !memcmp(mine, any, sizeof any) || !memcmp(mine, gpu->bytes, sizeof any);
-}
-
-static CUresult admit(CUdevice device) {
-  CUuuid uuid;
-  if (!vc_seat_ready()) return CUDA_ERROR_SYSTEM_NOT_READY;
-  CUresult r = VC_CALL(cuDeviceGetUuid_v2)(&uuid, device);
-  if (r != CUDA_SUCCESS) return r;
-  return is_mine(&uuid) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
-}
-
-/* What is no device is the driver's to refuse. */
-bool vc_device_is_ours(CUdevice device) {
-  CUuuid uuid;
-  return VC_CALL(cuDeviceGetUuid_v2)(&uuid, device) != CUDA_SUCCESS || admit(device) == CUDA_SUCCESS;
-}
 
 /* Memory of a device's pools needs no context there. */
 VC_HOOK(cuDeviceGetDefaultMemPool, (CUmemoryPool * out, CUdevice device)) {
@@ -48,7 +25,7 @@ static CUresult switched(CUresult r) {
 
 #define CREATE(device, call, out)                                                                  \
   uint64_t bytes_;                                                                                 \
-  CUresult r_ = admit(device);                                                                     \
+  CUresult r_ = vc_device_admit(device);                                                                     \
   if (r_ != CUDA_SUCCESS) return r_;                                                               \
   if (!vc_context_begin(&bytes_)) return CUDA_ERROR_OUT_OF_MEMORY;                                 \
   r_ = switched(call);                                                                             \
@@ -92,7 +69,7 @@ static bool is_active(CUdevice device) {
 VC_HOOK(cuDevicePrimaryCtxRetain, (CUcontext * out, CUdevice device)) {
   if (is_active(device)) {
     uint64_t bytes;
-    CUresult r = admit(device);
+    CUresult r = vc_device_admit(device);
     if (r == CUDA_SUCCESS) r = VC_CALL(cuDevicePrimaryCtxRetain)(out, device);
     /* Another thread may have released it in between: then it was made again. */
     if (r != CUDA_SUCCESS || vc_context_known(*out)) return r;
@@ -118,7 +95,7 @@ static _Atomic CUdevice green_device; /* of all green contexts: a seat has one G
 /* It retains the primary context, and makes it if there is none. */
 VC_HOOK(cuGreenCtxCreate,
         (CUgreenCtx * out, CUdevResourceDesc resources, CUdevice device, unsigned flags)) {
-  CUresult r = admit(device);
+  CUresult r = vc_device_admit(device);
   if (r != CUDA_SUCCESS) return r;
   uint64_t bytes = 0;
   bool makes = !is_active(device);
@@ -257,7 +234,7 @@ VC_HOOK(cuGreenCtxDestroy, (CUgreenCtx green)) {
 VC_HOOK(cuCheckpointProcessRestore, (int pid, CUcheckpointRestoreArgs *arguments)) {
 #if CUDA_VERSION >= 13000
   for (unsigned i = 0; arguments && i < arguments->gpuPairsCount; i++)
-    if (!vc_seat_ready() || !is_mine(&arguments->gpuPairs[i].newUuid)) return CUDA_ERROR_INVALID_DEVICE;
+    if (!vc_seat_ready() || !vc_device_has(&arguments->gpuPairs[i].newUuid)) return CUDA_ERROR_INVALID_DEVICE;
 #endif
   return VC_CALL(cuCheckpointProcessRestore)(pid, arguments);
 }

@@ -4,6 +4,7 @@
 #include "memory_account.h"
 #include "pool.h"
 #include "connection.h"
+#include "device.h"
 
 static CUcontext current(void) {
   CUcontext context = NULL;
@@ -129,18 +130,6 @@ VC_HOOK(cuMemFree, (CUdeviceptr_v1 address)) {
 }
 
 /* ---- pinned memory: it lies on the device only where device and host share their memory ---- */
-
-bool vc_host_counts(void) {
-  static _Atomic int known = -1;
-  int integrated = atomic_load(&known);
-  CUdevice device = 0; /* without a context: there is one GPU in a slice */
-  if (integrated >= 0) return integrated;
-  VC_CALL(cuCtxGetDevice)(&device);
-  if (VC_CALL(cuDeviceGetAttribute)(&integrated, CU_DEVICE_ATTRIBUTE_INTEGRATED, device) != CUDA_SUCCESS)
-    return false;
-  atomic_store(&known, integrated != 0);
-  return integrated;
-}
 
 static CUresult host_end(CUresult r, bool counts, void *p, uint64_t bytes) {
   return counts ? vc_memory_end(r, VC_HOST, (uint64_t)(uintptr_t)p, bytes) : r;

@@ -13,13 +13,6 @@ CUresult vc_memory_end(CUresult result, enum vc_kind kind, uint64_t key, uint64_
 bool vc_memory_take(uint64_t bytes, const void *context);
 /* Other processes can hold on to what lies at this address. */
 void vc_memory_exported(CUdeviceptr address);
-/* Whether the host's memory is the device's as well. */
-bool vc_host_counts(void);
-/* Whether such memory lies on the host for good. What has no name there is the device's, to be safe, and managed
- * memory goes where it is used. */
-bool vc_on_host(CUmemAllocationType type, CUmemLocationType location);
-/* A seat is for one GPU: whether it is this one. */
-bool vc_device_is_ours(CUdevice device);
 /* Everything that dies with a context. */
 void vc_memory_forget(CUcontext context);
 /* What was mapped into a sparse array, which is gone. */

@@ -30,8 +30,8 @@
  * first used there. `context` may be what stands for one that is still to be made. */
 static bool libraries_into(const void *context, bool forced) {
   uint32_t count;
-  bool ok = true;
   struct vc_item *list = vc_table_list(VC_LIBRARY, &count);
+  bool ok = list || !count;
   for (uint32_t i = 0; list && i < count && ok; i++) {
     struct vc_item item = {.key = list[i].key, .bytes = list[i].bytes, .owner = (void *)(uintptr_t)context,
                            .kind = VC_MODULE};
@@ -362,10 +362,10 @@ static void give_each(uint64_t key) {
 
 static bool library_begin(uint64_t key, uint64_t bytes) {
   uint32_t count;
-  bool ok = true;
   if (!bytes) return true;
   if (!vc_seat_ready()) return false;
   struct vc_item *list = vc_table_list(VC_CONTEXT, &count);
+  bool ok = list || !count;
   for (uint32_t i = 0; list && i < count && ok; i++) {
     ok = vc_memory_take(bytes, list[i].owner);
     if (ok) vc_table_put((struct vc_item){.key = key, .bytes = bytes, .owner = list[i].owner, .kind = VC_MODULE});

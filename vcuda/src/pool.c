@@ -2,7 +2,7 @@
 #include "pool.h"
 #include "memory_account.h"
 #include "connection.h"
-#include "memory.h"
+#include "device.h"
 #include "meter.h"
 #include "stream.h"
 
@@ -59,7 +59,7 @@ static struct pool *find(CUmemoryPool handle) {
 static struct pool *find_or_add(CUmemoryPool handle) {
   struct pool *p = find(handle);
   if (p) return p;
-  int type = CU_MEM_ALLOCATION_TYPE_MANAGED, location = CU_MEM_LOCATION_TYPE_DEVICE;
+  int type = CU_MEM_ALLOCATION_TYPE_PINNED, location = CU_MEM_LOCATION_TYPE_DEVICE;
   bool told = VC_CALL(cuMemPoolGetAttribute)(handle, ALLOCATION_TYPE, &type) == CUDA_SUCCESS &&
               VC_CALL(cuMemPoolGetAttribute)(handle, LOCATION_TYPE, &location) == CUDA_SUCCESS;
   bool on_host = told && vc_on_host((CUmemAllocationType)type, (CUmemLocationType)location);
@@ -114,17 +114,18 @@ static struct vc_lock freed_guard;
 
 static void free_later(struct vc_item item, CUstream stream) {
   CUevent event = NULL;
-  if (VC_CALL(cuStreamQuery)(stream) == CUDA_SUCCESS) {
-    vc_give_back(&item);
-    return;
-  }
   struct vc_around a = vc_stream_enter(item.owner);
-  if (VC_CALL(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS &&
+  bool over = VC_CALL(cuStreamQuery)(stream) == CUDA_SUCCESS;
+  if (!over && VC_CALL(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS &&
       VC_CALL(cuEventRecord)(event, stream) != CUDA_SUCCESS) {
     VC_CALL(cuEventDestroy_v2)(event);
     event = NULL;
   }
   vc_stream_leave(a);
+  if (over) {
+    vc_give_back(&item);
+    return;
+  }
   /* Without an event the bytes stay charged until the context goes: too much, never too little. */
   item.key = (uint64_t)(uintptr_t)event;
   item.kind = VC_FREED;

@@ -110,9 +110,9 @@ struct vc_item *vc_table_list(enum vc_kind kind, uint32_t *count) {
   uint32_t found = 0;
   for (uint32_t i = 0; i < size; i++) found += cells[i].kind == (uint32_t)kind;
   struct vc_item *list = found ? malloc(found * sizeof *list) : NULL;
-  *count = 0;
-  for (uint32_t i = 0; list && i < size; i++)
-    if (cells[i].kind == (uint32_t)kind) list[(*count)++] = cells[i];
+  *count = found;
+  for (uint32_t i = 0, at = 0; list && i < size; i++)
+    if (cells[i].kind == (uint32_t)kind) list[at++] = cells[i];
   vc_unlock(&guard);
   return list;
 }

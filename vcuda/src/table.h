@@ -24,7 +24,7 @@ bool vc_table_find(enum vc_kind kind, uint64_t key, struct vc_item *out);
 bool vc_table_take(enum vc_kind kind, uint64_t key, struct vc_item *out);
 /* Change what an entry holds in `extra`; returns what it was, or UINT32_MAX without an entry. */
 uint32_t vc_table_mark(enum vc_kind kind, uint64_t key, uint32_t extra);
-/* A copy of all entries of a kind, to be freed by the caller; NULL when there is none, or no memory. */
+/* A copy of all entries of a kind, to be freed by the caller; NULL when there is none (a count of 0), or no memory. */
 struct vc_item *vc_table_list(enum vc_kind kind, uint32_t *count);
 /* Entries of one owner are another's from now on. */
 void vc_table_hand_over(const void *from, void *to);

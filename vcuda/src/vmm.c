@@ -6,6 +6,7 @@
  */
 #include "memory_account.h"
 #include "connection.h"
+#include "device.h"
 #include "memory.h"
 
 #include <search.h>
@@ -53,12 +54,6 @@ static void end(struct physical *p) {
   p->busy--;
   drop_if_unused(p);
   vc_unlock(&guard);
-}
-
-bool vc_on_host(CUmemAllocationType type, CUmemLocationType location) {
-  bool host = location == CU_MEM_LOCATION_TYPE_HOST || location == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
-              location == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
-  return host && type != CU_MEM_ALLOCATION_TYPE_MANAGED && !vc_host_counts();
 }
 
 VC_HOOK(cuMemCreate, (CUmemGenericAllocationHandle * out, size_t bytes,
