@@ -255,8 +255,9 @@ def mixes(options: argparse.Namespace) -> None:
                  for w in mix]  # fmt: skip
         ours = [r["share"] for r in together(seats, options.seconds)]
         best = [ideal(mix, options.seconds, patient) for patient in (False, True)]
-        verdict = ("gets it" if not misses(mix, ours) else
-                   "misses it, and so does the ideal" if all(misses(mix, b) for b in best) else "misses it")  # fmt: skip
+        verdict = "misses it" if misses(mix, ours) else "gets it"
+        if misses(mix, ours) and all(misses(mix, one) for one in best):
+            verdict = "misses it, and so does the ideal"
         counts[verdict] += 1
         if verdict != "gets it":
             shares = [" / ".join(f"{s:.1f}" for s in one) for one in (ours, *best)]
@@ -302,7 +303,9 @@ def react(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["launch", "shares", "pair", "sweep", "rules", "pauses", "mixes", "races", "react"])
+    parser.add_argument(
+        "what", choices=["launch", "shares", "pair", "sweep", "rules", "pauses", "mixes", "races", "react"]
+    )
     parser.add_argument("--peer", help="another limiter's library, to be preloaded in the same run")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--rounds", type=int, default=0)

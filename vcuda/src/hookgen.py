@@ -120,7 +120,12 @@ def write_hooks(headers: Path, out: Path) -> None:
         + "".join(f'  {{"{r.base}", {r.version}, {int(r.per_thread)}, VC_FN_{r.symbol}}},\n' for r in rows)
         + f"}};\nconst unsigned vc_lookup_count = {len(rows)};\n"
     )
-    exports = [*hooks, "dlsym", "dlvsym", *sorted(set(re.findall(r"VC_NVML_HOOK\((nvml\w+)", (ROOT / "nvml.c").read_text())))]
+    exports = [
+        *hooks,
+        "dlsym",
+        "dlvsym",
+        *sorted(set(re.findall(r"VC_NVML_HOOK\((nvml\w+)", (ROOT / "nvml.c").read_text()))),
+    ]
     (out / "libvcuda.map").write_text("{\n  global:\n" + "".join(f"    {s};\n" for s in exports) + "  local: *;\n};\n")
 
 
