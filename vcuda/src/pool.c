@@ -28,7 +28,6 @@ static struct pool *_Atomic pools;
 static struct vc_lock guard;
 static _Atomic uint32_t doomed;
 
-typedef CUresult alloc_t(CUdeviceptr *, size_t, CUstream);
 typedef CUresult alloc_from_t(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
 
 /* What the driver says of a pool; 0 once it is gone. */
@@ -240,25 +239,23 @@ static CUresult made_node(CUresult r, CUdeviceptr *out, CUmemoryPool handle, CUs
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult allocate_default(CUdeviceptr *out, size_t bytes, CUstream stream, alloc_t *real,
-                                 alloc_from_t *real_from) {
+/* From the pool that was looked at, for another thread may choose another one meanwhile. */
+static CUresult allocate_default(CUdeviceptr *out, size_t bytes, CUstream stream, alloc_from_t *real) {
   CUdevice device;
   CUmemoryPool pool;
   CUresult r = VC_CALL(cuCtxGetDevice)(&device);
   if (r == CUDA_SUCCESS) r = VC_CALL(cuDeviceGetMemPool)(&pool, device);
   if (r != CUDA_SUCCESS) return r;
-  if (makes_node(stream)) return made_node(real(out, bytes, stream), out, pool, stream);
-  return allocate(out, bytes, pool, stream, real_from);
+  if (makes_node(stream)) return made_node(real(out, bytes, pool, stream), out, pool, stream);
+  return allocate(out, bytes, pool, stream, real);
 }
 
 VC_HOOK(cuMemAllocAsync, (CUdeviceptr * out, size_t bytes, CUstream stream)) {
-  return allocate_default(out, bytes, stream, VC_REAL(cuMemAllocAsync),
-                          VC_REAL(cuMemAllocFromPoolAsync));
+  return allocate_default(out, bytes, stream, VC_REAL(cuMemAllocFromPoolAsync));
 }
 
 VC_HOOK(cuMemAllocAsync_ptsz, (CUdeviceptr * out, size_t bytes, CUstream stream)) {
-  return allocate_default(out, bytes, vc_per_thread(stream), VC_REAL(cuMemAllocAsync_ptsz),
-                          VC_REAL(cuMemAllocFromPoolAsync_ptsz));
+  return allocate_default(out, bytes, vc_per_thread(stream), VC_REAL(cuMemAllocFromPoolAsync_ptsz));
 }
 
 VC_HOOK(cuMemAllocFromPoolAsync,

@@ -132,6 +132,9 @@ void fk_streams_forget(CUcontext ctx);
 uint32_t fk_width(CUfunction f, uint64_t blocks, unsigned threads);
 /* A call that a capture elsewhere forbids; it breaks that capture. */
 bool fk_unsafe(void);
+/* Whether it is under capture, which then does not end before the latter is called. */
+bool fk_capture_hold(struct CUstream_st *stream);
+void fk_capture_let_go(void);
 void fk_capture_began(struct CUstream_st *stream, CUstreamCaptureMode mode);
 void fk_capture_ended(struct CUstream_st *stream);
 struct CUgraphNode_st *fk_node_add(CUgraph graph, CUgraphNodeType type);

@@ -3,10 +3,29 @@
 #define _GNU_SOURCE
 #include "api.h"
 
+FK_GUARD(guard)
+
+bool fk_capture_hold(struct CUstream_st *s) {
+  if (!s->capture) return false;
+  pthread_mutex_lock(&guard);
+  if (s->capture) return true;
+  pthread_mutex_unlock(&guard);
+  return false;
+}
+
+void fk_capture_let_go(void) {
+  pthread_mutex_unlock(&guard);
+}
+
 static CUresult begin(struct CUstream_st *s, CUstreamCaptureMode mode, bool legacy) {
+  CUgraph graph;
   if (legacy || !s || s->capture) return CUDA_ERROR_ILLEGAL_STATE;
-  CUresult r = cuGraphCreate(&s->capture, 0);
-  if (r == CUDA_SUCCESS) fk_capture_began(s, mode);
+  CUresult r = cuGraphCreate(&graph, 0);
+  if (r != CUDA_SUCCESS) return r;
+  pthread_mutex_lock(&guard);
+  s->capture = graph;
+  fk_capture_began(s, mode);
+  pthread_mutex_unlock(&guard);
   return r;
 }
 FK_API(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode)) {
@@ -19,10 +38,11 @@ FK_API(cuStreamBeginCapture, (CUstream stream)) {
   return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
 }
 static CUresult end(struct CUstream_st *s, CUgraph *out) {
-  if (!s || !s->capture || s->joined) return CUDA_ERROR_ILLEGAL_STATE;
+  if (!s || s->joined || !fk_capture_hold(s)) return CUDA_ERROR_ILLEGAL_STATE;
   bool invalid = s->invalid;
   *out = invalid ? NULL : s->capture;
   fk_capture_ended(s);
+  fk_capture_let_go();
   return invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
 }
 FK_API(cuStreamEndCapture, (CUstream stream, CUgraph *out)) {

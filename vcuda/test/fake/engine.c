@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 static uint64_t granules(uint64_t bytes) {
@@ -36,11 +37,20 @@ static void free_queue(int gpu, int queue) {
   q->used = 0;
 }
 
+/* The kernel gives each program that is executed other random bytes. */
+static uint64_t image(void) {
+  uint64_t value = 0;
+  const void *bytes = (const void *)getauxval(AT_RANDOM);
+  if (bytes) memcpy(&value, bytes, sizeof value);
+  return value;
+}
+
 static bool is_dead(int gpu, int queue, uint64_t space) {
   const struct fk_queue *q = at(gpu, queue);
   if (!q->used) return false;
   if (fk_world()->space[gpu][queue] != space) return fk_life_over(gpu, queue);
-  return kill(q->pid, 0) < 0 && errno == ESRCH;
+  bool over = q->pid == getpid() && fk_world()->image[gpu][queue] != image(); /* it executed another program */
+  return over || (kill(q->pid, 0) < 0 && errno == ESRCH);
 }
 
 /* Forget contexts of processes that died without cleaning up. Without the lock at first: each is a question to
@@ -80,6 +90,7 @@ int fk_queue_open(int gpu) {
     q->used = 1;
     q->pid = getpid();
     fk_world()->space[gpu][i] = fk_space();
+    fk_world()->image[gpu][i] = image();
     fk_life_take(gpu, i);
     q->sample_at = fk_now_locked();
     if (fk_mem_take(gpu, i, granules(fk_world()->context_bytes))) return i;

@@ -123,12 +123,13 @@ static CUresult launch(CUfunction f, struct CUstream_st *s, uint64_t blocks, uns
   if (!s) return CUDA_ERROR_INVALID_CONTEXT;
   if (!f) return CUDA_ERROR_INVALID_HANDLE;
   uint64_t work = f->from_argument && params ? *(uint64_t *)params[0] : f->fixed_ns;
-  if (s->capture) {
+  if (fk_capture_hold(s)) {
     struct CUgraphNode_st *n = fk_node_add(s->capture, CU_GRAPH_NODE_TYPE_KERNEL);
     n->ctx = s->ctx;
     n->function = f;
     n->work = work;
     n->width = fk_width(f, blocks, threads);
+    fk_capture_let_go();
     return CUDA_SUCCESS;
   }
   if (fk_module_use(f->module, s->ctx)) return CUDA_ERROR_OUT_OF_MEMORY;

@@ -163,6 +163,7 @@ struct fk_world {
   struct fk_slice slice[FK_SLICES];
   uint32_t serial; /* the last slice's */
   uint64_t space[FK_DEVICES][FK_CTXS]; /* in which space of process IDs a context's process lives */
+  uint64_t image[FK_DEVICES][FK_CTXS]; /* what tells the programs that a process executes one after the other */
 };
 
 struct fk_proc {

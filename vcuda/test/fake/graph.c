@@ -387,13 +387,14 @@ FK_API(cuGraphUpload_ptsz, (CUgraphExec exec, CUstream stream)) {
 
 static CUresult launch(CUgraphExec exec, struct CUstream_st *s) {
   if (!s) return CUDA_ERROR_INVALID_CONTEXT;
-  if (s->capture) {
+  if (fk_capture_hold(s)) {
     for (unsigned i = 0; i < exec->steps; i++) {
       struct CUgraphNode_st *n = fk_node_add(s->capture, CU_GRAPH_NODE_TYPE_KERNEL);
       n->ctx = exec->step[i].ctx;
       n->work = exec->step[i].work;
       n->width = exec->step[i].width;
     }
+    fk_capture_let_go();
     return CUDA_SUCCESS;
   }
   if (!reserve(s->ctx, exec)) return CUDA_ERROR_OUT_OF_MEMORY;

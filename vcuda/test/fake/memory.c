@@ -364,7 +364,11 @@ FK_API(cuMemAllocFromPoolAsync,
        (CUdeviceptr * out, size_t bytes, CUmemoryPool pool, CUstream stream)) {
   FK_ENTER("cuMemAllocFromPoolAsync");
   struct CUstream_st *s = fk_stream(stream);
-  if (s && s->capture) return fk_graph_alloc(NULL, s->capture, bytes, out);
+  if (s && fk_capture_hold(s)) {
+    CUresult r = fk_graph_alloc(NULL, s->capture, bytes, out);
+    fk_capture_let_go();
+    return r;
+  }
   return pool_alloc(out, bytes, pool);
 }
 FK_API(cuMemAllocFromPoolAsync_ptsz,

@@ -359,8 +359,13 @@ static CUresult set_stack(CUcontext ctx, uint64_t bytes) {
   return CUDA_SUCCESS;
 }
 
+FK_GUARD(limits)
+
 CUresult fk_local(CUcontext ctx, uint64_t bytes) {
-  return bytes > ctx->stack && bytes > STACK_DEFAULT ? set_stack(ctx, bytes) : CUDA_SUCCESS;
+  pthread_mutex_lock(&limits);
+  CUresult r = bytes > ctx->stack && bytes > STACK_DEFAULT ? set_stack(ctx, bytes) : CUDA_SUCCESS;
+  pthread_mutex_unlock(&limits);
+  return r;
 }
 
 /* The heap, or the buffer of printf. */
@@ -396,10 +401,7 @@ FK_API(cuCtxGetLimit, (size_t * value, CUlimit limit)) {
   return CUDA_SUCCESS;
 }
 
-FK_API(cuCtxSetLimit, (CUlimit limit, size_t value)) {
-  FK_ENTER("cuCtxSetLimit");
-  CUcontext ctx = fk_current();
-  if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+static CUresult set_limit(CUcontext ctx, CUlimit limit, size_t value) {
   if (value > 1ull << 42) return CUDA_ERROR_INVALID_VALUE;
   if (limit == CU_LIMIT_STACK_SIZE)
     return value > 512 << 10 ? CUDA_ERROR_INVALID_VALUE : set_stack(ctx, value);
@@ -417,4 +419,14 @@ FK_API(cuCtxSetLimit, (CUlimit limit, size_t value)) {
   default:
     return CUDA_SUCCESS;
   }
+}
+
+FK_API(cuCtxSetLimit, (CUlimit limit, size_t value)) {
+  FK_ENTER("cuCtxSetLimit");
+  CUcontext ctx = fk_current();
+  if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+  pthread_mutex_lock(&limits);
+  CUresult r = set_limit(ctx, limit, value);
+  pthread_mutex_unlock(&limits);
+  return r;
 }

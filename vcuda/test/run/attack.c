@@ -666,6 +666,7 @@ static void *send_nonsense(void *unused) {
     if (fd < 0) break;
     if (send(fd, line, strlen(line), MSG_NOSIGNAL) > 0 && i % 4 == 0) send(fd, longest, sizeof longest, MSG_NOSIGNAL | MSG_DONTWAIT);
     close(fd);
+    usleep(500); /* so that the test can ask as well */
   }
   return unused;
 }

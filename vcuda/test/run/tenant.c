@@ -3,7 +3,7 @@
  * A program that keeps a GPU busy in a given way, and says what it got.
  *
  *   tenant [--kernel-us N[,N...]] [--batch N] [--host-us N] [--sync] [--graph] [--streams N]
- *          [--one-function] [--tie] [--idle-sync] [--other-context] [--hold-us N] [--processes N]
+ *          [--one-function] [--tie] [--idle-sync] [--other-context] [--hold-us N] [--context-wait] [--processes N]
  *          [--seconds N] [--start-after-ms N] [--arrive]
  *
  * A step is a batch of kernels (one graph with --graph), then a synchronisation where there is host
@@ -31,7 +31,7 @@
 #define STREAMS 8
 
 static struct {
-  int kernels, batch, host_us, sync, graph, streams, arrive, start_ms, idle_sync, other, hold_us, processes, one, tie;
+  int kernels, batch, host_us, sync, graph, streams, arrive, start_ms, idle_sync, other, hold_us, processes, one, tie, context_wait;
   double seconds;
   unsigned long us[KINDS];
   const char *width[KINDS]; /* a kernel's name may go on: 400_w20 fills a fifth of the GPU */
@@ -67,6 +67,7 @@ static void options(int argc, char **argv) {
                                         {"graph", 0, NULL, 'g'},          {"streams", 1, NULL, 'm'},
                                         {"seconds", 1, NULL, 't'},        {"arrive", 0, NULL, 'a'},
                                         {"start-after-ms", 1, NULL, 'd'}, {"idle-sync", 0, NULL, 'i'},
+                                        {"context-wait", 0, NULL, 'x'},
                                         {"other-context", 0, NULL, 'o'},  {"hold-us", 1, NULL, 'w'},
                                         {"processes", 1, NULL, 'p'},      {"one-function", 0, NULL, 'f'},
                                         {"tie", 0, NULL, 'e'},            {NULL, 0, NULL, 0}};
@@ -110,6 +111,9 @@ static void options(int argc, char **argv) {
       break;
     case 'w':
       o.hold_us = atoi(optarg);
+      break;
+    case 'x':
+      o.context_wait = 1;
       break;
     case 'p':
       o.processes = atoi(optarg);
@@ -166,6 +170,25 @@ static void set_up(void) {
   if (o.other) must(cuCtxSetCurrent(first), "context");
 }
 
+/* A stream of another context is held, and all of this one wait for it. */
+static void wait_by_context(volatile unsigned *word) {
+  static CUcontext other;
+  static CUstream holds;
+  static CUevent until;
+  CUcontext own;
+  must(cuCtxGetCurrent(&own), "context");
+  if (!other) {
+    must(cuCtxCreate(&other, NULL, 0, 0), "second context");
+    must(cuStreamCreate(&holds, CU_STREAM_NON_BLOCKING), "stream");
+    must(cuEventCreate(&until, CU_EVENT_DISABLE_TIMING), "event");
+  }
+  must(cuCtxSetCurrent(other), "context");
+  must(cuStreamWaitValue32(holds, (CUdeviceptr)(unsigned long)word, 1, CU_STREAM_WAIT_VALUE_EQ), "wait for memory");
+  must(cuEventRecord(until, holds), "record");
+  must(cuCtxSetCurrent(own), "context");
+  must(cuCtxWaitEvent(own, until), "wait");
+}
+
 static int step(int count) {
   volatile unsigned *word = &held;
   if (o.graph)
@@ -175,6 +198,10 @@ static int step(int count) {
       launch(count + i);
       if (i || !o.hold_us) continue;
       *word = 0;
+      if (o.context_wait) {
+        wait_by_context(word);
+        continue;
+      }
       must(cuStreamWaitValue32(stream[count % o.streams], (CUdeviceptr)(unsigned long)word, 1,
                                CU_STREAM_WAIT_VALUE_EQ),
            "wait for memory");

@@ -83,6 +83,18 @@ for way in LISTED:
         case(f"memory, way by way{words}: {way}", lambda way=way, fake=fake: by_way(way, **fake))
 
 
+# Where a driver's figures, its GPUs or its memory are others.
+OTHERS = {
+    "a pool's figures fail now and then": ("pool_by_threads", {"fault": "cuMemPoolGetAttribute:3:999"}),
+    "a freeing call fails now and then": ("freed_in_stream_order", {"fault": "cuMemFreeAsync:2:999"}),
+    "no event can be made": ("freed_in_stream_order", {"fault": "cuEventCreate:1:2"}),
+    "there is another GPU": ("memory_of_another_gpu", {"gpus": "2"}),
+    "the GPU shares the host's memory": ("location_changed_meanwhile", {"integrated": "1"}),
+}
+for words, (way, fake) in OTHERS.items():
+    case(f"memory: {words}: {way}", lambda way=way, fake=fake: by_way(way, **fake))
+
+
 @case("memory: an import that outlives its exporter is seen within a second")
 def orphan() -> None:
     with Node(virtual=False) as node:

@@ -70,6 +70,8 @@ MIXES = [
         [30], busy=28),
     Mix("a stream held by the host holds no gate",
         [Seat(50, args=k(500, "--batch", "3", "--hold-us", "20000")), Seat(50)], [7, 93]),
+    Mix("a context held by another context's stream holds no gate",
+        [Seat(50, args=k(500, "--batch", "3", "--hold-us", "20000", "--context-wait")), Seat(50)], [7, 93]),
     Mix("elastic: requests of 20 and 30 share what is left 2:3", [Seat(20), Seat(30)], [40, 60]),
     Mix("elastic under a ceiling", [Seat(20, 30), Seat(30)], [30, 70]),
 ]  # fmt: skip

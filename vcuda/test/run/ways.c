@@ -1083,6 +1083,91 @@ static void cloned_without_the_library(void) {
   waitpid(child, NULL, 0);
 }
 
+static void *contexts_by_one(void *unused) {
+  for (int i = 0; i < 300; i++) {
+    CUcontext c;
+    CUdeviceptr p;
+    if (cuCtxCreate_v2(&c, 0, device)) continue;
+    if (i % 3) cuMemAlloc_v2(&p, 1000), cuMemAlloc_v2(&p, 40 * MIB);
+    if (i % 2) cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 50 * MIB);
+    cuCtxDestroy_v2(c);
+  }
+  return unused;
+}
+static void contexts_by_threads(void) {
+  pthread_t t[4];
+  CUdeviceptr p;
+  got(cuMemAlloc_v2(&p, 700 * MIB));
+  for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, contexts_by_one, NULL);
+  for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+  fill();
+}
+static void *libraries_by_one(void *unused) {
+  CUlibrary library;
+  for (int i = 0; i < 300; i++)
+    if (cuLibraryLoadData(&library, library_text, NULL, NULL, 0, NULL, NULL, 0) == CUDA_SUCCESS) {
+      CUdeviceptr p;
+      size_t bytes;
+      cuCtxSetCurrent(context);
+      cuLibraryGetGlobal(&p, &bytes, library, "big");
+      cuLibraryUnload(library);
+    }
+  return unused;
+}
+static void libraries_beside_contexts(void) {
+  pthread_t t[4];
+  CUdeviceptr p;
+  got(cuMemAlloc_v2(&p, 600 * MIB));
+  for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, i % 2 ? contexts_by_one : libraries_by_one, NULL);
+  for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+  must(cuCtxSetCurrent(context), "context");
+  fill();
+}
+static void *pools_by_one(void *unused) {
+  must(cuCtxSetCurrent(context), "context");
+  for (int i = 0; i < 500; i++) {
+    CUmemoryPool pool = pool_on(i % 4 ? CU_MEM_LOCATION_TYPE_DEVICE : CU_MEM_LOCATION_TYPE_HOST);
+    CUdeviceptr p, q;
+    if (i % 3 == 0) cuDeviceSetMemPool(device, pool);
+    bool one = cuMemAllocFromPoolAsync(&p, 30 * MIB, pool, NULL) == CUDA_SUCCESS;
+    bool two = cuMemAllocAsync(&q, 20 * MIB, NULL) == CUDA_SUCCESS;
+    cuMemPoolDestroy(pool);
+    if (one) cuMemFreeAsync(p, NULL);
+    if (two) cuMemFreeAsync(q, NULL);
+  }
+  return unused;
+}
+static void pools_come_and_go(void) {
+  pthread_t t[4];
+  CUdeviceptr p;
+  got(cuMemAlloc_v2(&p, 800 * MIB));
+  for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, pools_by_one, NULL);
+  for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+  fill();
+}
+/* What a program held is gone when it executes another one, which sits in its place. */
+static void executed(void) {
+  CUdeviceptr p;
+  got(cuMemAlloc_v2(&p, 700 * MIB));
+  got(cuMemAllocAsync(&p, 100 * MIB, NULL));
+  execl("/proc/self/exe", "ways", "executed_again", NULL);
+  exit(1);
+}
+static void executed_again(void) {
+  CUdeviceptr p;
+  got(cuMemAlloc_v2(&p, 700 * MIB));
+  fill();
+}
+static void executed_many_times(void) {
+  const char *again = getenv("AGAIN");
+  int left = again ? atoi(again) : 20;
+  char next[16];
+  fill();
+  snprintf(next, sizeof next, "%d", left - 1);
+  setenv("AGAIN", next, 1);
+  if (left > 0) execl("/proc/self/exe", "ways", "executed_many_times", NULL);
+}
+
 /* ---- in stream order ---- */
 
 static void freed_in_stream_order(void) {
@@ -1463,6 +1548,12 @@ static const struct {
     WAY(memory_of_another_gpu),
     WAY(contexts_with_graphics),
     WAY(account_wiped),
+    WAY(contexts_by_threads),
+    WAY(libraries_beside_contexts),
+    WAY(pools_come_and_go),
+    WAY(executed),
+    WAY(executed_again),
+    WAY(executed_many_times),
     WAY(fits_65_pools),
     WAY(fits_pool_on_host),
     WAY(fits_compressed),
