@@ -86,7 +86,7 @@ for way in LISTED:
 # Where a driver's figures, its GPUs or its memory are others.
 OTHERS = {
     "a pool's figures fail now and then": ("pool_by_threads", {"fault": "cuMemPoolGetAttribute:3:999"}),
-    "a freeing call fails now and then": ("freed_in_stream_order", {"fault": "cuMemFreeAsync:2:999"}),
+    "a freeing call fails now and then": ("freed_by_many_threads", {"fault": "cuMemFree_v2:3:999"}),
     "no event can be made": ("freed_in_stream_order", {"fault": "cuEventCreate:1:2"}),
     "there is another GPU": ("memory_of_another_gpu", {"gpus": "2"}),
     "the GPU shares the host's memory": ("location_changed_meanwhile", {"integrated": "1"}),

@@ -1128,7 +1128,6 @@ static void *pools_by_one(void *unused) {
   for (int i = 0; i < 500; i++) {
     CUmemoryPool pool = pool_on(i % 4 ? CU_MEM_LOCATION_TYPE_DEVICE : CU_MEM_LOCATION_TYPE_HOST);
     CUdeviceptr p, q;
-    if (i % 3 == 0) cuDeviceSetMemPool(device, pool);
     bool one = cuMemAllocFromPoolAsync(&p, 30 * MIB, pool, NULL) == CUDA_SUCCESS;
     bool two = cuMemAllocAsync(&q, 20 * MIB, NULL) == CUDA_SUCCESS;
     cuMemPoolDestroy(pool);
