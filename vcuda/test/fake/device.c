@@ -169,7 +169,7 @@ static CUresult open_context(struct CUctx_st *ctx, CUdevice device) {
   fk_lock();
   ctx->gpu = visible[device];
   ctx->queue = fk_queue_open(ctx->gpu);
-  ctx->dead = false;
+  ctx->dead = ctx->queue < 0;
   ctx->stack = ctx->heap = ctx->fifo = ctx->depth = ctx->pending = 0;
   ctx->life++;
   if (!ctx->listed) {
