@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long kube-scheduler waits for the extender: filter and prioritize, beside a bare view that echoes the request.
+"""How long kube-scheduler waits for the extender: `place`, or filter and prioritize, beside a bare view.
 
     .venv/bin/python benchmarks/scheduler/run.py [--rounds 300] [--nodes 1000,5000]
 
 Both run as `slicekeeper.net.serving` runs a server, with one worker. The scheduler lists and watches a simulated API
 server with N nodes of 8 GPUs, 70 % of them given out, and 16 pods that wait for more than is free anywhere. Pods of
-four shapes come one after the other over one keep-alive connection, as kube-scheduler calls: filter, prioritize, bind.
-The bare view echoes the bodies of the first two. The API server is a process of its own, as a real one is. Prints a
-Markdown table, and what memory the scheduler takes.
+four shapes come one after the other over one keep-alive connection, as kube-scheduler calls: `place` and bind, or
+filter, prioritize and bind. A pod that has the shape of the two before it is counted as alike. The bare view echoes all
+bodies but those of bind. The API server is a process of its own, as a real one is. Prints a Markdown table, and what
+memory the scheduler takes.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ GPUS = 8
 GPU_MIB = 81_920
 SHAPES = (70, 30, 100, 10)
 WAITING = 16
+WARM = 20
+"""Rounds that are not counted."""
 BARE = """
 import orjson, sys
 from flask import Flask, Response, request
@@ -201,47 +204,73 @@ def resident(parent: int) -> int:
     return max(found)
 
 
-def time_calls(
-    count: int, rounds: int, url: str, ours: http.client.HTTPConnection, bare: http.client.HTTPConnection
-) -> list[tuple[str, list[float], list[float]]]:
-    """Return milliseconds per call, ours and the bare view's."""
-    client = KubeClient(KubernetesSettings(server=url))
-    every, chance = [f"node-{n:05}" for n in range(count)], random.Random(0)
-    taken: dict[str, tuple[list[float], list[float]]] = {
-        verb: ([], []) for verb in ("filter", "prioritize", "both", "bind")
-    }
+class Caller:
+    """Calls ours and the bare view as kube-scheduler does, and keeps how many milliseconds each call took."""
 
-    def timed(connection: http.client.HTTPConnection, path: str, body: bytes) -> tuple[float, Any]:
+    def __init__(
+        self, client: KubeClient, count: int, ours: http.client.HTTPConnection, bare: http.client.HTTPConnection
+    ) -> None:
+        """`count` is the number of nodes."""
+        self._client, self._ours, self._bare = client, ours, bare
+        self._every, self._chance, self._made = [f"node-{n:05}" for n in range(count)], random.Random(0), 0
+        self.taken: dict[str, tuple[list[float], list[float]]] = {
+            row: ([], []) for row in ("place", "place, alike", "filter", "prioritize", "both", "bind")
+        }
+
+    def ask(self, core: int, *rows: tuple[str, str]) -> None:
+        """Have a new pod placed by calls of some verbs, each counted in a row, and bind it."""
+        self._made += 1
+        asked = self._client.create(PODS, pod(f"p{self._made}", core), "team")
+        # kube-scheduler lists them as its threads are done.
+        nodes, spent, best = self._chance.sample(self._every, len(self._every)), [0.0, 0.0], ""
+        for row, verb in rows:
+            body = orjson.dumps({"Pod": asked, "Nodes": None, "NodeNames": nodes})
+            mine, answer = self._timed(self._ours, f"/{verb}", body)
+            echo, _ = self._timed(self._bare, "/echo", body)
+            self._count(row, mine, echo)
+            spent = [spent[0] + mine, spent[1] + echo]
+            if verb == "prioritize":
+                best = max(answer, key=lambda entry: entry["Score"])["Host"]
+            else:
+                nodes = answer["NodeNames"]
+                best = nodes[0]
+        if len(rows) > 1:
+            self._count("both", *spent)
+        metadata = asked["metadata"]
+        binding = {"PodName": metadata["name"], "PodNamespace": "team", "PodUID": metadata["uid"], "Node": best}
+        mine, answer = self._timed(self._ours, "/bind", orjson.dumps(binding))
+        assert not answer["Error"], answer
+        self.taken["bind"][0].append(mine)
+
+    def _count(self, row: str, mine: float, echo: float) -> None:
+        self.taken[row][0].append(mine)
+        self.taken[row][1].append(echo)
+
+    def _timed(self, connection: http.client.HTTPConnection, path: str, body: bytes) -> tuple[float, Any]:
         begin = time.perf_counter()
         status, answer = call(connection, "POST", path, body)
         spent = (time.perf_counter() - begin) * 1000
         assert status == 200, answer
         return spent, orjson.loads(answer)
 
+
+def time_calls(
+    count: int, rounds: int, url: str, ours: http.client.HTTPConnection, bare: http.client.HTTPConnection
+) -> list[tuple[str, list[float], list[float]]]:
+    """Return milliseconds per call, ours and the bare view's."""
+    caller = Caller(KubeClient(KubernetesSettings(server=url)), count, ours, bare)
     time.sleep(5)  # the policy learns from what is there
-    for turn in range(rounds + 20):
-        asked = client.create(PODS, pod(f"p{turn}", SHAPES[turn % len(SHAPES)]), "team")
-        nodes, spent, best = chance.sample(every, count), [], ""  # kube-scheduler lists them as its threads are done
-        for verb in ("filter", "prioritize"):
-            body = orjson.dumps({"Pod": asked, "Nodes": None, "NodeNames": nodes})
-            mine, answer = timed(ours, f"/{verb}", body)
-            echo, _ = timed(bare, "/echo", body)
-            spent.append((verb, mine, echo))
-            if verb == "filter":
-                nodes = answer["NodeNames"]
-            else:
-                best = max(answer, key=lambda entry: entry["Score"])["Host"]
-        metadata = asked["metadata"]
-        binding = {"PodName": metadata["name"], "PodNamespace": "team", "PodUID": metadata["uid"], "Node": best}
-        bind, answer = timed(ours, "/bind", orjson.dumps(binding))
-        assert not answer["Error"], answer
-        spent += [("both", spent[0][1] + spent[1][1], spent[0][2] + spent[1][2]), ("bind", bind, 0.0)]
-        if turn >= 20:
-            for verb, mine, echo in spent:
-                taken[verb][0].append(mine)
-                if echo:
-                    taken[verb][1].append(echo)
-    return [(verb, mine, echo) for verb, (mine, echo) in taken.items()]
+    for turn in range(rounds + WARM):
+        if turn == WARM:
+            for mine, echo in caller.taken.values():
+                mine.clear()
+                echo.clear()
+        core = SHAPES[turn % len(SHAPES)]
+        caller.ask(core, ("filter", "filter"), ("prioritize", "prioritize"))
+        core = SHAPES[(turn + 1) % len(SHAPES)]
+        for row in ("place", "place", "place, alike"):
+            caller.ask(core, (row, "place"))
+    return [(row, mine, echo) for row, (mine, echo) in caller.taken.items()]
 
 
 def main() -> None:
