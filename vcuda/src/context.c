@@ -24,12 +24,12 @@ static CUresult switched(CUresult r) {
 }
 
 #define CREATE(device, call, out)                                                                  \
-  uint64_t bytes_;                                                                                 \
+  struct vc_making making_;                                                                        \
   CUresult r_ = vc_device_admit(device);                                                                     \
   if (r_ != CUDA_SUCCESS) return r_;                                                               \
-  if (!vc_context_begin(&bytes_)) return CUDA_ERROR_OUT_OF_MEMORY;                                 \
+  if (!vc_context_begin(&making_)) return CUDA_ERROR_OUT_OF_MEMORY;                                \
   r_ = switched(call);                                                                             \
-  vc_context_end(r_, r_ == CUDA_SUCCESS ? *(out) : NULL, &bytes_);                                  \
+  vc_context_end(r_, r_ == CUDA_SUCCESS ? *(out) : NULL, &making_);                                  \
   return r_
 
 VC_HOOK(cuCtxCreate, (CUcontext * out, unsigned flags, CUdevice device)) {
@@ -68,16 +68,16 @@ static bool is_active(CUdevice device) {
 
 VC_HOOK(cuDevicePrimaryCtxRetain, (CUcontext * out, CUdevice device)) {
   if (is_active(device)) {
-    uint64_t bytes;
+    struct vc_making making;
     CUresult r = vc_device_admit(device);
     if (r == CUDA_SUCCESS) r = VC_CALL(cuDevicePrimaryCtxRetain)(out, device);
     /* Another thread may have released it in between: then it was made again. */
     if (r != CUDA_SUCCESS || vc_context_known(*out)) return r;
-    if (!vc_context_begin(&bytes)) {
+    if (!vc_context_begin(&making)) {
       VC_CALL(cuDevicePrimaryCtxRelease_v2)(device);
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    vc_context_end(r, *out, &bytes);
+    vc_context_end(r, *out, &making);
     return r;
   }
   CREATE(device, VC_CALL(cuDevicePrimaryCtxRetain)(out, device), out);
@@ -97,11 +97,11 @@ VC_HOOK(cuGreenCtxCreate,
         (CUgreenCtx * out, CUdevResourceDesc resources, CUdevice device, unsigned flags)) {
   CUresult r = vc_device_admit(device);
   if (r != CUDA_SUCCESS) return r;
-  uint64_t bytes = 0;
+  struct vc_making making;
   bool makes = !is_active(device);
-  if (makes && !vc_context_begin(&bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (makes && !vc_context_begin(&making)) return CUDA_ERROR_OUT_OF_MEMORY;
   r = VC_CALL(cuGreenCtxCreate)(out, resources, device, flags);
-  if (makes) vc_context_end(r, primary_of(device), &bytes);
+  if (makes) vc_context_end(r, primary_of(device), &making);
   if (r == CUDA_SUCCESS) atomic_store(&green_device, device);
   return r;
 }

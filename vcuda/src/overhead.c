@@ -47,32 +47,43 @@ static bool libraries_into(const void *context, bool forced) {
   return ok;
 }
 
-/* Until there is a context, the place of its bytes stands for it. */
-bool vc_context_begin(uint64_t *bytes) {
-  *bytes = vc_granules(atomic_load(&vc_seat.policy->context_bytes));
-  if (!vc_reserve(*bytes)) {
+/* What stands for a context or a library that is being made: no address, and never the same again. */
+static uint64_t new_place(void) {
+  static _Atomic uint64_t count;
+  return 1ull << 63 | atomic_fetch_add(&count, 1);
+}
+
+static bool note_context(uint64_t key, void *owner, uint64_t bytes) {
+  return vc_table_put((struct vc_item){.key = key, .bytes = bytes, .owner = owner, .kind = VC_CONTEXT});
+}
+
+/* First noted, then looked for libraries, which do the same the other way round: of a context and a library that are
+ * made at once, one sees the other. */
+bool vc_context_begin(struct vc_making *m) {
+  uint64_t place = new_place();
+  m->place = (void *)(uintptr_t)place;
+  m->bytes = vc_granules(atomic_load(&vc_seat.policy->context_bytes));
+  if (!vc_reserve(m->bytes)) {
     vc_pools_settle();
-    if (!vc_reserve(*bytes)) return false;
+    if (!vc_reserve(m->bytes)) return false;
   }
-  if (libraries_into(bytes, false)) return true;
-  vc_table_sweep(bytes, vc_give_back);
-  vc_unreserve(*bytes);
+  if (note_context(place, m->place, m->bytes) && libraries_into(m->place, false)) return true;
+  vc_context_end(CUDA_ERROR_OUT_OF_MEMORY, NULL, m);
   return false;
 }
 
-void vc_context_end(CUresult result, CUcontext context, uint64_t *bytes) {
-  struct vc_item item = {
-      .key = (uint64_t)(uintptr_t)context, .bytes = *bytes, .owner = context, .kind = VC_CONTEXT};
-  struct vc_item known;
+void vc_context_end(CUresult result, CUcontext context, struct vc_making *m) {
+  struct vc_item item;
+  vc_table_take(VC_CONTEXT, (uint64_t)(uintptr_t)m->place, &item);
   /* A primary context that was there already is charged already. */
-  if (result != CUDA_SUCCESS || vc_table_find(VC_CONTEXT, item.key, &known)) {
-    vc_table_sweep(bytes, vc_give_back);
-    vc_unreserve(*bytes);
+  if (result != CUDA_SUCCESS || vc_context_known(context)) {
+    vc_table_sweep(m->place, vc_give_back);
+    vc_unreserve(m->bytes);
     return;
   }
-  vc_table_put(item);
-  vc_account_rename(bytes, context);
-  vc_table_hand_over(bytes, context);
+  note_context((uint64_t)(uintptr_t)context, context, m->bytes);
+  vc_account_rename(m->place, context);
+  vc_table_hand_over(m->place, context);
 }
 
 bool vc_context_known(CUcontext context) {
@@ -81,10 +92,12 @@ bool vc_context_known(CUcontext context) {
 }
 
 void vc_context_again(CUcontext context) {
-  uint64_t bytes = vc_granules(atomic_load(&vc_seat.policy->context_bytes));
+  uint64_t bytes = vc_granules(atomic_load(&vc_seat.policy->context_bytes)), place = new_place();
+  struct vc_making m = {bytes, (void *)(uintptr_t)place};
   vc_book(bytes);
-  if (!vc_context_known(context)) libraries_into(&bytes, true);
-  vc_context_end(CUDA_SUCCESS, context, &bytes);
+  note_context(place, m.place, bytes);
+  if (!vc_context_known(context)) libraries_into(m.place, true);
+  vc_context_end(CUDA_SUCCESS, context, &m);
 }
 
 /* ---- stacks, the heap, the buffer of printf and what kernels need to launch others: by context and limit ---- */
@@ -362,8 +375,9 @@ static void give_each(uint64_t key) {
 
 static bool library_begin(uint64_t key, uint64_t bytes) {
   uint32_t count;
+  struct vc_item item = {.key = key, .bytes = bytes, .kind = VC_LIBRARY};
   if (!bytes) return true;
-  if (!vc_seat_ready()) return false;
+  if (!vc_seat_ready() || !vc_table_put(item)) return false;
   struct vc_item *list = vc_table_list(VC_CONTEXT, &count);
   bool ok = list || !count;
   for (uint32_t i = 0; list && i < count && ok; i++) {
@@ -371,24 +385,29 @@ static bool library_begin(uint64_t key, uint64_t bytes) {
     if (ok) vc_table_put((struct vc_item){.key = key, .bytes = bytes, .owner = list[i].owner, .kind = VC_MODULE});
   }
   free(list);
-  if (!ok) give_each(key);
-  return ok;
+  if (ok) return true;
+  vc_table_take(VC_LIBRARY, key, &item);
+  give_each(key);
+  return false;
 }
 
 static CUresult library_end(CUresult r, CUlibrary *out, uint64_t key, uint64_t bytes) {
+  struct vc_item item;
   if (!bytes) return r;
+  vc_table_take(VC_LIBRARY, key, &item);
   if (r != CUDA_SUCCESS) {
     give_each(key);
     return r;
   }
-  rename_each(key, (uint64_t)(uintptr_t)*out);
-  vc_table_put((struct vc_item){.key = (uint64_t)(uintptr_t)*out, .bytes = bytes, .kind = VC_LIBRARY});
+  item.key = (uint64_t)(uintptr_t)*out;
+  vc_table_put(item);
+  rename_each(key, item.key);
   return r;
 }
 
 static CUresult library_load(CUlibrary *out, const void *image, uint64_t bytes, CUjit_option *jo, void **jv,
                              unsigned jn, CUlibraryOption *lo, void **lv, unsigned ln) {
-  uint64_t key = (uint64_t)(uintptr_t)&bytes;
+  uint64_t key = new_place();
   if (!library_begin(key, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   return library_end(VC_CALL(cuLibraryLoadData)(out, image, jo, jv, jn, lo, lv, ln), out, key, bytes);
 }
@@ -410,7 +429,7 @@ VC_HOOK(cuLibraryLoadFromFile, (CUlibrary * out, const char *path, CUjit_option 
 }
 VC_HOOK(cuLibraryUnload, (CUlibrary library)) {
   struct vc_item item;
-  uint64_t key = (uint64_t)(uintptr_t)library, aside = (uint64_t)(uintptr_t)&item;
+  uint64_t key = (uint64_t)(uintptr_t)library, aside = new_place();
   /* The entries go first: once unloaded, the handle can be another library's at once. */
   bool known = vc_table_take(VC_LIBRARY, key, &item);
   if (known) rename_each(key, aside);

@@ -5,8 +5,12 @@
 #include "hook.h"
 
 /* Take what a new context needs, before it is made; false when it does not fit. */
-bool vc_context_begin(uint64_t *bytes);
-void vc_context_end(CUresult result, CUcontext context, uint64_t *bytes);
+struct vc_making {
+  uint64_t bytes;
+  void *place; /* stands for the context until there is one */
+};
+bool vc_context_begin(struct vc_making *making);
+void vc_context_end(CUresult result, CUcontext context, struct vc_making *making);
 bool vc_context_known(CUcontext context);
 /* It was made again under its old name; the cap is not asked. */
 void vc_context_again(CUcontext context);

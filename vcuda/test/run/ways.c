@@ -1076,10 +1076,11 @@ static void cloned_without_the_library(void) {
   if (!child) {
     CUcontext c;
     if (cuCtxCreate_v2(&c, 0, 0) == CUDA_SUCCESS) fill();
-    usleep(300000);
+    pause();
     _exit(0);
   }
   for (int i = 0; i < 20; i++) fill(), usleep(10000);
+  kill(child, SIGKILL);
   waitpid(child, NULL, 0);
 }
 
