@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import yaml
 from cluster.harness import binaries
@@ -52,6 +52,18 @@ SECONDS: Final = 600.0
 
 QUERIES_PER_SECOND: Final = 5000
 """Of kube-scheduler's own client, so that not its default of 50 is measured."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One that runs, and where it listens."""
+
+    process: subprocess.Popen[bytes]
+    address: str = ""
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to it and its children."""
+        os.killpg(self.process.pid, number)
 
 
 class ControlPlane:
@@ -103,23 +115,23 @@ class ControlPlane:
         ca, token = str(self._pki.ca_file), f"{self._folder}/token"
         return KubeClient(KubernetesSettings(server=self.url, ca_file=ca, token_file=token))
 
-    def extender(self) -> int:
-        """Start our scheduler's extender; return its port."""
-        port = free_port()
+    def extender(self, name: str = "extender", **more: Any) -> Program:
+        """Start our scheduler's extender, with more settings of its section; it listens at its `address`."""
+        address = f"127.0.0.1:{free_port()}"
         settings = {
             "kubernetes": {"server": self.url, "caFile": str(self._pki.ca_file), "tokenFile": f"{self._folder}/token"},
-            "scheduler": {"bind": f"127.0.0.1:{port}", "metricsBind": ""},
+            "scheduler": {"bind": address, "metricsBind": "", **more},
             "log": {"level": "warning"},
         }
-        file = self._folder / "extender.yaml"
+        file = self._folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(settings))
         main = "from slicekeeper.cli.main import main; main()"
-        self.run("extender", sys.executable, "-c", main, "--config", file, "scheduler", "serve")
-        wait_for("extender", lambda: answers(f"http://127.0.0.1:{port}/readyz"), seconds=120)
-        return port
+        process = self.run(name, sys.executable, "-c", main, "--config", file, "scheduler", "serve")
+        wait_for(name, lambda: answers(f"http://{address}/readyz"), seconds=120)
+        return Program(process, address)
 
-    def kube_scheduler(self, extender: int | None) -> None:
-        """Start kube-scheduler as it is installed, with the extender at a port or with none."""
+    def kube_scheduler(self, extender: Program | None, name: str = "kube-scheduler") -> Program:
+        """Start kube-scheduler as it is installed, with an extender or with none."""
         config = yaml.safe_load((ROOT / "manifests/base/config/kube-scheduler.yaml").read_text())
         config["leaderElection"] = {"leaderElect": False}
         config["clientConnection"] = {
@@ -130,21 +142,23 @@ class ControlPlane:
         if extender is None:
             del config["extenders"]
         else:
-            config["extenders"][0]["urlPrefix"] = f"http://127.0.0.1:{extender}"
-        file = self._folder / "kube-scheduler.yaml"
+            config["extenders"][0]["urlPrefix"] = f"http://{extender.address}"
+        file = self._folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(config))
-        self.run(
-            "kube-scheduler", self._found.kubernetes / "kube-scheduler", f"--config={file}",
+        process = self.run(
+            name, self._found.kubernetes / "kube-scheduler", f"--config={file}",
             "--bind-address=127.0.0.1", f"--secure-port={free_port()}", "--authentication-skip-lookup=true",
         )  # fmt: skip
+        return Program(process)
 
-    def run(self, name: str, *command: object) -> None:
+    def run(self, name: str, *command: object) -> subprocess.Popen[bytes]:
         """Start a program; its output goes to a log in the folder."""
         with (self._folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 list(map(str, command)), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         self._running.append((name, process))
+        return process
 
     def cpu(self) -> Counter[str]:
         """Return the CPU seconds that each program has used so far, with its children."""
@@ -243,10 +257,10 @@ def burst(plane: ControlPlane, count: int, *, extended: bool) -> Burst:
     """Have `count` pods bound, in a cluster without others."""
     client = plane.client()
     each(client, [pod(f"p{n}") for n in range(count)], TEAM)
-    port = plane.extender() if extended else None
+    extender = plane.extender() if extended else None
     objects, version = client.list(PODS, namespace=TEAM)
     assert len(objects) == count
-    plane.kube_scheduler(port)
+    plane.kube_scheduler(extender)
     first, last, bound, used = 0.0, 0.0, set[str](), Counter[str]()
     end = time.monotonic() + SECONDS
     while len(bound) < count and time.monotonic() < end:
