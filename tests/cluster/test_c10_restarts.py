@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agent and kubelet are killed while pods start, run and restart: no wrong seat, no lost pod."""
+"""Agent and kubelet are killed while pods start, run and restart: no wrong seat, no lost pod, no wrong charge."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 
 from cluster.harness.cluster import Cluster
 from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Object, Refused, wait_for
 from cluster.harness.losses import all_ended, create, fate, kill_agent, replace_agent, restart_kubelet
+from cluster.harness.programs import NODE
 from cluster.harness.site import SEAT, Site, deployment, gpu_container, pod
 
 from slicekeeper import names
+from slicekeeper.wire.timekeeper import Workload
 
 SHOW = "cat /run/slicekeeper/seat.json"
 
@@ -190,6 +193,58 @@ def test_a_container_between_two_runs_outlives_kubelet(site: Site, cluster: Clus
     count = first["status"]["containerStatuses"][0]["restartCount"]
     again = wait_for("another run", lambda: waits(count + 1), seconds=180, pause=1)
     assert _seat_told(site, again) == seat
+
+
+def _finished(status: Object, at: datetime) -> Object:
+    started = status["state"]["running"]["startedAt"]
+    end = {"exitCode": 0, "startedAt": started, "finishedAt": at.isoformat(timespec="seconds")}
+    return {**status, "started": False, "ready": False, "state": {"terminated": end}}
+
+
+def _finalizers(site: Site, team: str) -> list[str]:
+    found: list[str] = site.pod(team, "train")["metadata"].get("finalizers", [])
+    return found
+
+
+def _workloads(site: Site, team: str) -> dict[str, Workload]:
+    try:
+        return site.workloads(team)
+    except RuntimeError:
+        return {}
+
+
+def test_the_end_of_a_pod_whose_nodes_clock_was_set_back_is_charged_by_the_api_servers_clock(
+    site: Site, cluster: Cluster
+) -> None:
+    """All programs here share the machine's clock, so what a kubelet would write by another is written in its place."""
+    back = timedelta(seconds=20)
+    team = site.namespace()
+    site.kubectl.create(pod("train", gpu_container(core=5, blocks=4)), namespace=team)
+    running = site.wait_phase(team, "train", "Running")["status"]
+    uid = site.pod(team, "train")["metadata"]["uid"]
+    opened = datetime.fromisoformat(wait_for("its interval", lambda: site.workloads(team).get(uid)).start)
+    wait_for("enough to set it back", lambda: datetime.now(UTC) > opened + back)
+    cluster.kill("kubelet")
+    try:
+        end = datetime.now(UTC)
+        kinds = ("initContainerStatuses", "containerStatuses")
+        statuses = {kind: [_finished(one, end - back) for one in running.get(kind, [])] for kind in kinds}
+        ended = {"status": {"phase": "Succeeded", **statuses}}
+        site.kubectl.patch("pod", "train", ended, team, "--subresource=status")
+        reported = datetime.now(UTC)
+        wait_for("a later second", lambda: datetime.now(UTC) > reported + timedelta(seconds=1))
+        renewed = (datetime.now(UTC) - back).isoformat(timespec="microseconds")
+        site.kubectl.patch("lease", NODE, {"spec": {"renewTime": renewed}}, "kube-node-lease")
+        # Without kubelet the timekeeper can only be asked by what it writes: this goes when the charge is booked.
+        wait_for("the booking", lambda: names.FINALIZER not in _finalizers(site, team), seconds=120)
+    finally:
+        cluster.start("kubelet")
+        _seats_are_back(site)
+    found = wait_for("a kubelet that forwards ports again", lambda: _workloads(site, team))[uid]
+    assert found.end is not None
+    # The parts of seconds that no record has; a slow renewal moves it no further than to the report.
+    assert end - timedelta(seconds=2) <= datetime.fromisoformat(found.end) <= reported + timedelta(seconds=1)
+    assert found.flags == ["clock-skew"]
 
 
 def test_a_node_created_anew_has_its_gpus_again(site: Site, cluster: Cluster) -> None:
