@@ -40,7 +40,7 @@ static void settle_free(CUresult result, const struct vc_item *item) {
 }
 
 void vc_memory_forget(CUcontext context) {
-  if (context) vc_table_sweep(context, vc_give_back);
+  if (context) vc_table_sweep(context, 0, vc_give_back);
   vc_pools_settle();
 }
 

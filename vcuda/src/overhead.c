@@ -77,7 +77,7 @@ void vc_context_end(CUresult result, CUcontext context, struct vc_making *m) {
   vc_table_take(VC_CONTEXT, (uint64_t)(uintptr_t)m->place, &item);
   /* A primary context that was there already is charged already. */
   if (result != CUDA_SUCCESS || vc_context_known(context)) {
-    vc_table_sweep(m->place, vc_give_back);
+    vc_table_sweep(m->place, 0, vc_give_back);
     vc_unreserve(m->bytes);
     return;
   }
@@ -194,11 +194,17 @@ static void end_change(CUcontext context, CUlimit limit, uint64_t bytes, uint32_
   vc_unreserve(less);
 }
 
+/* A limit that the GPU lacks takes nothing; the driver refuses to set it. */
+static bool lacks(CUlimit limit) {
+  size_t value;
+  return VC_CALL(cuCtxGetLimit)(&value, limit) == CUDA_ERROR_UNSUPPORTED_LIMIT;
+}
+
 VC_HOOK(cuCtxSetLimit, (CUlimit limit, size_t value)) {
   CUcontext context = NULL;
   size_t after = value;
-  if ((limit == CU_LIMIT_STACK_SIZE && value > MAX_STACK) ||
-      VC_CALL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context || limit > CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT)
+  if ((limit == CU_LIMIT_STACK_SIZE && value > MAX_STACK) || VC_CALL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS ||
+      !context || limit > CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT || lacks(limit))
     return VC_CALL(cuCtxSetLimit)(limit, value);
   if (!vc_seat_ready()) return CUDA_ERROR_OUT_OF_MEMORY;
   uint32_t mine = begin_change();
@@ -349,7 +355,7 @@ VC_HOOK(cuModuleLoadFatBinary, (CUmodule * out, const void *image)) {
 VC_HOOK(cuModuleUnload, (CUmodule module)) {
   struct vc_item item;
   bool known = vc_table_take(VC_MODULE, (uint64_t)(uintptr_t)module, &item);
-  vc_table_sweep(module, forget);
+  vc_table_sweep(module, VC_KERNEL_DEEP, forget);
   CUresult r = VC_CALL(cuModuleUnload)(module);
   if (known && r == CUDA_SUCCESS)
     vc_give_back(&item);
@@ -433,7 +439,7 @@ VC_HOOK(cuLibraryUnload, (CUlibrary library)) {
   /* The entries go first: once unloaded, the handle can be another library's at once. */
   bool known = vc_table_take(VC_LIBRARY, key, &item);
   if (known) rename_each(key, aside);
-  vc_table_sweep(library, forget);
+  vc_table_sweep(library, VC_KERNEL_DEEP, forget);
   CUresult r = VC_CALL(cuLibraryUnload)(library);
   if (known && r == CUDA_SUCCESS) {
     give_each(aside);

@@ -82,14 +82,14 @@ uint32_t vc_table_mark(enum vc_kind kind, uint64_t key, uint32_t extra) {
   return before;
 }
 
-static bool take_owned(uint32_t *at, uint32_t *known, const void *owner, struct vc_item *out) {
+static bool take_owned(uint32_t *at, uint32_t *known, const void *owner, uint32_t kind, struct vc_item *out) {
   bool found = false;
   vc_lock(&guard);
   if (*known != size) *at = 0; /* the table grew, and its entries lie elsewhere */
   *known = size;
   for (; *at < size && !found; ++*at) {
     struct vc_item *cell = &cells[*at];
-    if (!cell->kind || cell->kind == GONE || cell->owner != owner) continue;
+    if (!cell->kind || cell->kind == GONE || cell->owner != owner || (kind && cell->kind != kind)) continue;
     *out = *cell;
     cell->kind = GONE;
     found = true;
@@ -99,10 +99,10 @@ static bool take_owned(uint32_t *at, uint32_t *known, const void *owner, struct 
 }
 
 /* The lock is free while an entry is handed over. */
-void vc_table_sweep(const void *owner, void (*gone)(const struct vc_item *)) {
+void vc_table_sweep(const void *owner, uint32_t kind, void (*gone)(const struct vc_item *)) {
   struct vc_item item;
   uint32_t known = 0;
-  for (uint32_t at = 0; take_owned(&at, &known, owner, &item);) gone(&item);
+  for (uint32_t at = 0; take_owned(&at, &known, owner, kind, &item);) gone(&item);
 }
 
 struct vc_item *vc_table_list(enum vc_kind kind, uint32_t *count) {

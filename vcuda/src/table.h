@@ -28,8 +28,8 @@ uint32_t vc_table_mark(enum vc_kind kind, uint64_t key, uint32_t extra);
 struct vc_item *vc_table_list(enum vc_kind kind, uint32_t *count);
 /* Entries of one owner are another's from now on. */
 void vc_table_hand_over(const void *from, void *to);
-/* Remove all entries of an owner and hand them over, in one pass. */
-void vc_table_sweep(const void *owner, void (*gone)(const struct vc_item *));
+/* Remove all entries of an owner, of one kind or (0) of any, and hand them over, in one pass. */
+void vc_table_sweep(const void *owner, uint32_t kind, void (*gone)(const struct vc_item *));
 void vc_table_clear(void);
 
 #endif

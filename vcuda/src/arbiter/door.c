@@ -78,7 +78,9 @@ static void stranger_ready(void *stranger, int fd, bool writable) {
   bool ok = n == sizeof hello && hello.magic == VC_MAGIC && hello.version == VC_VERSION &&
             getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.pid > 0;
   struct ar_client *c = ok ? ar_seat_sit(s, peer.pid, hello.slot) : NULL;
-  if (!c || !send_pages(fd, s, c->slot) || !ar_loop_watch(fd, client_ready, c)) {
+  bool shown = c && send_pages(fd, s, c->slot);
+  if (shown) c->shown = true;
+  if (!shown || !ar_loop_watch(fd, client_ready, c)) {
     close(fd);
     if (c && c->fd < 0) c->orphan_at = vc_machine_now();
     return;

@@ -296,9 +296,11 @@ static void show_high(struct ar_seat *s) {
 
 /* What a process asks for that sits here already. A second program under the same process ID is an
  * exec'ed one, and what it held is gone; a second connection of the same program would be a way to
- * have its memory, or its work in flight, forgotten. Of the two only the latter still maps the page. */
+ * have its memory, or its work in flight, forgotten. Of the two only the latter still maps the page.
+ * One that hung up before it got the page holds nothing, though it may map its parent's. */
 static bool replaced(struct ar_client *c) {
   char byte;
+  if (!c->shown) return true;
   int maps = ar_procfs_maps(c->pid, "slicekeeper-usage");
   return maps == 0 || (maps < 0 && (c->fd < 0 || recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0));
 }
@@ -456,7 +458,7 @@ static void adopt(struct ar_seat *s) {
     atomic_store(&slot->live, 1);
     atomic_store(&slot->pid, (uint32_t)r->pid);
     atomic_store(&slot->charged, r->charged);
-    c->restored = true;
+    c->restored = c->shown = true;
     s->settle_until = vc_machine_now() + RESTORED_NS;
     c->orphan_at = s->settle_until;
     atomic_store(&s->place.policy->settling, 1);

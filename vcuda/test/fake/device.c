@@ -108,7 +108,7 @@ FK_API(cuDeviceTotalMem, (unsigned *bytes, CUdevice device)) {
 
 FK_API(cuDeviceComputeCapability, (int *major, int *minor, CUdevice device)) {
   (void)device;
-  *major = 9;
+  *major = fk_capability();
   *minor = 0;
   return CUDA_SUCCESS;
 }
@@ -132,7 +132,6 @@ FK_API(cuDeviceGetAttribute, (int *value, CUdevice_attribute attribute, CUdevice
       {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 1980000},
       {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 2048},
       {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, 65536},
-      {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9},
       {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0},
       {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
       {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 1},
@@ -149,6 +148,7 @@ FK_API(cuDeviceGetAttribute, (int *value, CUdevice_attribute attribute, CUdevice
   *value = 0;
   for (size_t i = 0; i < sizeof table / sizeof *table; i++)
     if (table[i].attribute == attribute) *value = table[i].value;
+  if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) *value = fk_capability();
   if (attribute == CU_DEVICE_ATTRIBUTE_INTEGRATED)
     *value = (int)fk_bytes(fk_setting("INTEGRATED"), 0);
   return CUDA_SUCCESS;

@@ -191,6 +191,10 @@ void fk_attach(void);
 bool fk_over(void); /* the driver has been torn down */
 const char *fk_setting(const char *name);
 uint64_t fk_bytes(const char *text, uint64_t fallback);
+/* The GPUs' compute capability, its major number. */
+static inline int fk_capability(void) {
+  return (int)fk_bytes(fk_setting("CAPABILITY"), 9);
+}
 /* Containers have process IDs of their own: whether a context's process is one that we can name. */
 uint64_t fk_space(void);
 /* A process of another space is known to live by its lock on the world's file. */

@@ -383,9 +383,15 @@ static CUresult set_area(CUcontext ctx, uint64_t *limit, uint64_t usual, uint64_
 #define PENDING_DEFAULT 2048
 #define PENDING_BYTES 1024ull
 
+/* Kernels no longer wait for kernels that they launched. */
+static bool lacks(CUlimit limit) {
+  return limit == CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH && fk_capability() >= 9;
+}
+
 FK_API(cuCtxGetLimit, (size_t * value, CUlimit limit)) {
   CUcontext ctx = fk_current();
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+  if (lacks(limit)) return CUDA_ERROR_UNSUPPORTED_LIMIT;
   if (limit == CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH) {
     *value = ctx->depth ? ctx->depth : DEPTH_DEFAULT;
     return CUDA_SUCCESS;
@@ -425,6 +431,7 @@ FK_API(cuCtxSetLimit, (CUlimit limit, size_t value)) {
   FK_ENTER("cuCtxSetLimit");
   CUcontext ctx = fk_current();
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+  if (lacks(limit)) return CUDA_ERROR_UNSUPPORTED_LIMIT;
   pthread_mutex_lock(&limits);
   CUresult r = set_limit(ctx, limit, value);
   pthread_mutex_unlock(&limits);

@@ -7,11 +7,13 @@ is the busy machine's doing too, and is measured in virtual time.
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import threading
@@ -69,6 +71,30 @@ def turned_away() -> str:
     # Each call of the program after the first one knocks once more, if its last one is 50 ms ago.
     check(0 < knocks < 100, f"it knocked {knocks} times")
     return f"knocked {knocks} times"
+
+
+@case("faults: a child that hung up before its seat was shown to it comes back")
+def hung_up_too_early() -> None:
+    def hello(door: str) -> socket.socket:
+        s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        s.settimeout(60)
+        s.connect(door)
+        s.send(struct.pack("=IIiI", 0x534B5643, 1, -1, 0))
+        return s
+
+    # A forked child has its parent's page; here the test is that child, with a page of that name.
+    memory = os.memfd_create("slicekeeper-usage")
+    os.ftruncate(memory, 4096)
+    page = mmap.mmap(memory, 4096)
+    os.close(memory)
+    with Node(virtual=False) as node, page:
+        door = node.ask(op="set", seat="a", gpu=0, core=50, memory=1 << 30)["socket"]
+        assert node.arbiter
+        node.arbiter.send_signal(signal.SIGSTOP)
+        hello(door).close()  # as after a second without an answer
+        node.arbiter.send_signal(signal.SIGCONT)
+        with hello(door) as s:
+            check(len(s.recv(64)) == 16, "it was refused for good")
 
 
 POINTS = 2.0

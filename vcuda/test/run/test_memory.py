@@ -93,6 +93,8 @@ OTHERS = {
 }
 for words, (way, fake) in OTHERS.items():
     case(f"memory: {words}: {way}", lambda way=way, fake=fake: by_way(way, **fake))
+for way in ("depth_of_launching_kernels", "depth_when_full", "fits_limits_back"):
+    case(f"memory: kernels wait for kernels: {way}", lambda way=way: by_way(way, capability="8"))
 
 
 @case("memory: an import that outlives its exporter is seen within a second")

@@ -173,6 +173,16 @@ static void graph_uploaded_at_once(void) {
   }
   fill();
 }
+/* What is done with no module must not touch what belongs to none. */
+static void graph_after_a_module_in_vain(void) {
+  CUgraphExec exec;
+  must(cuGraphInstantiateWithFlags(&exec, with_node(600 * MIB), 0), "instantiate");
+  got(cuGraphLaunch(exec, NULL));
+  must(cuDeviceGraphMemTrim(device), "trim");
+  if (cuModuleUnload(NULL) == CUDA_SUCCESS || cuLibraryUnload(NULL) == CUDA_SUCCESS) printf("none was unloaded\n");
+  fill();
+  got(cuGraphLaunch(exec, NULL));
+}
 static void graph_after_trim(void) {
   CUgraphExec exec;
   must(cuGraphInstantiateWithFlags(&exec, with_node(600 * MIB), 0), "instantiate");
@@ -1429,13 +1439,32 @@ static void fits_libraries_again(void) {
 }
 static void fits_limits_back(void) {
   CUdeviceptr p;
+  size_t depth;
+  bool waits = cuCtxGetLimit(&depth, CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH) == CUDA_SUCCESS;
   for (int i = 0; i < 30; i++) {
     got(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 500 * MIB));
     got(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 8 * MIB));
-    got(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 4));
-    got(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 2));
+    if (waits) got(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 4));
+    if (waits) got(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 2));
   }
   got(cuMemAlloc_v2(&p, 900 * MIB));
+}
+static void fits_limit_that_the_gpu_lacks(void) {
+  CUdeviceptr p;
+  for (size_t depth = 4; depth <= 24; depth += 20) {
+    CUresult r = cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, depth);
+    tried++;
+    granted += r == CUDA_ERROR_UNSUPPORTED_LIMIT;
+  }
+  got(cuMemAlloc_v2(&p, 900 * MIB));
+}
+static void fits_small_beside_modules_in_vain(void) {
+  CUdeviceptr p;
+  for (int i = 0; i < 600; i++) {
+    if (!got(cuMemAlloc_v2(&p, 100000))) continue;
+    if (cuModuleUnload(NULL) == CUDA_SUCCESS || cuLibraryUnload(NULL) == CUDA_SUCCESS) printf("none was unloaded\n");
+    must(cuMemFree_v2(p), "free");
+  }
 }
 static void fits_small_in_contexts_again(void) {
   CUcontext c;
@@ -1465,6 +1494,7 @@ static const struct {
     WAY(graph_very_deep),
     WAY(graph_uploaded_at_once),
     WAY(graph_after_trim),
+    WAY(graph_after_a_module_in_vain),
     WAY(graph_by_threads),
     WAY(export_import_release),
     WAY(released_but_mapped),
@@ -1570,6 +1600,8 @@ static const struct {
     WAY(fits_freed_in_stream_order),
     WAY(fits_libraries_again),
     WAY(fits_limits_back),
+    WAY(fits_limit_that_the_gpu_lacks),
+    WAY(fits_small_beside_modules_in_vain),
     WAY(fits_small_in_contexts_again),
 };
 

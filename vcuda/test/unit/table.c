@@ -31,13 +31,13 @@ int main(void) {
       CHECK(!vc_table_find(VC_ARRAY, key, &item));
     }
   }
-  vc_table_sweep(&odd_ones, gone);
+  vc_table_sweep(&odd_ones, 0, gone);
   for (unsigned key = 0; key < KEYS; key++) {
     CHECK(vc_table_find(VC_PLAIN, key, &item) == (model[key] != 0));
     CHECK(!(key % 2 && model[key]));
     CHECK(vc_table_mark(VC_PLAIN, key, 7) == (model[key] ? 0 : UINT32_MAX));
   }
   vc_table_clear();
-  vc_table_sweep(&odd_ones, gone);
+  vc_table_sweep(&odd_ones, 0, gone);
   return 0;
 }
