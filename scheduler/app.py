@@ -134,7 +134,7 @@ def make_app(scheduler: Scheduler) -> ASGIApp:
 
 def _is_quick(pod: Pod) -> bool:
     """Whether a pod is placed quickly: neither with its whole gang, nor by a search for unequal containers."""
-    return pod.gang is None and len(set(pod.demand.slices)) <= 1
+    return pod.gang is None and not pod.demand.is_unequal
 
 
 def _endpoint(scheduler: Scheduler, bodies: Bodies, verb: Verb) -> ASGIApp:

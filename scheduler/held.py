@@ -73,10 +73,10 @@ class Held:
         changed = self.places.put(uid, places)
         if _taken(before) != _taken(places):
             self.refresh(changed)
-            return
-        self.stir(changed)
-        for node in changed:
-            self.recount(node)
+        elif changed:
+            self.stir(changed)
+            for node in changed:
+                self.recount(node)
 
     def stir(self, nodes: Iterable[str]) -> None:
         """Record a change by which no more and no less is free."""

@@ -82,7 +82,7 @@ class SchedulerState:
         self._last: Demand | None = None
         """What was asked for last."""
         self._next: Demand | None = None
-        """What is probably asked for next."""
+        """What is probably asked for next, if it is priced quickly: `look_ahead` keeps other calls waiting."""
 
     # Updates from the watches.
 
@@ -215,7 +215,7 @@ class SchedulerState:
         return ""
 
     def _expect(self, demand: Demand) -> None:
-        self._next = demand if demand == self._last else None
+        self._next = demand if demand == self._last and not demand.is_unequal else None
         self._last = demand
 
     def _judge(self, pod: Pod, rows: Ints) -> tuple[Survey, int]:

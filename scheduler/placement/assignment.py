@@ -78,7 +78,7 @@ def assign(gpus: Gpus, demand: Demand, shares: Bools, wholes: Bools, policy: Pol
             now.idle[taken, at] = False
             vacant[taken, at] = False
             now = replace(now, cpu=now.cpu - piece.cpu, ram=now.ram - piece.ram)
-    if len(set(slices)) > 1:  # with equal slices, the order of placing cannot fail
+    if demand.is_unequal:
         _search(gpus, slices, shares, wholes, fits, price, chosen)
     return fits, price, chosen
 

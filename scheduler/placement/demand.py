@@ -56,6 +56,11 @@ class Demand:
         """Whether it may be on MIG slices."""
         return self.may_slice or self.mode == MIG
 
+    @property
+    def is_unequal(self) -> bool:
+        """Whether its slices are unequal, so that placing them one by one may fail although all fit."""
+        return len({(piece.core, piece.memory_mib, piece.whole) for piece in self.slices}) > 1
+
     def mode_on(self, *, slices: bool) -> tuple[str, str]:
         """Return its mode on MIG slices, or elsewhere, and the reason."""
         if slices and self.mode != MIG:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.extender import filter_nodes, gpu_pod, prioritize_nodes
+from scheduler.finder import Finder
 from scheduler.gangs import Gangs
 from scheduler.placement.learner import Learner
 from scheduler.places import HoldKind
@@ -169,6 +170,30 @@ def test_a_pod_that_arrives_where_it_was_expected_changes_no_price(state):
     assert state.version() == version
     assert state.changes() > changes
     assert placed(state, pod("b")) == ["n1"]
+
+
+@pytest.mark.parametrize(("second", "ahead"), [(20, True), (30, False)])
+def test_a_search_for_unequal_containers_is_never_made_ahead(state, monkeypatch, second, ahead):
+    limits = [{"tencent.com/vcuda-core": str(core), "tencent.com/vcuda-memory": "4"} for core in (20, second)]
+    containers = [{"name": name, "resources": {"limits": one}} for name, one in zip("cd", limits, strict=True)]
+    for name in "ab":
+        assert placed(state, pod(name, spec={"containers": containers})) == ["n0"]
+    state.set_node(node("n1", 2))
+    judged_ahead = []
+    monkeypatch.setattr(Finder, "cheapest", lambda _self, _fleet, demand, _policy: judged_ahead.append(demand))
+    state.look_ahead()
+    assert bool(judged_ahead) is ahead
+
+
+def test_a_place_that_is_only_kept_longer_is_no_change(state):
+    waiting = read(pod("a"))
+    hold, _ = chosen_hold(waiting, "n0", ["n0-0"])
+    state.set_pod(pod("a"))
+    assert state.reserve(waiting, hold)
+    changes = state.changes()
+    assert state.reserve(waiting, hold)
+    state.release("uid-unknown")
+    assert state.changes() == changes
 
 
 def test_the_expected_place_is_not_taken_if_its_node_has_changed_since(clock):
