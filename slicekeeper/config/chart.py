@@ -24,7 +24,7 @@ import yaml
 from slicekeeper.config import manifests, shards
 from slicekeeper.config.chart_template import MISSING, Code, template
 from slicekeeper.config.policy import NamespacePolicy, NamespaceRule
-from slicekeeper.config.settings import PARTS, Settings
+from slicekeeper.config.settings import PARTS, SHARD, Settings
 from slicekeeper.errors import SettingsError
 
 Kustomize = Callable[[Path], str]
@@ -228,6 +228,10 @@ def schema(folder: Path) -> dict[str, Any]:
     policy["properties"]["mode"] = {"enum": [*policy["properties"]["mode"]["enum"], False]}  # YAML 1.1 reads `off` so
     entry = {**policy, "properties": {**rule["properties"], **policy["properties"]}, "required": ["match"]}
     entry["properties"]["match"] = {"anyOf": [{"type": "string"}, rule["properties"]["match"]]}
+    # Helm must refuse what the parts would refuse after it has installed them.
+    known["SchedulerSettings"]["properties"]["shards"] |= {
+        "items": {"type": "string", "pattern": f"^{SHARD.pattern}$"}, "uniqueItems": True,
+    }  # fmt: skip
     images = known["Images"]["properties"]
     properties = {
         "images": {

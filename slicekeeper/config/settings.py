@@ -25,7 +25,7 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 UNSET_REGISTRY = "slicekeeper.invalid"
 """No registry can have this name (RFC 6761), so no image can be offered under it."""
 _REGISTRY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
-_SHARD = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
+SHARD = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 _TAG = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9_.]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,62})?")
@@ -337,10 +337,12 @@ class SchedulerSettings(Section, frozen=True):
     def __post_init__(self) -> None:
         """Refuse names that are no suffix of an object's name, and a shard without nodes."""
         for name in self.shards:
-            if not _SHARD.fullmatch(name):
+            if not SHARD.fullmatch(name):
                 raise ValueError(
                     f"shards has {name!r}; a name has at most 40 small letters, digits and hyphens, such as b or team-x"
                 )
+            if self.shards.count(name) > 1:
+                raise ValueError(f"shards has {name!r} twice; name each shard once")
         if self.shard not in ("", *self.shards):
             raise ValueError(f"shard is {self.shard!r}, which is not among shards {list(self.shards)}; add it there")
 

@@ -174,3 +174,12 @@ def test_the_command_names_what_it_writes(folder: Path, monkeypatch: pytest.Monk
     assert "webhook.yaml: written" in CliRunner().invoke(cli, ["config", "chart", str(folder)]).output
     done = CliRunner().invoke(cli, ["config", "chart", "--check", str(folder)])
     assert (done.exit_code, done.output) == (0, "everything is as the manifests say\n")
+
+
+def test_helm_refuses_names_of_shards_that_no_part_would_take() -> None:
+    shards = chart.schema(ROOT)["$defs"]["SchedulerSettings"]["properties"]["shards"]
+    assert shards["uniqueItems"]
+    taken = re.compile(shards["items"]["pattern"])
+    assert [name for name in ("b", "team-x", "1", "", "Team_x", "-b", "b.c", "b" * 41) if taken.search(name)] == [
+        "b", "team-x", "1",
+    ]  # fmt: skip

@@ -43,6 +43,7 @@ def test_file_then_environment(tmp_path: Path) -> None:
         ("log: {level: loud}", "log.level (is 'loud'): Invalid enum value 'loud' (debug | info | warning | error)"),
         ("clock: {speed: -1}", "clock.speed (is -1)"),
         ("scheduler: {shards: [b, Team_x]}", "'Team_x'; a name has at most 40 small letters, digits and hyphens"),
+        ("scheduler: {shards: [b, c, b]}", "shards has 'b' twice; name each shard once"),
         ("scheduler: {shards: [b], shard: c}", "shard is 'c', which is not among shards ['b']; add it there"),
         ("- a", "must contain a mapping, not a list"),
         ("a: [", "not valid YAML"),
