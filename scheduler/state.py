@@ -191,8 +191,9 @@ class SchedulerState:
 
         Pods of one controller come together, so a shape that was asked for twice is expected a third time.
         """
-        if self._next is not None:
-            self._finder.cheapest(self._held.published, self._next, self._learner.policy)
+        expected = self._next
+        if expected is not None:
+            self._finder.cheapest(self._held.published, expected, self._learner.policy)
 
     def best(self, pod: Pod, names: bytes) -> str:
         """Return the best node for `pod`, and hold its place (TENTATIVE); empty if only `find` can tell.

@@ -185,6 +185,12 @@ def test_a_search_for_unequal_containers_is_never_made_ahead(state, monkeypatch,
     assert bool(judged_ahead) is ahead
 
 
+def test_looking_ahead_survives_that_another_thread_expects_nothing_any_more(state, monkeypatch):
+    expected = iter([read(pod("a")).demand])
+    monkeypatch.setattr(SchedulerState, "_next", property(lambda _state: next(expected, None)), raising=False)
+    state.look_ahead()
+
+
 def test_a_place_that_is_only_kept_longer_is_no_change(state):
     waiting = read(pod("a"))
     hold, _ = chosen_hold(waiting, "n0", ["n0-0"])
