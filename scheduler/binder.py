@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from scheduler.agents import NodeAgents
 from scheduler.extender import gpu_pod, placeable
-from scheduler.fence import BINDER_LEASE, Fence, NotHolder
+from scheduler.fence import Fence, NotHolder
 from scheduler.gangs import Gangs
 from scheduler.places import Place
 from scheduler.pods import Pod
@@ -97,7 +97,7 @@ class Binder:
             if self._fence.is_still_held(term):
                 result = self._try(args, annotations)
             else:
-                lost = f"the lease {BINDER_LEASE} was lost while GPUs were chosen; the pod is tried again"
+                lost = "the lease for binding was lost while GPUs were chosen; the pod is tried again"
                 result = Result("refused", message=f"node {node}: {lost}")
         finally:
             if result.outcome == "bound":

@@ -211,6 +211,8 @@ def _missing(
             "--set images.registry=REGISTRY; docs/install.md",
         )
         return
+    shards = [f"scheduler-{shard}" for shard in settings.scheduler.shards]
+    workloads = workloads | {f"deployment {part}": client.find(DEPLOYMENTS, part, namespace) for part in shards}
     operators = {f"deployment {part}": client.find(DEPLOYMENTS, part, namespace) for part in _BY_COMPONENTS}
     for name, found in (*workloads.items(), *(one for one in operators.items() if one[1])):
         yield from itertools.starmap(Finding, readiness.not_ready(client, name, found, namespace))

@@ -468,6 +468,16 @@ def test_another_schedulers_name_is_told(server: Server) -> None:
     ]
 
 
+def test_a_shard_without_a_scheduler_is_told(server: Server) -> None:
+    server.install_manifests(
+        lambda text: with_registry(text).replace("    scheduler:\n", "    scheduler:\n      shards: [b]\n")
+    )
+    assert problems(check(server, "-o", "json")) == ["deployment scheduler-b is missing"]
+    first = server.objects[f"{DEPLOYMENTS}/scheduler"]
+    server.objects[f"{DEPLOYMENTS}/scheduler-b"] = {**first, "metadata": {**first["metadata"], "name": "scheduler-b"}}
+    assert problems(check(server, "-o", "json")) == []
+
+
 def test_namespaces_classes_and_audience_that_are_not_the_settings_are_named_place_by_place(server: Server) -> None:
     changed = (
         "    policy:\n      exemptNamespaces: [kube-system, kube-public, infra, 'infra-*']\n",
