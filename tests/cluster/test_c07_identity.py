@@ -199,15 +199,15 @@ def _editor(site: Site, namespace: str) -> Kubectl:
     ("metadata", "told"),
     [
         ({"annotations": {names.BUDGET_STATE: names.OVER_BUDGET}}, "only the timekeeper may write it"),
-        ({"annotations": {names.BOUND_AT: "2030-01-01T00:00:00.000Z"}}, "stays as it was"),
-        ({"annotations": {names.gpu_annotation("train"): None}}, "stays as it was"),
-        ({"annotations": {names.GPU_CLASS: names.BACKGROUND}}, "stays as it was"),
-        ({"annotations": {names.CORE_LIMIT: None}}, "stays as it was"),
+        ({"annotations": {names.BOUND_AT: "2030-01-01T00:00:00.000Z"}}, "is reserved and cannot be changed"),
+        ({"annotations": {names.gpu_annotation("train"): None}}, "is reserved and cannot be changed"),
+        ({"annotations": {names.GPU_CLASS: names.BACKGROUND}}, "is reserved and cannot be changed"),
+        ({"annotations": {names.CORE_LIMIT: None}}, "is reserved and cannot be changed"),
         ({"annotations": {names.CORE_LIMIT: "101"}}, "from 1 to 100"),
-        ({"annotations": {names.CORE_LIMIT: "60", names.BOUND_AT: "2030"}}, "bound-at.*stays as it was"),
-        ({"annotations": {names.limit_annotation("train"): "60"}}, "stays as it was"),
-        ({"annotations": {"io.kubernetes.cri-o.Devices": "/dev/nvidia0"}}, "stays as it was"),
-        ({"labels": {names.MANAGED_LABEL: None}}, "stays as it was"),
+        ({"annotations": {names.CORE_LIMIT: "60", names.BOUND_AT: "2030"}}, "bound-at.*is reserved and cannot be changed"),
+        ({"annotations": {names.limit_annotation("train"): "60"}}, "is reserved and cannot be changed"),
+        ({"annotations": {"io.kubernetes.cri-o.Devices": "/dev/nvidia0"}}, "is reserved and cannot be changed"),
+        ({"labels": {names.MANAGED_LABEL: None}}, "is reserved and cannot be changed"),
         ({"finalizers": None}, "the timekeeper removes it"),
     ],
 )
@@ -337,7 +337,7 @@ def test_the_timekeepers_account_changes_nothing_else(site: Site, pair: tuple[Ob
         acting("patch", "pod", "one", "-n", namespace, "--type=strategic", "-p", json.dumps(image))
     with pytest.raises(Refused, match="only the budget state"):
         acting.patch("pod", "one", {"metadata": {"labels": {"mine": "yes"}}}, namespace)
-    with pytest.raises(Refused, match="stays as it was"):
+    with pytest.raises(Refused, match="is reserved and cannot be changed"):
         acting.patch("pod", "one", {"metadata": {"labels": {names.MANAGED_LABEL: None}}}, namespace)
     with pytest.raises(Refused, match="cannot delete"):
         acting("delete", "pod", "one", "-n", namespace)
@@ -395,7 +395,7 @@ def test_the_schedulers_account_does_not_go_as_far_as_kube_schedulers_role(
         name = site.part("webhook")["metadata"]["name"]
         evict = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
         url = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
-        with pytest.raises(Refused, match="no pod of the system's namespaces"):
+        with pytest.raises(Refused, match="may not evict pods in system namespaces"):
             who("create", "--raw", url, "-f", "-", stdin=json.dumps(evict))
 
 

@@ -89,7 +89,7 @@ def watch(books: Books, team: int, done: threading.Event, broken: list[str]) -> 
     """Look again and again whether what is set aside is covered by what is left, in one snapshot."""
     while not done.wait(0.01):
         with books.database.reading() as session:
-            held = store.held_by_namespace(session, END, team)[team]
+            held = sum(aside.rest(END) for aside in store.asides(session, END, [team]))
             left = bookings.balances(session, team)["budget"]
         if held > left:
             broken.append(f"{held} are set aside of {left}")
