@@ -71,6 +71,7 @@ def pair(site: Site) -> Iterator[tuple[Object, Object]]:
 
 def test_a_pod_speaks_for_itself_alone(site: Site, pair: tuple[Object, Object]) -> None:
     mine, theirs = pair
+    wait_for("report of the other pod's own sidecar", lambda: site.heard(theirs), pause=1)
     before = site.workloads(theirs["metadata"]["namespace"])[theirs["metadata"]["uid"]]
     token = site.pod_token(mine)
     [own] = _outcomes(site, token, _report(mine))

@@ -155,7 +155,9 @@ def test_teams_and_who_may_say_what_is_under_them(objects: Site) -> None:
         assert ready(objects, "clustergpubudget", name)["amount"] == "2h30m"
         assert max(map(len, kubectl("get", "clustergpubudgets").splitlines())) <= 80
         # The API server knows a new guard, and a new right, a moment later.
-        wait_for("guard", lambda: "only who may update gpubudgets/parents" in _refusal(lead, team, parent=name))
+        wait_for(
+            "guard", lambda: "requires the right to update gpubudgets/parents" in _refusal(lead, team, parent=name)
+        )
         lead.apply(gpu_budget(), namespace=team)
         kubectl.patch("gpubudget", "default", {"spec": {"parent": name}}, team)
         ready(objects, "gpubudget", "default", team)
@@ -221,8 +223,8 @@ def test_the_audit_log_names_who_wrote_an_object_and_nobody_forges_it(objects: S
         ready(objects, "gpubudget", "default", team)
     another = f"{names.CHANGED_BY}={max(expected)} alice"
     forge = ("annotate", "gpubudget", "default", "-n", team, "--overwrite", another)
-    wait_for("guard", lambda: "the webhook alone writes it" in _said(bob, *forge, "--dry-run=server"), 120)
-    with pytest.raises(Refused, match="the webhook alone writes it"):
+    wait_for("guard", lambda: "only the webhook may write it" in _said(bob, *forge, "--dry-run=server"), 120)
+    with pytest.raises(Refused, match="only the webhook may write it"):
         bob(*forge)
     assert kubectl.get("gpubudget", "default", team)["metadata"]["annotations"][names.CHANGED_BY].endswith(" bob")
 
