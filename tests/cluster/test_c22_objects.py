@@ -156,7 +156,7 @@ def test_teams_and_who_may_say_what_is_under_them(objects: Site) -> None:
         assert max(map(len, kubectl("get", "clustergpubudgets").splitlines())) <= 80
         # The API server knows a new guard, and a new right, a moment later.
         wait_for(
-            "guard", lambda: "requires the right to update gpubudgets/parents" in _refusal(lead, team, parent=name)
+            "guard", lambda: "the right to update gpubudgets/parents" in _refusal(lead, team, parent=name)
         )
         lead.apply(gpu_budget(), namespace=team)
         kubectl.patch("gpubudget", "default", {"spec": {"parent": name}}, team)
@@ -168,7 +168,7 @@ def test_teams_and_who_may_say_what_is_under_them(objects: Site) -> None:
             assert (found.parent, found.amount_ms) == (name, HOUR)
             assert timekeeper.budget(Parent, name).kind == "team"
         for change, why in (
-            ({"spec": {"parent": ""}}, "spec.parent: only who may"),
+            ({"spec": {"parent": ""}}, "spec.parent: changing the parent"),
             ({"status": {"state": "ok"}}, "gpubudgets/status"),
         ):
             more = ("--subresource=status",) if "status" in change else ()
