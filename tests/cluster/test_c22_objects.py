@@ -155,9 +155,7 @@ def test_teams_and_who_may_say_what_is_under_them(objects: Site) -> None:
         assert ready(objects, "clustergpubudget", name)["amount"] == "2h30m"
         assert max(map(len, kubectl("get", "clustergpubudgets").splitlines())) <= 80
         # The API server knows a new guard, and a new right, a moment later.
-        wait_for(
-            "guard", lambda: "the right to update gpubudgets/parents" in _refusal(lead, team, parent=name)
-        )
+        wait_for("guard", lambda: "the right to update gpubudgets/parents" in _refusal(lead, team, parent=name))
         lead.apply(gpu_budget(), namespace=team)
         kubectl.patch("gpubudget", "default", {"spec": {"parent": name}}, team)
         ready(objects, "gpubudget", "default", team)
