@@ -138,9 +138,8 @@ class Teller:
         for manifest in submit.documents(file.read_text("utf-8"), str(file)):
             outcome = submit.create(client, manifest, step.namespace, str(file))
             self.outcomes.append(outcome)
-            if (
-                outcome.kind != "Pod" or not outcome.admitted
-            ):  # the narrator reports pods, including those of controllers
+            # The narrator reports pods, including those of controllers.
+            if outcome.kind != "Pod" or not outcome.admitted:
                 self._tell("submitted" if outcome.admitted else "refused", str(outcome))
             if outcome.admitted != (step.expect == "admitted"):
                 raise StoryFailed(f"{step.submit}: expected to be {step.expect}, but {outcome}")

@@ -121,6 +121,7 @@ class Intervals:
             self._ending.pop(uid, None)
             self._end_seen.pop(uid, None)
             self._reported.pop(uid, None)
+            self._clocks.forget(uid)
         return {uid for uid in settled if uid in there}, settled
 
     def _again(self, uid: str, pod: Object, *, gone: bool) -> None:

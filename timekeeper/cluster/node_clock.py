@@ -34,6 +34,8 @@ class NodeClocks:
         """The last reading of each node, and when it was made (monotonic seconds)."""
         self._first: dict[str, tuple[float, ClockReading]] = {}
         """The first reading for each pod's end, by UID, and when it was made (monotonic seconds)."""
+        self._ahead: dict[str, tuple[int, int]] = {}
+        """The answer for each pod, by UID: it stays the same until the pod's end is booked."""
 
     def ahead(self, pod: Object, reported: Instant) -> tuple[int, ...] | None:
         """Return by how many milliseconds the node's clock was ahead when a pod's end was reported; None if unknown.
@@ -42,14 +44,21 @@ class NodeClocks:
         the one before. Raises Unavailable until then.
         """
         node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]
+        if uid in self._ahead:
+            return self._ahead[uid]
         found = self._read(node)
         if found is None:
             return None
         since, first = self._first.setdefault(uid, (time.monotonic(), found))
         if found.at <= reported and time.monotonic() - since < RENEWAL_SECONDS:
             raise Unavailable(f"its end is compared with the clock of node {node} when that renews its Lease")
-        del self._first[uid]
-        return first.ahead_ms, found.ahead_ms
+        self._ahead[uid] = first.ahead_ms, found.ahead_ms
+        return self._ahead[uid]
+
+    def forget(self, uid: str) -> None:
+        """Drop what is kept for a pod whose end is booked."""
+        self._first.pop(uid, None)
+        self._ahead.pop(uid, None)
 
     def _read(self, node: str) -> ClockReading | None:
         now = time.monotonic()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slicekeeper.clock import NODE_CLOCK_MS
 from slicekeeper.errors import Unavailable
-from slicekeeper.units import format_instant, format_seconds
+from slicekeeper.units import Instant, format_instant, format_seconds
 from timekeeper.cluster import node_clock
 from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.core import interval
@@ -115,3 +115,15 @@ def test_an_end_that_is_reported_late_is_wrong_by_no_more_than_it_was_late(
     assert -BOUND_MS <= found - end <= max(late, 0) + BOUND_MS
     if not off and not any(shown):
         assert found in (end // SECOND * SECOND, end - held), "kubelet's own, if the clock is right"
+
+
+def test_what_a_lease_showed_stays_until_the_end_is_booked() -> None:
+    node, now = Node((T0 - DAY, T0 + 20 * SECOND), (-3_600_000, 0)), T0 + 12 * SECOND
+    clocks = NodeClocks(mock.Mock(get=lambda *_: node.lease(now)))
+    pod = {"metadata": {"uid": "u"}, "spec": {"nodeName": "n"}}
+    with mock.patch.object(node_clock, "time", mock.Mock(monotonic=lambda: now / SECOND)):
+        assert clocks.ahead(pod, Instant(T0)) == (-3_600_000, -3_600_000)
+        now = T0 + 60 * SECOND  # the database was away meanwhile, and the clock was set right
+        assert clocks.ahead(pod, Instant(T0)) == (-3_600_000, -3_600_000)
+        clocks.forget("u")
+        assert clocks.ahead(pod, Instant(T0)) == (0, 0)
