@@ -3,6 +3,7 @@
 #include "device.h"
 #include "launch.h"
 #include "memory.h"
+#include "memory_account.h"
 #include "overhead.h"
 #include "pool.h"
 #include "connection.h"
@@ -215,15 +216,26 @@ VC_HOOK(cuDevicePrimaryCtxReset, (CUdevice device)) {
   return release(device, VC_REAL(cuDevicePrimaryCtxReset), true);
 }
 
-/* The memory is the primary context's; the streams go with the green one. */
+/* Its memory and modules are the primary context's; the streams and events go with the green one. */
+static void hand_over(CUcontext green, CUcontext primary) {
+  vc_stream_forget(green);
+  if (!primary) return;
+  vc_account_rename(green, primary);
+  vc_table_hand_over(green, primary);
+}
+
 VC_HOOK(cuGreenCtxDestroy, (CUgreenCtx green)) {
   CUdevice device = atomic_load(&green_device);
   CUcontext own = NULL, context = may_end(device);
   VC_CALL(cuCtxFromGreenCtx)(&own, green);
-  if (own) vc_stream_freeze(own, true);
+  if (own) {
+    vc_stream_freeze(own, true);
+    vc_pools_settle();
+    vc_pools_freeze(own);
+  }
   CUresult r = switched(VC_CALL(cuGreenCtxDestroy)(green));
   if (own && own != context) {
-    if (r == CUDA_SUCCESS) vc_stream_forget(own);
+    if (r == CUDA_SUCCESS) hand_over(own, context);
     vc_stream_freeze(own, false);
   }
   return may_have_ended(r, device, context, false);

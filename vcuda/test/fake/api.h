@@ -50,6 +50,7 @@ struct CUctx_st {
   uint64_t stack, heap, fifo, depth, pending; /* limits; 0: as they come */
   unsigned life; /* a primary context that was reset is another one at the same address */
   bool listed;
+  struct CUctx_st *whole; /* of a green one: the primary context that it is a part of */
   struct CUctx_st *next; /* of all contexts that there were */
 };
 
@@ -118,7 +119,11 @@ struct CUgraphExec_st {
   unsigned reserved; /* the trim after which it was, 0 for never */
 };
 
+/* The one that is current, for a green one the primary context: what is made there is that one's. */
 CUcontext fk_current(void);
+static inline CUcontext fk_whole(CUcontext ctx) {
+  return ctx && ctx->whole ? ctx->whole : ctx;
+}
 void *fk_map(uint64_t bytes);
 void fk_unmap(void *address, uint64_t bytes);
 /* The stream meant; NULL without a context. `own`: 0 is the thread's own stream. */

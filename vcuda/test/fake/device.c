@@ -49,7 +49,7 @@ static void choose_visible(void) {
 }
 
 CUcontext fk_current(void) {
-  return depth ? stack[depth - 1] : NULL;
+  return depth ? fk_whole(stack[depth - 1]) : NULL;
 }
 
 FK_API(cuInit, (unsigned flags)) {
@@ -235,7 +235,7 @@ FK_API(cuCtxSetCurrent, (CUcontext ctx)) {
 }
 
 FK_API(cuCtxGetCurrent, (CUcontext * ctx)) {
-  *ctx = fk_current();
+  *ctx = depth ? stack[depth - 1] : NULL;
   return CUDA_SUCCESS;
 }
 
@@ -369,7 +369,11 @@ FK_API(cuDevicePrimaryCtxSetFlags_v2, (CUdevice device, unsigned flags)) {
 
 struct CUgreenCtx_st {
   CUdevice device;
+  struct CUctx_st ctx;
+  struct CUgreenCtx_st *next; /* of all that there were: a thread may still have it on its stack */
 };
+
+static struct CUgreenCtx_st *_Atomic greens;
 
 FK_API(cuDeviceGetDevResource, (CUdevice device, CUdevResource *out, CUdevResourceType type)) {
   if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
@@ -394,19 +398,19 @@ FK_API(cuGreenCtxCreate, (CUgreenCtx * out, CUdevResourceDesc resources, CUdevic
     return r;
   }
   green->device = device;
+  green->ctx.whole = ctx;
+  green->next = greens;
+  while (!atomic_compare_exchange_weak(&greens, &green->next, green)) continue;
   *out = green;
   return CUDA_SUCCESS;
 }
 FK_API(cuCtxFromGreenCtx, (CUcontext * out, CUgreenCtx green)) {
   if (!green) return CUDA_ERROR_INVALID_CONTEXT;
-  *out = &primary[green->device].ctx;
+  *out = &green->ctx;
   return CUDA_SUCCESS;
 }
 FK_API(cuGreenCtxDestroy, (CUgreenCtx green)) {
-  if (!green) return CUDA_ERROR_INVALID_CONTEXT;
-  CUresult r = cuDevicePrimaryCtxRelease_v2(green->device);
-  free(green);
-  return r;
+  return green ? cuDevicePrimaryCtxRelease_v2(green->device) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 /* Another process's memory is brought back, on another GPU if the arguments say so. */

@@ -262,7 +262,7 @@ FK_STREAM_API(cuStreamSynchronize, (CUstream stream), stream_finish(s))
 
 FK_API(cuCtxSynchronize_v2, (CUcontext ctx)) {
   FK_ENTER("cuCtxSynchronize");
-  if (!ctx) ctx = fk_current();
+  ctx = ctx ? fk_whole(ctx) : fk_current();
   if (!ctx || ctx->dead) return CUDA_ERROR_INVALID_CONTEXT;
   if (fk_unsafe()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   fk_lock();
@@ -297,7 +297,7 @@ FK_STREAM_API(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags
 FK_API(cuCtxWaitEvent, (CUcontext ctx, CUevent event)) {
   FK_ENTER("cuCtxWaitEvent");
   CUresult r = CUDA_SUCCESS;
-  if (!ctx) ctx = fk_current();
+  ctx = ctx ? fk_whole(ctx) : fk_current();
   if (!ctx || ctx->dead || !event) return CUDA_ERROR_INVALID_CONTEXT;
   pthread_mutex_lock(&guard);
   for (struct CUstream_st *s = streams; s && r == CUDA_SUCCESS; s = s->next)

@@ -1398,6 +1398,26 @@ static void fits_green_contexts_again(void) {
     must(cuGreenCtxDestroy(green), "destroy");
   }
 }
+/* What a green context took is the primary one's when the green one is gone. */
+static void fits_what_a_green_context_left(void) {
+  CUgreenCtx green;
+  CUcontext c;
+  CUdeviceptr big[20], small[20];
+  for (int i = 0; i < 20; i++) {
+    must(cuGreenCtxCreate(&green, whole(), device, CU_GREEN_CTX_DEFAULT_STREAM), "green context");
+    must(cuCtxFromGreenCtx(&c, green), "context");
+    must(cuCtxPushCurrent_v2(c), "push");
+    got(cuMemAlloc_v2(&big[i], 30 * MIB));
+    got(cuMemAlloc_v2(&small[i], 100000));
+    must(cuCtxPopCurrent_v2(&c), "pop");
+    must(cuGreenCtxDestroy(green), "destroy");
+  }
+  for (int i = 0; i < 20; i++) {
+    must(cuMemFree_v2(big[i]), "free");
+    must(cuMemFree_v2(small[i]), "free");
+  }
+  got(cuMemAlloc_v2(&big[0], cap - 200 * MIB));
+}
 static void fits_detached_contexts_again(void) {
   CUcontext c;
   CUdeviceptr p;
@@ -1595,6 +1615,7 @@ static const struct {
     WAY(fits_modules_again),
     WAY(fits_contexts_again),
     WAY(fits_green_contexts_again),
+    WAY(fits_what_a_green_context_left),
     WAY(fits_detached_contexts_again),
     WAY(fits_stack_back),
     WAY(fits_freed_in_stream_order),
