@@ -73,15 +73,12 @@ bool vc_context_begin(struct vc_making *m) {
 }
 
 void vc_context_end(CUresult result, CUcontext context, struct vc_making *m) {
-  struct vc_item item;
-  vc_table_take(VC_CONTEXT, (uint64_t)(uintptr_t)m->place, &item);
-  /* A primary context that was there already is charged already. */
+  /* A primary context that was there already is charged already. The place's own entry is one of those swept. */
   if (result != CUDA_SUCCESS || vc_context_known(context)) {
     vc_table_sweep(m->place, 0, vc_give_back);
-    vc_unreserve(m->bytes);
     return;
   }
-  note_context((uint64_t)(uintptr_t)context, context, m->bytes);
+  vc_table_rename(VC_CONTEXT, (uint64_t)(uintptr_t)m->place, (uint64_t)(uintptr_t)context);
   vc_account_rename(m->place, context);
   vc_table_hand_over(m->place, context);
 }
@@ -367,11 +364,7 @@ VC_HOOK(cuModuleUnload, (CUmodule module)) {
 /* ---- libraries: an entry for each context, all under the library's handle ---- */
 
 static void rename_each(uint64_t from, uint64_t to) {
-  struct vc_item item;
-  while (vc_table_take(VC_MODULE, from, &item)) {
-    item.key = to;
-    vc_table_put(item);
-  }
+  while (vc_table_rename(VC_MODULE, from, to)) continue;
 }
 
 static void give_each(uint64_t key) {
@@ -387,8 +380,9 @@ static bool library_begin(uint64_t key, uint64_t bytes) {
   struct vc_item *list = vc_table_list(VC_CONTEXT, &count);
   bool ok = list || !count;
   for (uint32_t i = 0; list && i < count && ok; i++) {
-    ok = vc_memory_take(bytes, list[i].owner);
-    if (ok) vc_table_put((struct vc_item){.key = key, .bytes = bytes, .owner = list[i].owner, .kind = VC_MODULE});
+    void *context = (void *)(uintptr_t)list[i].key;
+    ok = vc_memory_take(bytes, context);
+    if (ok) vc_table_put((struct vc_item){.key = key, .bytes = bytes, .owner = context, .kind = VC_MODULE});
   }
   free(list);
   if (ok) return true;
@@ -400,14 +394,13 @@ static bool library_begin(uint64_t key, uint64_t bytes) {
 static CUresult library_end(CUresult r, CUlibrary *out, uint64_t key, uint64_t bytes) {
   struct vc_item item;
   if (!bytes) return r;
-  vc_table_take(VC_LIBRARY, key, &item);
   if (r != CUDA_SUCCESS) {
+    vc_table_take(VC_LIBRARY, key, &item);
     give_each(key);
     return r;
   }
-  item.key = (uint64_t)(uintptr_t)*out;
-  vc_table_put(item);
-  rename_each(key, item.key);
+  vc_table_rename(VC_LIBRARY, key, (uint64_t)(uintptr_t)*out);
+  rename_each(key, (uint64_t)(uintptr_t)*out);
   return r;
 }
 
@@ -436,16 +429,18 @@ VC_HOOK(cuLibraryLoadFromFile, (CUlibrary * out, const char *path, CUjit_option 
 VC_HOOK(cuLibraryUnload, (CUlibrary library)) {
   struct vc_item item;
   uint64_t key = (uint64_t)(uintptr_t)library, aside = new_place();
-  /* The entries go first: once unloaded, the handle can be another library's at once. */
-  bool known = vc_table_take(VC_LIBRARY, key, &item);
+  /* Under another key first: once unloaded, the handle can be another library's at once. Until then a context that is
+   * made gets the library too. */
+  bool known = vc_table_rename(VC_LIBRARY, key, aside);
   if (known) rename_each(key, aside);
   vc_table_sweep(library, VC_KERNEL_DEEP, forget);
   CUresult r = VC_CALL(cuLibraryUnload)(library);
   if (known && r == CUDA_SUCCESS) {
+    vc_table_take(VC_LIBRARY, aside, &item);
     give_each(aside);
   } else if (known) {
+    vc_table_rename(VC_LIBRARY, aside, key);
     rename_each(aside, key);
-    vc_table_put(item);
   }
   return r;
 }

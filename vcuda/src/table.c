@@ -46,9 +46,13 @@ static struct vc_item *find(enum vc_kind kind, uint64_t key) {
   return NULL;
 }
 
+static bool has_room(void) {
+  return (filled + 1) * 4 < size * 3 || grow();
+}
+
 bool vc_table_put(struct vc_item item) {
   vc_lock(&guard);
-  bool ok = (filled + 1) * 4 < size * 3 || grow();
+  bool ok = has_room();
   if (ok) insert(item);
   vc_unlock(&guard);
   return ok;
@@ -68,6 +72,19 @@ bool vc_table_take(enum vc_kind kind, uint64_t key, struct vc_item *out) {
   if (cell) {
     *out = *cell;
     cell->kind = GONE;
+  }
+  vc_unlock(&guard);
+  return cell;
+}
+
+bool vc_table_rename(enum vc_kind kind, uint64_t from, uint64_t to) {
+  vc_lock(&guard);
+  struct vc_item *cell = has_room() ? find(kind, from) : NULL;
+  if (cell) {
+    struct vc_item item = *cell;
+    cell->kind = GONE;
+    item.key = to;
+    insert(item);
   }
   vc_unlock(&guard);
   return cell;

@@ -22,6 +22,8 @@ bool vc_table_put(struct vc_item item);
 bool vc_table_find(enum vc_kind kind, uint64_t key, struct vc_item *out);
 /* Remove and return one entry. */
 bool vc_table_take(enum vc_kind kind, uint64_t key, struct vc_item *out);
+/* Give an entry another key; whoever lists its kind meanwhile sees it once. */
+bool vc_table_rename(enum vc_kind kind, uint64_t from, uint64_t to);
 /* Change what an entry holds in `extra`; returns what it was, or UINT32_MAX without an entry. */
 uint32_t vc_table_mark(enum vc_kind kind, uint64_t key, uint32_t extra);
 /* A copy of all entries of a kind, to be freed by the caller; NULL when there is none (a count of 0), or no memory. */

@@ -37,6 +37,12 @@ int main(void) {
     CHECK(!(key % 2 && model[key]));
     CHECK(vc_table_mark(VC_PLAIN, key, 7) == (model[key] ? 0 : UINT32_MAX));
   }
+  for (unsigned key = 0; key < KEYS; key++) {
+    CHECK(vc_table_rename(VC_PLAIN, key, KEYS + key) == (model[key] != 0));
+    CHECK(!vc_table_find(VC_PLAIN, key, &item));
+    CHECK(vc_table_find(VC_PLAIN, KEYS + key, &item) == (model[key] != 0));
+    CHECK(!model[key] || (item.bytes == model[key] && item.extra == 7));
+  }
   vc_table_clear();
   vc_table_sweep(&odd_ones, 0, gone);
   return 0;
