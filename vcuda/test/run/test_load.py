@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -94,10 +97,19 @@ def static_program() -> Path:
     return compiled("static", "gcc", "-static", str(ROOT / "test/run/plain.c"))
 
 
+@contextmanager
+def turn(lock: Path) -> Iterator[None]:
+    """Wait until no other run prepares the same thing."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def musl_program() -> Path:
     compiler = shutil.which("musl-gcc")
     if not compiler and os.geteuid() == 0 and shutil.which("apt-get"):
-        subprocess.run(["apt-get", "install", "-y", "-qq", "musl-tools"], capture_output=True, check=False)
+        with turn(Path("/run/lock/slicekeeper-apt")):  # held by whoever of ours calls apt-get
+            subprocess.run(["apt-get", "install", "-y", "-qq", "musl-tools"], capture_output=True, check=False)
         compiler = shutil.which("musl-gcc")
     if not compiler:
         raise Skip("Debian's musl-tools is not installed")
@@ -255,13 +267,14 @@ def numba_python() -> Path:
     """numba-cuda in a virtual environment of its own, kept beside the headers."""
     home = headers.cache_root() / "numba-cuda"
     python = home / "bin" / "python"
-    if not (home / "ready").exists():
-        made = subprocess.run(["python3", "-m", "venv", str(home)], capture_output=True, check=False)
-        got = subprocess.run([str(python), "-m", "pip", "install", "-q", "numba-cuda[cu13]"],
-                             capture_output=True, text=True, check=False) if not made.returncode else None  # fmt: skip
-        if got is None or got.returncode:
-            raise Skip("numba-cuda cannot be had here")
-        (home / "ready").touch()
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with turn(home.with_suffix(".lock")):
+        if not (home / "ready").exists():
+            made = subprocess.run(["python3", "-m", "venv", str(home)], capture_output=True, check=False)
+            pip = [str(python), "-m", "pip", "install", "-q", "numba-cuda[cu13]"]
+            if made.returncode or subprocess.run(pip, capture_output=True, check=False).returncode:
+                raise Skip("numba-cuda cannot be had here")
+            (home / "ready").touch()
     return python
 
 
