@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import socket
 import threading
 import time
@@ -16,7 +15,7 @@ import click
 from certificates.follower import Follower
 from certificates.keeper import CertificateKeeper
 from certificates.publisher import BundlePublisher
-from slicekeeper import clock, log
+from slicekeeper import clock, log, threads
 from slicekeeper.cli.main import Context
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import KubeClient
@@ -41,14 +40,8 @@ def run(context: Context) -> None:
     """Issue, distribute and rotate certificates until SIGTERM; only one of several replicas is active."""
     settings = context.loaded.settings
     log.configure(settings.log.level, settings.log.style)
-    stop, wake = threading.Event(), threading.Event()
-
-    def end(*_: object) -> None:
-        stop.set()
-        wake.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    wake = threading.Event()
+    stop = threads.stop_on_signals(wake)
     client, now = KubeClient(settings.kubernetes), clock.from_settings(settings.clock)
     mine = settings.certificates
     leader = LeaderElection(client, now, namespace=mine.namespace, name=LEASE, identity=socket.gethostname())

@@ -7,17 +7,17 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TextIO
 
 import click
 
 from simulator import report, story
 from simulator import submit as submitting
 from simulator.inventory import MODELS
-from simulator.local import LocalCluster, Options
+from simulator.local import Interrupted, LocalCluster, Options
 from simulator.narrator import Narrator
+from slicekeeper import threads
 from slicekeeper.cli.main import EXIT_FAILED, Context, home
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.kube.client import KubeClient
@@ -61,31 +61,15 @@ def local(
     plot = story.read(folder)
     options = Options(nodes, gpus, model, mig, speed, folder / plot.policy if plot.policy else None)
     printer = Printer(to_stderr=output == "json")
-    cluster = LocalCluster(home(), options, lambda line: printer.line("", "start", line))
-    _on_signals(_interrupt)
+    interrupted = threads.stop_on_signals(numbers=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
-        with cluster:
+        with LocalCluster(home(), options, lambda line: printer.line("", "start", line), interrupted) as cluster:
             try:
                 _play(cluster, folder, plot, printer, once=once, output=output)
             finally:
-                _on_signals(_pass_over)
                 printer.line("", "stop", "all parts")
-    except KeyboardInterrupt:
+    except Interrupted:
         sys.exit(EXIT_FAILED if once else 0)  # a cluster that stays up ends by being stopped
-
-
-def _interrupt(_number: int, _frame: object) -> NoReturn:
-    _on_signals(_pass_over)
-    raise KeyboardInterrupt
-
-
-def _pass_over(_number: int, _frame: object) -> None:
-    """Do nothing: a stop that has begun must not be interrupted."""
-
-
-def _on_signals(handler: Callable[[int, object], None]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, handler)
 
 
 class Printer:
@@ -120,7 +104,8 @@ def _play(cluster: LocalCluster, folder: Path, plot: story.Story, printer: Print
         else:
             tell("", "The story is complete")
             click.echo(_next_commands(cluster))
-            threading.Event().wait()  # until a signal interrupts it
+            cluster.interrupted.wait()
+            cluster.go_on()
     finally:
         narrator.stop()
     _finish(cluster, teller, output)

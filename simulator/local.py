@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,13 +66,24 @@ class Component(Protocol):
         """Stop; harmless if `start` failed."""
 
 
-class LocalCluster:
-    """A whole cluster on one machine, from `start` to `stop`. `tell` gets lines for people."""
+class Interrupted(Exception):
+    """Local mode is to end."""
 
-    def __init__(self, home: Path, options: Options, tell: Callable[[str], None]) -> None:
+
+class LocalCluster:
+    """A whole cluster on one machine, from `start` to `stop`. `tell` gets lines for people.
+
+    Whoever waits here calls `go_on` meanwhile, which raises Interrupted once `interrupted` is set. A signal handler
+    that raised would also do so inside `threading`, between two lines that belong together.
+    """
+
+    def __init__(
+        self, home: Path, options: Options, tell: Callable[[str], None], interrupted: threading.Event | None = None
+    ) -> None:
         self.home = home.absolute()
         self.options = options
         self._tell = tell
+        self.interrupted = interrupted or threading.Event()
         self._spawner = Spawner()
         self._lock: int | None = None
         self._started: list[Component] = []
@@ -96,6 +108,11 @@ class LocalCluster:
         except BaseException:
             self.stop()
             raise
+
+    def go_on(self) -> None:
+        """Raise Interrupted if local mode is to end."""
+        if self.interrupted.is_set():
+            raise Interrupted
 
     def stop(self) -> None:
         """Stop everything that was started, the last first, and release the home."""
@@ -136,6 +153,7 @@ class LocalCluster:
             logs,
             self._spawner,
             self._tell,
+            self.go_on,
         )
         extender = JsonClient(f"http://{addresses['scheduler']}", timeout=30.0)
         self._tell(
@@ -149,6 +167,7 @@ class LocalCluster:
             KubeScheduler(self.cluster, extender, self.settings.webhook.scheduler_name),
             Controllers(self.cluster),
         ):
+            self.go_on()
             self._started.append(component)
             component.start()
 

@@ -46,16 +46,23 @@ class Part:
 
 
 class Parts:
-    """All parts of one local mode. `tell` gets lines for people."""
+    """All parts of one local mode. `tell` gets lines for people; `go_on` raises an error if the start is to end."""
 
     def __init__(
-        self, parts: list[Part], config: Path, logs: Path, spawner: Spawner, tell: Callable[[str], None]
+        self,
+        parts: list[Part],
+        config: Path,
+        logs: Path,
+        spawner: Spawner,
+        tell: Callable[[str], None],
+        go_on: Callable[[], None],
     ) -> None:
         self.parts = parts
         self._config = config
         self._logs = logs
         self._spawner = spawner
         self._tell = tell
+        self._go_on = go_on
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="parts", daemon=True)
 
@@ -95,6 +102,7 @@ class Parts:
         reported_at = began
         try:
             while time.monotonic() - began < READY_SECONDS:
+                self._go_on()
                 if part.process is None or part.process.poll() is not None:
                     break
                 try:

@@ -54,6 +54,7 @@ def drain(local: LocalCluster) -> None:
             store.delete(resource, obj["metadata"]["name"], obj["metadata"]["namespace"])
     deadline = time.monotonic() + DRAIN_SECONDS
     while left := store.collection(PODS)[0]:
+        local.go_on()
         if time.monotonic() > deadline:
             remaining = ", ".join(f"{p['metadata']['name']} {p['metadata'].get('finalizers')}" for p in left)
             raise StoryFailed(f"pods are not released {DRAIN_SECONDS:.0f} s after their deletion: {remaining}")

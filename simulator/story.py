@@ -124,7 +124,8 @@ class Teller:
         for number, step in enumerate(story.steps, 1):
             if step.say:
                 self._tell("", step.say)
-            time.sleep(step.pause)
+            self._local.interrupted.wait(step.pause)
+            self._local.go_on()
             if step.submit:
                 self._submit(step)
             if step.grant is not None:
@@ -158,6 +159,7 @@ class Teller:
         report_at = time.monotonic() + 3.0
         version = -1
         while not self.holds(wait):
+            self._local.go_on()
             if time.monotonic() > deadline:
                 raise StoryFailed(f"{where} did not happen within {longest:.0f} s ({wait}); pods: {self._seen(wait)}")
             if time.monotonic() > report_at:

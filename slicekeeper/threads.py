@@ -10,9 +10,10 @@ in the parent cannot be started in the child (Python 3.13.0 refuses to).
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 _kept: dict[threading.Thread, Callable[[], bool]] = {}
 _lock = threading.Lock()
@@ -41,11 +42,26 @@ def trouble() -> str:
     return f"ended by an error: thread {', '.join(sorted(ended))}" if ended else ""
 
 
-def stop_on_signals() -> threading.Event:
-    """Return an event that SIGTERM or SIGINT sets. Call it in the main thread."""
+def stop_on_signals(
+    wake: threading.Event | None = None, numbers: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)
+) -> threading.Event:
+    """Return an event that SIGTERM or SIGINT sets, and `wake` with it. Call it in the main thread.
+
+    A handler runs in the middle of whatever the main thread does. It cannot set the event itself: if the main thread
+    was about to wait for it, it would hold the event's lock. `SimpleQueue.put` may be interrupted by itself.
+    """
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    came: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def wait_for_signal() -> None:
+        came.get()
+        stop.set()
+        if wake is not None:
+            wake.set()
+
+    threading.Thread(target=wait_for_signal, name="signals", daemon=True).start()
+    for number in numbers:
+        signal.signal(number, lambda number, _: came.put(number))
     return stop
 
 

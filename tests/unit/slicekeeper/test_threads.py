@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 
 from slicekeeper import threads
@@ -31,3 +33,20 @@ def test_a_child_process_does_not_miss_its_parents_threads() -> None:
     assert os.waitpid(child, 0)[1] == 0
     go.set()
     thread.join()
+
+
+STOPPED_WHILE_IT_LOOKS = """
+import os, signal, threading
+from slicekeeper import (threads)
+
+for _ in range(30):
+    wake = threading.Event()
+    stop = threads.stop_on_signals(wake)
+    threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    while not stop.wait(0) or not wake.wait(0):
+        pass
+"""
+
+
+def test_a_signal_stops_a_main_thread_that_is_just_about_to_wait() -> None:
+    subprocess.run([sys.executable, "-c", STOPPED_WHILE_IT_LOOKS], timeout=120, check=True)
