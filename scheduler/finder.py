@@ -26,7 +26,6 @@ from scheduler.pods import Pod
 SURVEYS: Final = 16
 """Number of pods whose last survey is kept for the next call."""
 
-
 FIRST: Final = 16
 """Number of the cheapest nodes among which the best one is sought first."""
 

@@ -231,7 +231,7 @@ def any_work(chance: random.Random, core: int, rests: bool) -> Work:
 
 
 def any_mix(chance: random.Random) -> list[Work]:
-    """Two to four tenants whose requests make up the whole GPU; in a fifth of the mixes nobody pauses."""
+    """Two to four tenants whose requests make up the whole GPU; in a fifth of the mixes no tenant pauses."""
     parts = chance.choice([2, 2, 3, 4])
     cuts = sorted(chance.sample(range(1, 20), parts - 1))
     cores = [5 * (b - a) for a, b in zip([0, *cuts], [*cuts, 20], strict=True)]

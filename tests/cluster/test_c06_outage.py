@@ -157,7 +157,7 @@ def test_pods_that_a_broken_timekeeper_holds_are_let_go_and_charged_later(site: 
     try:
         wait_for("end of the timekeeper", lambda: not site.pods(NAMESPACE, PART))
         site.kubectl.create(job("unseen", gpu_container(script="sleep 1", core=5, blocks=4), count=2), namespace=team)
-        wait_for("pods that nobody saw", lambda: _phase(site, team, "unseen", "Succeeded") == 2)
+        wait_for("pods that ran unseen", lambda: _phase(site, team, "unseen", "Succeeded") == 2)
         site.kubectl("delete", "jobs", "--all", "-n", team, "--wait=false")
         _wait_until_all_ended(site, team, 90)
         held = site.pods(team)

@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LOCK = Path("/run/lock/slicekeeper-apt")
-"""Held by whoever calls apt-get, the Makefile included: of two at once, one would fail."""
+"""Held while apt-get runs, by the Makefile too: of two calls at once, one would fail."""
 
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """Wait until nobody else of ours installs, in any suite or run; for root."""
+    """Wait until no other suite or run installs packages; for root."""
     with LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -27,7 +27,7 @@
 /* ---- contexts, and the libraries in them ---- */
 
 /* A library is loaded into every context, those made later too, each with its own variables: at once, or when it is
- * first used there. `context` may be what stands for one that is still to be made. */
+ * first used there. `context` may be the place of one that is still to be made. */
 static bool libraries_into(const void *context, bool forced) {
   uint32_t count;
   struct vc_item *list = vc_table_list(VC_LIBRARY, &count);
@@ -47,7 +47,7 @@ static bool libraries_into(const void *context, bool forced) {
   return ok;
 }
 
-/* What stands for a context or a library that is being made: no address, and never the same again. */
+/* The key of a context or a library until it is made: no address, and never used again. */
 static uint64_t new_place(void) {
   static _Atomic uint64_t count;
   return 1ull << 63 | atomic_fetch_add(&count, 1);
@@ -177,7 +177,7 @@ static uint32_t begin_change(void) {
 }
 
 /* The driver's word is only good if no other call could have changed it meanwhile; and stacks stay as deep as a kernel
- * has needed them, for its next launch takes a way that asks nobody. */
+ * has needed them, because its next launch is not checked. */
 static void end_change(CUcontext context, CUlimit limit, uint64_t bytes, uint32_t mine) {
   vc_lock(&guard);
   struct vc_item item = limit_of(context, limit);

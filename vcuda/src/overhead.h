@@ -7,7 +7,7 @@
 /* Take what a new context needs, before it is made; false when it does not fit. */
 struct vc_making {
   uint64_t bytes;
-  void *place; /* stands for the context until there is one */
+  void *place; /* the key of the context until there is one */
 };
 bool vc_context_begin(struct vc_making *making);
 void vc_context_end(CUresult result, CUcontext context, struct vc_making *making);

@@ -155,7 +155,7 @@ static void settle_freed(void) {
   vc_unlock(&freed_guard);
 }
 
-/* Nobody asks for its events any more; the bytes go when it has gone. */
+/* Its events are no longer queried; the bytes are given back when it is gone. */
 void vc_pools_freeze(CUcontext context) {
   struct vc_item item;
   uint32_t count;

@@ -131,7 +131,7 @@ def test_files_exist(page: Path) -> None:
     missing = []
     for text in [*spans(page), *(word for line in lines(page) for word in line.split())]:
         name = text.rstrip(".,:;)").partition(":")[0]
-        name = re.sub(r"\b[A-Z]+(?=\.)", "*", name)  # NAME.yaml stands for any
+        name = re.sub(r"\b[A-Z]+(?=\.)", "*", name)  # NAME.yaml means any
         if not re.fullmatch(r"[\w.-]+(/[\w.*-]+)+/?", name) or name.partition("/")[0] not in tops or "/build/" in name:
             continue
         if not any(next(folder.glob(name.rstrip("/")), None) for folder in folders):

@@ -26,7 +26,7 @@ BOUND_MS = 12_000
 
 @dataclass(frozen=True)
 class Node:
-    """A node: when its clock was set, and by how much it was ahead from then on; when it renews its Lease."""
+    """A node: when its clock was set, by how much it was ahead after that, and when it renews its Lease."""
 
     set_at: tuple[int, ...]
     ahead: tuple[int, ...]

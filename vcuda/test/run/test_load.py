@@ -108,7 +108,7 @@ def turn(lock: Path) -> Iterator[None]:
 def musl_program() -> Path:
     compiler = shutil.which("musl-gcc")
     if not compiler and os.geteuid() == 0 and shutil.which("apt-get"):
-        with turn(Path("/run/lock/slicekeeper-apt")):  # held by whoever of ours calls apt-get
+        with turn(Path("/run/lock/slicekeeper-apt")):  # held while apt-get runs
             subprocess.run(["apt-get", "install", "-y", "-qq", "musl-tools"], capture_output=True, check=False)
         compiler = shutil.which("musl-gcc")
     if not compiler:
