@@ -80,7 +80,7 @@ static CUresult end(CUresult r, void *handle, uint64_t bytes) {
   return vc_memory_end(r, VC_ARRAY, (uint64_t)(uintptr_t)handle, bytes);
 }
 
-VC_HOOK(cuArrayCreate_v2, (CUarray * out, const CUDA_ARRAY_DESCRIPTOR *d)) {
+VC_HOOK CUresult cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *d) {
   if (!out || !d) return VC_CALL(cuArrayCreate_v2)(out, d);
   CUDA_ARRAY_DESCRIPTOR same = *d;
   CUDA_ARRAY3D_DESCRIPTOR flat = {same.Width, same.Height, 0, same.Format, same.NumChannels, 0};
@@ -90,7 +90,7 @@ VC_HOOK(cuArrayCreate_v2, (CUarray * out, const CUDA_ARRAY_DESCRIPTOR *d)) {
   return end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
-VC_HOOK(cuArrayCreate, (CUarray * out, const CUDA_ARRAY_DESCRIPTOR_v1 *d)) {
+VC_HOOK CUresult cuArrayCreate(CUarray *out, const CUDA_ARRAY_DESCRIPTOR_v1 *d) {
   if (!out || !d) return VC_CALL(cuArrayCreate)(out, d);
   CUDA_ARRAY_DESCRIPTOR_v1 same = *d;
   CUDA_ARRAY3D_DESCRIPTOR flat = {same.Width, same.Height, 0, same.Format, same.NumChannels, 0};
@@ -100,7 +100,7 @@ VC_HOOK(cuArrayCreate, (CUarray * out, const CUDA_ARRAY_DESCRIPTOR_v1 *d)) {
   return end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
-VC_HOOK(cuArray3DCreate_v2, (CUarray * out, const CUDA_ARRAY3D_DESCRIPTOR *d)) {
+VC_HOOK CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *d) {
   if (!out || !d) return VC_CALL(cuArray3DCreate_v2)(out, d);
   CUDA_ARRAY3D_DESCRIPTOR same = *d;
   uint64_t bytes = backed(same.Flags) ? extent(&same) : 0;
@@ -110,7 +110,7 @@ VC_HOOK(cuArray3DCreate_v2, (CUarray * out, const CUDA_ARRAY3D_DESCRIPTOR *d)) {
   return end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
-VC_HOOK(cuArray3DCreate, (CUarray * out, const CUDA_ARRAY3D_DESCRIPTOR_v1 *d)) {
+VC_HOOK CUresult cuArray3DCreate(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR_v1 *d) {
   if (!out || !d) return VC_CALL(cuArray3DCreate)(out, d);
   CUDA_ARRAY3D_DESCRIPTOR_v1 same = *d;
   CUDA_ARRAY3D_DESCRIPTOR wide = {same.Width,  same.Height,      same.Depth,
@@ -121,8 +121,7 @@ VC_HOOK(cuArray3DCreate, (CUarray * out, const CUDA_ARRAY3D_DESCRIPTOR_v1 *d)) {
   return end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
-VC_HOOK(cuMipmappedArrayCreate,
-        (CUmipmappedArray * out, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels)) {
+VC_HOOK CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) {
   uint64_t bytes = 0;
   if (!out || !d) return VC_CALL(cuMipmappedArrayCreate)(out, d, levels);
   CUDA_ARRAY3D_DESCRIPTOR same = *d, level = same;
@@ -152,10 +151,10 @@ static CUresult destroy(CUresult (*real)(void *), void *handle) {
   return r;
 }
 
-VC_HOOK(cuArrayDestroy, (CUarray array)) {
+VC_HOOK CUresult cuArrayDestroy(CUarray array) {
   return destroy((CUresult(*)(void *))VC_REAL(cuArrayDestroy), array);
 }
 
-VC_HOOK(cuMipmappedArrayDestroy, (CUmipmappedArray array)) {
+VC_HOOK CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
   return destroy((CUresult(*)(void *))VC_REAL(cuMipmappedArrayDestroy), array);
 }

@@ -9,11 +9,11 @@
 #include "connection.h"
 
 /* Memory of a device's pools needs no context there. */
-VC_HOOK(cuDeviceGetDefaultMemPool, (CUmemoryPool * out, CUdevice device)) {
+VC_HOOK CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device) {
   if (!vc_device_is_ours(device)) return CUDA_ERROR_INVALID_DEVICE;
   return VC_CALL(cuDeviceGetDefaultMemPool)(out, device);
 }
-VC_HOOK(cuDeviceGetMemPool, (CUmemoryPool * out, CUdevice device)) {
+VC_HOOK CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device) {
   if (!vc_device_is_ours(device)) return CUDA_ERROR_INVALID_DEVICE;
   return VC_CALL(cuDeviceGetMemPool)(out, device);
 }
@@ -33,31 +33,30 @@ static CUresult switched(CUresult r) {
   vc_context_end(r_, r_ == CUDA_SUCCESS ? *(out) : NULL, &making_);                                  \
   return r_
 
-VC_HOOK(cuCtxCreate, (CUcontext * out, unsigned flags, CUdevice device)) {
+VC_HOOK CUresult cuCtxCreate(CUcontext *out, unsigned flags, CUdevice device) {
   CREATE(device, VC_CALL(cuCtxCreate)(out, flags, device), out);
 }
-VC_HOOK(cuCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device)) {
+VC_HOOK CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice device) {
   CREATE(device, VC_CALL(cuCtxCreate_v2)(out, flags, device), out);
 }
-VC_HOOK(cuCtxCreate_v3,
-        (CUcontext * out, CUexecAffinityParam *p, int count, unsigned flags, CUdevice device)) {
+VC_HOOK CUresult cuCtxCreate_v3(CUcontext *out, CUexecAffinityParam *p, int count, unsigned flags, CUdevice device) {
   CREATE(device, VC_CALL(cuCtxCreate_v3)(out, p, count, flags, device), out);
 }
-VC_HOOK(cuCtxCreate_v4, (CUcontext * out, CUctxCreateParams *p, unsigned flags, CUdevice device)) {
+VC_HOOK CUresult cuCtxCreate_v4(CUcontext *out, CUctxCreateParams *p, unsigned flags, CUdevice device) {
   CREATE(device, VC_CALL(cuCtxCreate_v4)(out, p, flags, device), out);
 }
 
 /* With a graphics library. */
-VC_HOOK(cuGLCtxCreate, (CUcontext * out, unsigned flags, CUdevice device)) {
+VC_HOOK CUresult cuGLCtxCreate(CUcontext *out, unsigned flags, CUdevice device) {
   CREATE(device, VC_CALL(cuGLCtxCreate)(out, flags, device), out);
 }
-VC_HOOK(cuGLCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device)) {
+VC_HOOK CUresult cuGLCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice device) {
   CREATE(device, VC_CALL(cuGLCtxCreate_v2)(out, flags, device), out);
 }
-VC_HOOK(cuVDPAUCtxCreate, (CUcontext * out, unsigned flags, CUdevice device, unsigned vdpau, void *get)) {
+VC_HOOK CUresult cuVDPAUCtxCreate(CUcontext *out, unsigned flags, CUdevice device, unsigned vdpau, void *get) {
   CREATE(device, VC_CALL(cuVDPAUCtxCreate)(out, flags, device, vdpau, get), out);
 }
-VC_HOOK(cuVDPAUCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device, unsigned vdpau, void *get)) {
+VC_HOOK CUresult cuVDPAUCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice device, unsigned vdpau, void *get) {
   CREATE(device, VC_CALL(cuVDPAUCtxCreate_v2)(out, flags, device, vdpau, get), out);
 }
 
@@ -67,7 +66,7 @@ static bool is_active(CUdevice device) {
   return VC_CALL(cuDevicePrimaryCtxGetState)(device, &flags, &is) == CUDA_SUCCESS && is;
 }
 
-VC_HOOK(cuDevicePrimaryCtxRetain, (CUcontext * out, CUdevice device)) {
+VC_HOOK CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
   if (is_active(device)) {
     struct vc_making making;
     CUresult r = vc_device_admit(device);
@@ -94,8 +93,7 @@ static CUcontext primary_of(CUdevice device) {
 static _Atomic CUdevice green_device; /* of all green contexts: a seat has one GPU */
 
 /* It retains the primary context, and makes it if there is none. */
-VC_HOOK(cuGreenCtxCreate,
-        (CUgreenCtx * out, CUdevResourceDesc resources, CUdevice device, unsigned flags)) {
+VC_HOOK CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUdevice device, unsigned flags) {
   CUresult r = vc_device_admit(device);
   if (r != CUDA_SUCCESS) return r;
   struct vc_making making;
@@ -125,10 +123,10 @@ static CUresult destroy(CUcontext context, CUresult (*real)(CUcontext)) {
   return r;
 }
 
-VC_HOOK(cuCtxDestroy_v2, (CUcontext context)) {
+VC_HOOK CUresult cuCtxDestroy_v2(CUcontext context) {
   return destroy(context, VC_REAL(cuCtxDestroy_v2));
 }
-VC_HOOK(cuCtxDestroy, (CUcontext context)) {
+VC_HOOK CUresult cuCtxDestroy(CUcontext context) {
   return destroy(context, VC_REAL(cuCtxDestroy));
 }
 
@@ -141,7 +139,7 @@ static bool detaches(CUcontext context) {
   return true;
 }
 
-VC_HOOK(cuCtxAttach, (CUcontext * out, unsigned flags)) {
+VC_HOOK CUresult cuCtxAttach(CUcontext *out, unsigned flags) {
   struct vc_item item;
   CUresult r = VC_CALL(cuCtxAttach)(out, flags);
   if (r != CUDA_SUCCESS) return r;
@@ -154,24 +152,24 @@ VC_HOOK(cuCtxAttach, (CUcontext * out, unsigned flags)) {
 }
 
 /* The last one destroys the context. */
-VC_HOOK(cuCtxDetach, (CUcontext context)) {
+VC_HOOK CUresult cuCtxDetach(CUcontext context) {
   if (!detaches(context)) return destroy(context, VC_REAL(cuCtxDetach));
   return switched(VC_CALL(cuCtxDetach)(context));
 }
 
-VC_HOOK(cuCtxSetCurrent, (CUcontext context)) {
+VC_HOOK CUresult cuCtxSetCurrent(CUcontext context) {
   return switched(VC_CALL(cuCtxSetCurrent)(context));
 }
-VC_HOOK(cuCtxPushCurrent_v2, (CUcontext context)) {
+VC_HOOK CUresult cuCtxPushCurrent_v2(CUcontext context) {
   return switched(VC_CALL(cuCtxPushCurrent_v2)(context));
 }
-VC_HOOK(cuCtxPushCurrent, (CUcontext context)) {
+VC_HOOK CUresult cuCtxPushCurrent(CUcontext context) {
   return switched(VC_CALL(cuCtxPushCurrent)(context));
 }
-VC_HOOK(cuCtxPopCurrent_v2, (CUcontext * context)) {
+VC_HOOK CUresult cuCtxPopCurrent_v2(CUcontext *context) {
   return switched(VC_CALL(cuCtxPopCurrent_v2)(context));
 }
-VC_HOOK(cuCtxPopCurrent, (CUcontext * context)) {
+VC_HOOK CUresult cuCtxPopCurrent(CUcontext *context) {
   return switched(VC_CALL(cuCtxPopCurrent)(context));
 }
 
@@ -203,16 +201,16 @@ static CUresult release(CUdevice device, CUresult (*real)(CUdevice), bool reset)
   return may_have_ended(real(device), device, context, reset);
 }
 
-VC_HOOK(cuDevicePrimaryCtxRelease_v2, (CUdevice device)) {
+VC_HOOK CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   return release(device, VC_REAL(cuDevicePrimaryCtxRelease_v2), false);
 }
-VC_HOOK(cuDevicePrimaryCtxRelease, (CUdevice device)) {
+VC_HOOK CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
   return release(device, VC_REAL(cuDevicePrimaryCtxRelease), false);
 }
-VC_HOOK(cuDevicePrimaryCtxReset_v2, (CUdevice device)) {
+VC_HOOK CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
   return release(device, VC_REAL(cuDevicePrimaryCtxReset_v2), true);
 }
-VC_HOOK(cuDevicePrimaryCtxReset, (CUdevice device)) {
+VC_HOOK CUresult cuDevicePrimaryCtxReset(CUdevice device) {
   return release(device, VC_REAL(cuDevicePrimaryCtxReset), true);
 }
 
@@ -224,7 +222,7 @@ static void hand_over(CUcontext green, CUcontext primary) {
   vc_table_hand_over(green, primary);
 }
 
-VC_HOOK(cuGreenCtxDestroy, (CUgreenCtx green)) {
+VC_HOOK CUresult cuGreenCtxDestroy(CUgreenCtx green) {
   CUdevice device = atomic_load(&green_device);
   CUcontext own = NULL, context = may_end(device);
   VC_CALL(cuCtxFromGreenCtx)(&own, green);
@@ -243,7 +241,7 @@ VC_HOOK(cuGreenCtxDestroy, (CUgreenCtx green)) {
 
 /* A process that was checkpointed keeps what it was charged for. Restored on another GPU, it would be outside
  * every limit. */
-VC_HOOK(cuCheckpointProcessRestore, (int pid, CUcheckpointRestoreArgs *arguments)) {
+VC_HOOK CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *arguments) {
 #if CUDA_VERSION >= 13000
   for (unsigned i = 0; arguments && i < arguments->gpuPairsCount; i++)
     if (!vc_seat_ready() || !vc_device_has(&arguments->gpuPairs[i].newUuid)) return CUDA_ERROR_INVALID_DEVICE;
@@ -261,21 +259,21 @@ static CUresult synced(CUresult r, const CUstream *stream, CUcontext context, ui
   return r;
 }
 
-VC_HOOK(cuCtxSynchronize, (void)) {
+VC_HOOK CUresult cuCtxSynchronize(void) {
   uint64_t since = vc_launch_sync();
   return synced(VC_CALL(cuCtxSynchronize)(), NULL, NULL, since);
 }
 #ifdef VC_HAVE_cuCtxSynchronize_v2
-VC_HOOK(cuCtxSynchronize_v2, (CUcontext context)) {
+VC_HOOK CUresult cuCtxSynchronize_v2(CUcontext context) {
   uint64_t since = vc_launch_sync();
   return synced(VC_CALL(cuCtxSynchronize_v2)(context), NULL, context, since);
 }
 #endif
-VC_HOOK(cuStreamSynchronize, (CUstream stream)) {
+VC_HOOK CUresult cuStreamSynchronize(CUstream stream) {
   uint64_t since = vc_launch_sync();
   return synced(VC_CALL(cuStreamSynchronize)(stream), &stream, NULL, since);
 }
-VC_HOOK(cuStreamSynchronize_ptsz, (CUstream stream)) {
+VC_HOOK CUresult cuStreamSynchronize_ptsz(CUstream stream) {
   CUstream own = vc_per_thread(stream);
   uint64_t since = vc_launch_sync();
   return synced(VC_CALL(cuStreamSynchronize_ptsz)(stream), &own, NULL, since);
@@ -288,11 +286,11 @@ static CUresult waits(CUcontext context, CUresult r) {
   return r;
 }
 
-VC_HOOK(cuCtxWaitEvent, (CUcontext context, CUevent event)) {
+VC_HOOK CUresult cuCtxWaitEvent(CUcontext context, CUevent event) {
   if (context) vc_launch_context_wait_begin(context);
   return waits(context, VC_CALL(cuCtxWaitEvent)(context, event));
 }
-VC_HOOK(cuGreenCtxWaitEvent, (CUgreenCtx green, CUevent event)) {
+VC_HOOK CUresult cuGreenCtxWaitEvent(CUgreenCtx green, CUevent event) {
   CUcontext context = NULL;
   if (green) VC_CALL(cuCtxFromGreenCtx)(&context, green);
   if (context) vc_launch_context_wait_begin(context);
@@ -301,11 +299,11 @@ VC_HOOK(cuGreenCtxWaitEvent, (CUgreenCtx green, CUevent event)) {
 
 /* ---- streams that go ---- */
 
-VC_HOOK(cuStreamDestroy_v2, (CUstream stream)) {
+VC_HOOK CUresult cuStreamDestroy_v2(CUstream stream) {
   vc_stream_destroyed(stream);
   return VC_CALL(cuStreamDestroy_v2)(stream);
 }
-VC_HOOK(cuStreamDestroy, (CUstream stream)) {
+VC_HOOK CUresult cuStreamDestroy(CUstream stream) {
   vc_stream_destroyed(stream);
   return VC_CALL(cuStreamDestroy)(stream);
 }
@@ -317,53 +315,52 @@ static CUresult captured(CUresult r, int change) {
   return r;
 }
 
-VC_HOOK(cuStreamBeginCapture, (CUstream s)) {
+VC_HOOK CUresult cuStreamBeginCapture(CUstream s) {
   return captured(VC_CALL(cuStreamBeginCapture)(s), 1);
 }
-VC_HOOK(cuStreamBeginCapture_ptsz, (CUstream s)) {
+VC_HOOK CUresult cuStreamBeginCapture_ptsz(CUstream s) {
   return captured(VC_CALL(cuStreamBeginCapture_ptsz)(s), 1);
 }
-VC_HOOK(cuStreamBeginCapture_v2, (CUstream s, CUstreamCaptureMode mode)) {
+VC_HOOK CUresult cuStreamBeginCapture_v2(CUstream s, CUstreamCaptureMode mode) {
   return captured(VC_CALL(cuStreamBeginCapture_v2)(s, mode), 1);
 }
-VC_HOOK(cuStreamBeginCapture_v2_ptsz, (CUstream s, CUstreamCaptureMode mode)) {
+VC_HOOK CUresult cuStreamBeginCapture_v2_ptsz(CUstream s, CUstreamCaptureMode mode) {
   return captured(VC_CALL(cuStreamBeginCapture_v2_ptsz)(s, mode), 1);
 }
-VC_HOOK(cuStreamBeginCaptureToGraph,
-        (CUstream s, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges,
-         size_t count, CUstreamCaptureMode mode)) {
+VC_HOOK CUresult cuStreamBeginCaptureToGraph(CUstream s, CUgraph graph, const CUgraphNode *after,
+                                             const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode) {
   return captured(VC_CALL(cuStreamBeginCaptureToGraph)(s, graph, after, edges, count, mode), 1);
 }
-VC_HOOK(cuStreamBeginCaptureToGraph_ptsz,
-        (CUstream s, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges,
-         size_t count, CUstreamCaptureMode mode)) {
+VC_HOOK CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream s, CUgraph graph, const CUgraphNode *after,
+                                                  const CUgraphEdgeData *edges, size_t count,
+                                                  CUstreamCaptureMode mode) {
   return captured(VC_CALL(cuStreamBeginCaptureToGraph_ptsz)(s, graph, after, edges, count, mode),
                   1);
 }
 
 /* Captures of CUDA 13: for graphics interoperation, and onto an existing graph. */
 #ifdef VC_HAVE_cuStreamBeginRecaptureToGraph
-VC_HOOK(cuStreamBeginCaptureToCig, (CUstream s, CUstreamCigCaptureParams *p)) {
+VC_HOOK CUresult cuStreamBeginCaptureToCig(CUstream s, CUstreamCigCaptureParams *p) {
   return captured(VC_CALL(cuStreamBeginCaptureToCig)(s, p), 1);
 }
-VC_HOOK(cuStreamBeginCaptureToCig_ptsz, (CUstream s, CUstreamCigCaptureParams *p)) {
+VC_HOOK CUresult cuStreamBeginCaptureToCig_ptsz(CUstream s, CUstreamCigCaptureParams *p) {
   return captured(VC_CALL(cuStreamBeginCaptureToCig_ptsz)(s, p), 1);
 }
-VC_HOOK(cuStreamBeginRecaptureToGraph, (CUstream s, CUstreamCaptureMode mode, CUgraph graph,
-                                        CUgraphRecaptureCallback f, void *d)) {
+VC_HOOK CUresult cuStreamBeginRecaptureToGraph(CUstream s, CUstreamCaptureMode mode, CUgraph graph,
+                                               CUgraphRecaptureCallback f, void *d) {
   return captured(VC_CALL(cuStreamBeginRecaptureToGraph)(s, mode, graph, f, d), 1);
 }
-VC_HOOK(cuStreamBeginRecaptureToGraph_ptsz, (CUstream s, CUstreamCaptureMode mode, CUgraph graph,
-                                             CUgraphRecaptureCallback f, void *d)) {
+VC_HOOK CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream s, CUstreamCaptureMode mode, CUgraph graph,
+                                                    CUgraphRecaptureCallback f, void *d) {
   return captured(VC_CALL(cuStreamBeginRecaptureToGraph_ptsz)(s, mode, graph, f, d), 1);
 }
-VC_HOOK(cuStreamEndCaptureToCig, (CUstream s)) {
+VC_HOOK CUresult cuStreamEndCaptureToCig(CUstream s) {
   bool was = vc_stream_capturing(s);
   CUresult r = VC_CALL(cuStreamEndCaptureToCig)(s);
   if (was) vc_launch_capture(-1);
   return r;
 }
-VC_HOOK(cuStreamEndCaptureToCig_ptsz, (CUstream s)) {
+VC_HOOK CUresult cuStreamEndCaptureToCig_ptsz(CUstream s) {
   bool was = vc_stream_capturing(vc_per_thread(s));
   CUresult r = VC_CALL(cuStreamEndCaptureToCig_ptsz)(s);
   if (was) vc_launch_capture(-1);
@@ -372,13 +369,13 @@ VC_HOOK(cuStreamEndCaptureToCig_ptsz, (CUstream s)) {
 #endif
 
 /* An end that fails has ended the capture all the same. */
-VC_HOOK(cuStreamEndCapture, (CUstream s, CUgraph *graph)) {
+VC_HOOK CUresult cuStreamEndCapture(CUstream s, CUgraph *graph) {
   bool was = vc_stream_capturing(s);
   CUresult r = VC_CALL(cuStreamEndCapture)(s, graph);
   if (was) vc_launch_capture(-1);
   return r;
 }
-VC_HOOK(cuStreamEndCapture_ptsz, (CUstream s, CUgraph *graph)) {
+VC_HOOK CUresult cuStreamEndCapture_ptsz(CUstream s, CUgraph *graph) {
   bool was = vc_stream_capturing(vc_per_thread(s));
   CUresult r = VC_CALL(cuStreamEndCapture_ptsz)(s, graph);
   if (was) vc_launch_capture(-1);

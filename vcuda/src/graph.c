@@ -141,28 +141,23 @@ static CUresult with_params(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANT
   return r;
 }
 
-VC_HOOK(cuGraphInstantiate,
-        (CUgraphExec * exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size)) {
+VC_HOOK CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size) {
   return instantiated(VC_CALL(cuGraphInstantiate)(exec, graph, bad, log, size), exec, graph);
 }
-VC_HOOK(cuGraphInstantiate_v2,
-        (CUgraphExec * exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size)) {
+VC_HOOK CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size) {
   return instantiated(VC_CALL(cuGraphInstantiate_v2)(exec, graph, bad, log, size), exec, graph);
 }
-VC_HOOK(cuGraphInstantiateWithFlags,
-        (CUgraphExec * exec, CUgraph graph, unsigned long long flags)) {
+VC_HOOK CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
   return instantiated(VC_CALL(cuGraphInstantiateWithFlags)(exec, graph, flags), exec, graph);
 }
-VC_HOOK(cuGraphInstantiateWithParams,
-        (CUgraphExec * exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p)) {
+VC_HOOK CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p) {
   return with_params(exec, graph, p, VC_REAL(cuGraphInstantiateWithParams));
 }
-VC_HOOK(cuGraphInstantiateWithParams_ptsz,
-        (CUgraphExec * exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p)) {
+VC_HOOK CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p) {
   return with_params(exec, graph, p, VC_REAL(cuGraphInstantiateWithParams_ptsz));
 }
 
-VC_HOOK(cuGraphExecDestroy, (CUgraphExec exec)) {
+VC_HOOK CUresult cuGraphExecDestroy(CUgraphExec exec) {
   struct vc_item item;
   vc_table_take(VC_EXEC, (uint64_t)(uintptr_t)exec, &item);
   return VC_CALL(cuGraphExecDestroy)(exec);
@@ -214,34 +209,33 @@ static uint64_t with_child(CUgraphExec exec, uint64_t bytes) {
   return known && item.bytes < UINT64_MAX - bytes ? item.bytes + bytes : bytes;
 }
 
-VC_HOOK(cuGraphExecUpdate,
-        (CUgraphExec exec, CUgraph graph, CUgraphNode *bad, CUgraphExecUpdateResult *result)) {
+VC_HOOK CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *bad, CUgraphExecUpdateResult *result) {
   uint64_t bytes = 0;
   if (graph && !sum_nodes(graph, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   return changed(VC_CALL(cuGraphExecUpdate)(exec, graph, bad, result), exec, bytes);
 }
-VC_HOOK(cuGraphExecUpdate_v2, (CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *result)) {
+VC_HOOK CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *result) {
   uint64_t bytes = 0;
   if (graph && !sum_nodes(graph, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   return changed(VC_CALL(cuGraphExecUpdate_v2)(exec, graph, result), exec, bytes);
 }
-VC_HOOK(cuGraphExecChildGraphNodeSetParams, (CUgraphExec exec, CUgraphNode node, CUgraph child)) {
+VC_HOOK CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child) {
   uint64_t bytes = 0;
   if (child && !sum_nodes(child, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   bytes = with_child(exec, bytes);
   return changed(VC_CALL(cuGraphExecChildGraphNodeSetParams)(exec, node, child), exec, bytes);
 }
-VC_HOOK(cuGraphExecKernelNodeSetParams,
-        (CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *p)) {
+VC_HOOK CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                                const CUDA_KERNEL_NODE_PARAMS_v1 *p) {
   if (p && !may_run(p->func, NULL)) return CUDA_ERROR_OUT_OF_MEMORY;
   return VC_CALL(cuGraphExecKernelNodeSetParams)(exec, node, p);
 }
-VC_HOOK(cuGraphExecKernelNodeSetParams_v2,
-        (CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p)) {
+VC_HOOK CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
+                                                   const CUDA_KERNEL_NODE_PARAMS *p) {
   if (p && !may_run(p->kern ? (void *)p->kern : (void *)p->func, p->ctx)) return CUDA_ERROR_OUT_OF_MEMORY;
   return VC_CALL(cuGraphExecKernelNodeSetParams_v2)(exec, node, p);
 }
-VC_HOOK(cuGraphExecNodeSetParams, (CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *p)) {
+VC_HOOK CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *p) {
   uint64_t bytes = 0;
   bool ok = true;
   if (p && p->type == CU_GRAPH_NODE_TYPE_KERNEL)
@@ -262,22 +256,22 @@ static CUresult launch(CUgraphExec exec, CUstream stream, CUstream given,
   return r;
 }
 
-VC_HOOK(cuGraphLaunch, (CUgraphExec exec, CUstream stream)) {
+VC_HOOK CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
   return launch(exec, stream, stream, VC_REAL(cuGraphLaunch));
 }
-VC_HOOK(cuGraphLaunch_ptsz, (CUgraphExec exec, CUstream stream)) {
+VC_HOOK CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
   return launch(exec, vc_per_thread(stream), stream, VC_REAL(cuGraphLaunch_ptsz));
 }
-VC_HOOK(cuGraphUpload, (CUgraphExec exec, CUstream stream)) {
+VC_HOOK CUresult cuGraphUpload(CUgraphExec exec, CUstream stream) {
   if (!vc_seat_ready()) return CUDA_ERROR_SYSTEM_NOT_READY;
   return with_memory(exec, stream, VC_REAL(cuGraphUpload));
 }
-VC_HOOK(cuGraphUpload_ptsz, (CUgraphExec exec, CUstream stream)) {
+VC_HOOK CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) {
   if (!vc_seat_ready()) return CUDA_ERROR_SYSTEM_NOT_READY;
   return with_memory(exec, stream, VC_REAL(cuGraphUpload_ptsz));
 }
 
-VC_HOOK(cuDeviceGraphMemTrim, (CUdevice device)) {
+VC_HOOK CUresult cuDeviceGraphMemTrim(CUdevice device) {
   CUresult r = VC_CALL(cuDeviceGraphMemTrim)(device);
   atomic_fetch_add(&trims, 1);
   vc_meter_settle(&meter, reserved, NULL);

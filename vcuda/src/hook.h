@@ -14,7 +14,8 @@
 #include <stdint.h>
 
 #define VC_EXPORT __attribute__((visibility("default")))
-#define VC_HOOK(name, arguments) VC_EXPORT CUresult name arguments
+/* Before a function that takes the place of the driver's: hookgen.py finds it by this word. */
+#define VC_HOOK VC_EXPORT
 
 /* The driver's own function; found at the first call, NULL before. */
 #define VC_KNOWN(name) __atomic_load_n(&vc_real.name, __ATOMIC_ACQUIRE)

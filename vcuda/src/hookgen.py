@@ -5,7 +5,7 @@
     hookgen.py hooks HEADERS OUT   hooks.gen.h, hooks.gen.c, libvcuda.map for the limiter
     hookgen.py fake HEADERS OUT    stubs.gen.c, libcuda.map for the fake driver
 
-Hooks written by hand are found by their macro in the sources; launching calls are generated
+Hooks written by hand are found by the word VC_HOOK before them; launching calls are generated
 whole from src/hooks.def. That file also names, with a reason, what needs no hook: hooks are
 not made for a header with a call that is neither.
 """
@@ -41,15 +41,15 @@ def definitions() -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     return launches, waits, ignored
 
 
-def grep(macro: str, folder: Path) -> set[str]:
-    """Find the first arguments of a macro in the C files of a folder."""
+def grep(before: str, folder: Path) -> set[str]:
+    """Find the driver's functions that the C files of a folder name after what matches a pattern."""
     text = "".join(p.read_text() for p in sorted(folder.glob("*.[ch]")))
-    return set(re.findall(rf"\b{macro}\(\s*(cu[A-Z]\w*)", text))
+    return set(re.findall(rf"\b{before}(cu[A-Z]\w*)", text))
 
 
 def hooked(known: dict[str, Proto]) -> list[str]:
     launches, waits, _ = definitions()
-    return sorted((grep("VC_HOOK", ROOT) | set(launches) | set(waits)) & set(known))
+    return sorted((grep("VC_HOOK CUresult ", ROOT) | set(launches) | set(waits)) & set(known))
 
 
 def launch_wrapper(proto: Proto, stream: str) -> str:
@@ -67,7 +67,7 @@ def launch_wrapper(proto: Proto, stream: str) -> str:
         f"  vc_result = real({names});\n"
         f"  vc_launch_end(&vc_ticket, vc_result);\n"
         f"  return vc_result;\n}}\n\n"
-        f"VC_HOOK({proto.symbol}, ({proto.arguments})) {{\n"
+        f"VC_HOOK CUresult {proto.symbol}({proto.arguments}) {{\n"
         f"  __typeof__(&{proto.symbol}) real = VC_KNOWN({proto.symbol});\n"
         f"  struct vc_stream *vc_fast = VC_LIKELY(real != NULL) ? vc_launch_fast({stream}, {key}) : NULL;\n"
         f"  if (!VC_LIKELY(vc_fast != NULL)) return slow_{proto.symbol}({names});\n"
@@ -81,7 +81,7 @@ def wait_wrapper(proto: Proto, stream: str) -> str:
     if proto.symbol.endswith("_ptsz"):
         stream = f"vc_per_thread({stream})"
     return (
-        f"VC_HOOK({proto.symbol}, ({proto.arguments})) {{\n"
+        f"VC_HOOK CUresult {proto.symbol}({proto.arguments}) {{\n"
         f"  CUstream vc_stream = {stream};\n"
         f"  vc_launch_wait_begin(vc_stream);\n"
         f"  CUresult vc_result = VC_CALL({proto.symbol})({', '.join(proto.names)});\n"
@@ -94,7 +94,7 @@ def write_hooks(headers: Path, out: Path) -> None:
     known = protos(headers)
     launches, waits, _ = definitions()
     hooks = hooked(known)
-    plain = sorted((grep("VC_REAL", ROOT) | grep("VC_CALL", ROOT)) & set(known) - set(hooks))
+    plain = sorted(grep(r"VC_(?:REAL|CALL)\(", ROOT) & set(known) - set(hooks))
     every = hooks + plain
     out.mkdir(parents=True, exist_ok=True)
     (out / "hooks.gen.h").write_text(
@@ -124,7 +124,7 @@ def write_hooks(headers: Path, out: Path) -> None:
         *hooks,
         "dlsym",
         "dlvsym",
-        *sorted(set(re.findall(r"VC_NVML_HOOK\((nvml\w+)", (ROOT / "nvml.c").read_text()))),
+        *sorted(set(re.findall(r"VC_EXPORT int (nvml\w+)", (ROOT / "nvml.c").read_text()))),
     ]
     (out / "libvcuda.map").write_text("{\n  global:\n" + "".join(f"    {s};\n" for s in exports) + "  local: *;\n};\n")
 
@@ -132,8 +132,8 @@ def write_hooks(headers: Path, out: Path) -> None:
 def write_fake(headers: Path, out: Path) -> None:
     known = protos(headers)
     fake = ROOT.parent / "test" / "fake"
-    both = grep("FK_STREAM_API", fake)
-    written = grep("FK_API", fake) | both | {f"{symbol}_ptsz" for symbol in both}
+    both = grep(r"FK_STREAM_API\(\s*", fake)
+    written = grep(r"FK_API\(\s*", fake) | both | {f"{symbol}_ptsz" for symbol in both}
     stubs = sorted(set(known) - written)
     rows = lookups(headers, known)
     out.mkdir(parents=True, exist_ok=True)

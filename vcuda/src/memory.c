@@ -53,25 +53,25 @@ void vc_memory_exported(CUdeviceptr address) {
     vc_export(item.bytes);
 }
 
-VC_HOOK(cuIpcGetMemHandle, (CUipcMemHandle * out, CUdeviceptr address)) {
+VC_HOOK CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
   CUresult r = VC_CALL(cuIpcGetMemHandle)(out, address);
   if (r == CUDA_SUCCESS) vc_memory_exported(address);
   return r;
 }
 
-VC_HOOK(cuMemAlloc_v2, (CUdeviceptr * out, size_t bytes)) {
+VC_HOOK CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
   if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuMemAlloc_v2)(out, bytes);
   return vc_memory_end(r, VC_PLAIN, r == CUDA_SUCCESS ? *out : 0, bytes);
 }
 
-VC_HOOK(cuMemAlloc, (CUdeviceptr_v1 * out, unsigned bytes)) {
+VC_HOOK CUresult cuMemAlloc(CUdeviceptr_v1 *out, unsigned bytes) {
   if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuMemAlloc)(out, bytes);
   return vc_memory_end(r, VC_PLAIN, r == CUDA_SUCCESS ? *out : 0, bytes);
 }
 
-VC_HOOK(cuMemAllocManaged, (CUdeviceptr * out, size_t bytes, unsigned flags)) {
+VC_HOOK CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags) {
   if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuMemAllocManaged)(out, bytes, flags);
   return vc_memory_end(r, VC_PLAIN, r == CUDA_SUCCESS ? *out : 0, bytes);
@@ -83,8 +83,7 @@ static uint64_t pitched(uint64_t width, uint64_t height) {
   return height && pitch > UINT64_MAX / height ? UINT64_MAX : pitch * height;
 }
 
-VC_HOOK(cuMemAllocPitch_v2,
-        (CUdeviceptr * out, size_t *pitch, size_t width, size_t height, unsigned element)) {
+VC_HOOK CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element) {
   uint64_t bytes = pitched(width, height);
   if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuMemAllocPitch_v2)(out, pitch, width, height, element);
@@ -101,8 +100,8 @@ VC_HOOK(cuMemAllocPitch_v2,
   return vc_memory_end(r, VC_PLAIN, r == CUDA_SUCCESS ? *out : 0, bytes);
 }
 
-VC_HOOK(cuMemAllocPitch, (CUdeviceptr_v1 * out, unsigned *pitch, unsigned width, unsigned height,
-                          unsigned element)) {
+VC_HOOK CUresult cuMemAllocPitch(CUdeviceptr_v1 *out, unsigned *pitch, unsigned width, unsigned height,
+                                 unsigned element) {
   uint64_t bytes = pitched(width, height);
   if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuMemAllocPitch)(out, pitch, width, height, element);
@@ -110,7 +109,7 @@ VC_HOOK(cuMemAllocPitch, (CUdeviceptr_v1 * out, unsigned *pitch, unsigned width,
 }
 
 /* The entry goes first: once freed, the address can be another thread's at once. */
-VC_HOOK(cuMemFree_v2, (CUdeviceptr address)) {
+VC_HOOK CUresult cuMemFree_v2(CUdeviceptr address) {
   struct vc_item item;
   bool known = vc_table_take(VC_PLAIN, address, &item);
   CUresult r = VC_CALL(cuMemFree_v2)(address);
@@ -121,7 +120,7 @@ VC_HOOK(cuMemFree_v2, (CUdeviceptr address)) {
   return r;
 }
 
-VC_HOOK(cuMemFree, (CUdeviceptr_v1 address)) {
+VC_HOOK CUresult cuMemFree(CUdeviceptr_v1 address) {
   struct vc_item item;
   bool known = vc_table_take(VC_PLAIN, address, &item);
   CUresult r = VC_CALL(cuMemFree)(address);
@@ -144,45 +143,45 @@ static CUresult host_free(CUresult (*real)(void *), void *p) {
   return r;
 }
 
-VC_HOOK(cuMemHostAlloc, (void **out, size_t bytes, unsigned flags)) {
+VC_HOOK CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags) {
   bool counts = vc_host_counts();
   if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuMemHostAlloc)(out, bytes, flags);
   return host_end(r, counts, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
-VC_HOOK(cuMemAllocHost_v2, (void **out, size_t bytes)) {
+VC_HOOK CUresult cuMemAllocHost_v2(void **out, size_t bytes) {
   bool counts = vc_host_counts();
   if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuMemAllocHost_v2)(out, bytes);
   return host_end(r, counts, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
-VC_HOOK(cuMemHostRegister_v2, (void *p, size_t bytes, unsigned flags)) {
+VC_HOOK CUresult cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags) {
   bool counts = vc_host_counts();
   if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   return host_end(VC_CALL(cuMemHostRegister_v2)(p, bytes, flags), counts, p, bytes);
 }
 
 /* The versions of CUDA 2 and 4. */
-VC_HOOK(cuMemAllocHost, (void **out, unsigned bytes)) {
+VC_HOOK CUresult cuMemAllocHost(void **out, unsigned bytes) {
   bool counts = vc_host_counts();
   if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuMemAllocHost)(out, bytes);
   return host_end(r, counts, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
-VC_HOOK(cuMemHostRegister, (void *p, size_t bytes, unsigned flags)) {
+VC_HOOK CUresult cuMemHostRegister(void *p, size_t bytes, unsigned flags) {
   bool counts = vc_host_counts();
   if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   return host_end(VC_CALL(cuMemHostRegister)(p, bytes, flags), counts, p, bytes);
 }
 
-VC_HOOK(cuMemFreeHost, (void *p)) {
+VC_HOOK CUresult cuMemFreeHost(void *p) {
   return host_free(VC_REAL(cuMemFreeHost), p);
 }
 
-VC_HOOK(cuMemHostUnregister, (void *p)) {
+VC_HOOK CUresult cuMemHostUnregister(void *p) {
   return host_free(VC_REAL(cuMemHostUnregister), p);
 }
 
@@ -205,7 +204,7 @@ static CUresult slice_info(uint64_t *spare, uint64_t *total) {
   return r;
 }
 
-VC_HOOK(cuMemGetInfo_v2, (size_t * spare, size_t *total)) {
+VC_HOOK CUresult cuMemGetInfo_v2(size_t *spare, size_t *total) {
   uint64_t s = 0, t = 0;
   CUresult r = slice_info(&s, &t);
   if (r != CUDA_SUCCESS) return r;
@@ -214,7 +213,7 @@ VC_HOOK(cuMemGetInfo_v2, (size_t * spare, size_t *total)) {
   return r;
 }
 
-VC_HOOK(cuMemGetInfo, (unsigned *spare, unsigned *total)) {
+VC_HOOK CUresult cuMemGetInfo(unsigned *spare, unsigned *total) {
   uint64_t s = 0, t = 0;
   CUresult r = slice_info(&s, &t);
   if (r != CUDA_SUCCESS) return r;
@@ -232,14 +231,14 @@ static CUresult slice_total(uint64_t *bytes, CUdevice device) {
   return r;
 }
 
-VC_HOOK(cuDeviceTotalMem_v2, (size_t * bytes, CUdevice device)) {
+VC_HOOK CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
   uint64_t total = 0;
   CUresult r = slice_total(&total, device);
   if (r == CUDA_SUCCESS && bytes) *bytes = total;
   return r;
 }
 
-VC_HOOK(cuDeviceTotalMem, (unsigned *bytes, CUdevice device)) {
+VC_HOOK CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device) {
   uint64_t total = 0;
   CUresult r = slice_total(&total, device);
   if (r == CUDA_SUCCESS && bytes) *bytes = (unsigned)narrow(total);

@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VC_NVML_HOOK(name) VC_EXPORT int name
-
 struct memory_v1 {
   unsigned long long total, free, used;
 };
@@ -43,17 +41,16 @@ enum { NVML_SUCCESS = 0, NVML_UNINITIALIZED = 1, NVML_INVALID = 2, NVML_TOO_SMAL
 #define ROOM_MOST 65536u
 #define RATE_NS (100 * VC_MS) /* a rate is taken over no less than this */
 
-VC_NVML_HOOK(nvmlDeviceGetMemoryInfo)(void *device, struct memory_v1 *out);
-VC_NVML_HOOK(nvmlDeviceGetMemoryInfo_v2)(void *device, struct memory_v2 *out);
-VC_NVML_HOOK(nvmlDeviceGetComputeRunningProcesses)(void *, unsigned *, struct process_v1 *);
-VC_NVML_HOOK(nvmlDeviceGetComputeRunningProcesses_v2)(void *, unsigned *, struct process_v2 *);
-VC_NVML_HOOK(nvmlDeviceGetComputeRunningProcesses_v3)(void *, unsigned *, struct process_v2 *);
-VC_NVML_HOOK(nvmlDeviceGetGraphicsRunningProcesses)(void *, unsigned *, struct process_v1 *);
-VC_NVML_HOOK(nvmlDeviceGetGraphicsRunningProcesses_v2)(void *, unsigned *, struct process_v2 *);
-VC_NVML_HOOK(nvmlDeviceGetGraphicsRunningProcesses_v3)(void *, unsigned *, struct process_v2 *);
-VC_NVML_HOOK(nvmlDeviceGetProcessUtilization)
-(void *, struct sample *, unsigned *, unsigned long long);
-VC_NVML_HOOK(nvmlDeviceGetUtilizationRates)(void *device, struct rates *out);
+VC_EXPORT int nvmlDeviceGetMemoryInfo(void *device, struct memory_v1 *out);
+VC_EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *out);
+VC_EXPORT int nvmlDeviceGetComputeRunningProcesses(void *, unsigned *, struct process_v1 *);
+VC_EXPORT int nvmlDeviceGetComputeRunningProcesses_v2(void *, unsigned *, struct process_v2 *);
+VC_EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *, unsigned *, struct process_v2 *);
+VC_EXPORT int nvmlDeviceGetGraphicsRunningProcesses(void *, unsigned *, struct process_v1 *);
+VC_EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v2(void *, unsigned *, struct process_v2 *);
+VC_EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(void *, unsigned *, struct process_v2 *);
+VC_EXPORT int nvmlDeviceGetProcessUtilization(void *, struct sample *, unsigned *, unsigned long long);
+VC_EXPORT int nvmlDeviceGetUtilizationRates(void *device, struct rates *out);
 
 static const struct {
   const char *name;
@@ -129,14 +126,14 @@ static bool slice(void *device, unsigned long long *total, unsigned long long *u
   return true;
 }
 
-VC_NVML_HOOK(nvmlDeviceGetMemoryInfo)(void *device, struct memory_v1 *out) {
+VC_EXPORT int nvmlDeviceGetMemoryInfo(void *device, struct memory_v1 *out) {
   int (*call)(void *, struct memory_v1 *) = (int (*)(void *, struct memory_v1 *))real_of(0);
   int r = call ? call(device, out) : NVML_UNINITIALIZED;
   if (r == NVML_SUCCESS && out) slice(device, &out->total, &out->used, &out->free);
   return r;
 }
 
-VC_NVML_HOOK(nvmlDeviceGetMemoryInfo_v2)(void *device, struct memory_v2 *out) {
+VC_EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *out) {
   int (*call)(void *, struct memory_v2 *) = (int (*)(void *, struct memory_v2 *))real_of(1);
   int r = call ? call(device, out) : NVML_UNINITIALIZED;
   if (r == NVML_SUCCESS && out && slice(device, &out->total, &out->used, &out->free))
@@ -192,7 +189,7 @@ static int own_processes(unsigned index, void *device, unsigned *count, void *ou
 }
 
 #define PROCESSES(index, name, type)                                                               \
-  VC_NVML_HOOK(name)(void *device, unsigned *count, struct type *out) {                            \
+  VC_EXPORT int name(void *device, unsigned *count, struct type *out) {                            \
     return own_processes(index, device, count, out, sizeof *out);                                  \
   }
 PROCESSES(2, nvmlDeviceGetComputeRunningProcesses, process_v1)
@@ -204,8 +201,7 @@ PROCESSES(7, nvmlDeviceGetGraphicsRunningProcesses_v3, process_v2)
 
 /* ---- utilisation ---- */
 
-VC_NVML_HOOK(nvmlDeviceGetProcessUtilization)
-(void *device, struct sample *out, unsigned *count, unsigned long long since) {
+VC_EXPORT int nvmlDeviceGetProcessUtilization(void *device, struct sample *out, unsigned *count, unsigned long long since) {
   int (*call)(void *, struct sample *, unsigned *, unsigned long long) =
       (int (*)(void *, struct sample *, unsigned *, unsigned long long))real_of(8);
   int r = call ? call(device, out, count, since) : NVML_UNINITIALIZED;
@@ -245,7 +241,7 @@ static unsigned own_rate(void) {
   return answer;
 }
 
-VC_NVML_HOOK(nvmlDeviceGetUtilizationRates)(void *device, struct rates *out) {
+VC_EXPORT int nvmlDeviceGetUtilizationRates(void *device, struct rates *out) {
   int (*call)(void *, struct rates *) = (int (*)(void *, struct rates *))real_of(9);
   int r = call ? call(device, out) : NVML_UNINITIALIZED;
   if (r != NVML_SUCCESS || !out || !vc_seat_ready() || !ours(device)) return r;

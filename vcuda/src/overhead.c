@@ -197,7 +197,7 @@ static bool lacks(CUlimit limit) {
   return VC_CALL(cuCtxGetLimit)(&value, limit) == CUDA_ERROR_UNSUPPORTED_LIMIT;
 }
 
-VC_HOOK(cuCtxSetLimit, (CUlimit limit, size_t value)) {
+VC_HOOK CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
   CUcontext context = NULL;
   size_t after = value;
   if ((limit == CU_LIMIT_STACK_SIZE && value > MAX_STACK) || VC_CALL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS ||
@@ -255,7 +255,7 @@ bool vc_context_runs(const void *kernel, CUcontext context) {
   return ok;
 }
 
-VC_HOOK(cuModuleGetFunction, (CUfunction * out, CUmodule module, const char *name)) {
+VC_HOOK CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name) {
   int local = 0;
   CUresult r = VC_CALL(cuModuleGetFunction)(out, module, name);
   if (r == CUDA_SUCCESS)
@@ -264,7 +264,7 @@ VC_HOOK(cuModuleGetFunction, (CUfunction * out, CUmodule module, const char *nam
   return found(r, local);
 }
 
-VC_HOOK(cuLibraryGetKernel, (CUkernel * out, CUlibrary library, const char *name)) {
+VC_HOOK CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name) {
   int local = 0;
   CUdevice device = 0; /* without a context: there is one GPU in a slice */
   CUresult r = VC_CALL(cuLibraryGetKernel)(out, library, name);
@@ -275,7 +275,7 @@ VC_HOOK(cuLibraryGetKernel, (CUkernel * out, CUlibrary library, const char *name
   return found(r, local);
 }
 
-VC_HOOK(cuKernelGetFunction, (CUfunction * out, CUkernel kernel)) {
+VC_HOOK CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel) {
   int local = 0;
   struct vc_item item;
   CUresult r = VC_CALL(cuKernelGetFunction)(out, kernel);
@@ -287,7 +287,7 @@ VC_HOOK(cuKernelGetFunction, (CUfunction * out, CUkernel kernel)) {
 }
 
 /* Handles that come by the dozen: one of these functions will be launched, maybe that with the deepest stack. */
-VC_HOOK(cuModuleEnumerateFunctions, (CUfunction * out, unsigned room, CUmodule module)) {
+VC_HOOK CUresult cuModuleEnumerateFunctions(CUfunction *out, unsigned room, CUmodule module) {
   unsigned count = 0;
   int deepest = 0;
   CUresult r = VC_CALL(cuModuleEnumerateFunctions)(out, room, module);
@@ -301,7 +301,7 @@ VC_HOOK(cuModuleEnumerateFunctions, (CUfunction * out, unsigned room, CUmodule m
   return found(r, deepest);
 }
 
-VC_HOOK(cuLibraryEnumerateKernels, (CUkernel * out, unsigned room, CUlibrary library)) {
+VC_HOOK CUresult cuLibraryEnumerateKernels(CUkernel *out, unsigned room, CUlibrary library) {
   unsigned count = 0;
   CUdevice device = 0;
   CUresult r = VC_CALL(cuLibraryEnumerateKernels)(out, room, library);
@@ -328,7 +328,7 @@ static CUresult load(CUmodule *out, const void *image, uint64_t bytes, CUresult 
 }
 
 /* The driver is given what we have read: a file can become another one. */
-VC_HOOK(cuModuleLoad, (CUmodule * out, const char *path)) {
+VC_HOOK CUresult cuModuleLoad(CUmodule *out, const char *path) {
   uint64_t bytes;
   void *image = vc_image_read(path, &bytes);
   if (!image) return path ? CUDA_ERROR_FILE_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
@@ -336,20 +336,19 @@ VC_HOOK(cuModuleLoad, (CUmodule * out, const char *path)) {
   free(image);
   return r;
 }
-VC_HOOK(cuModuleLoadData, (CUmodule * out, const void *image)) {
+VC_HOOK CUresult cuModuleLoadData(CUmodule *out, const void *image) {
   return load(out, image, vc_image_globals(image), VC_REAL(cuModuleLoadData));
 }
-VC_HOOK(cuModuleLoadDataEx,
-        (CUmodule * out, const void *image, unsigned n, CUjit_option *o, void **v)) {
+VC_HOOK CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned n, CUjit_option *o, void **v) {
   uint64_t bytes = vc_image_globals(image);
   if (bytes && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuModuleLoadDataEx)(out, image, n, o, v);
   return module_end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
-VC_HOOK(cuModuleLoadFatBinary, (CUmodule * out, const void *image)) {
+VC_HOOK CUresult cuModuleLoadFatBinary(CUmodule *out, const void *image) {
   return load(out, image, vc_image_globals(image), VC_REAL(cuModuleLoadFatBinary));
 }
-VC_HOOK(cuModuleUnload, (CUmodule module)) {
+VC_HOOK CUresult cuModuleUnload(CUmodule module) {
   struct vc_item item;
   bool known = vc_table_take(VC_MODULE, (uint64_t)(uintptr_t)module, &item);
   vc_table_sweep(module, VC_KERNEL_DEEP, forget);
@@ -411,12 +410,12 @@ static CUresult library_load(CUlibrary *out, const void *image, uint64_t bytes, 
   return library_end(VC_CALL(cuLibraryLoadData)(out, image, jo, jv, jn, lo, lv, ln), out, key, bytes);
 }
 
-VC_HOOK(cuLibraryLoadData, (CUlibrary * out, const void *image, CUjit_option *jo, void **jv,
-                            unsigned jn, CUlibraryOption *lo, void **lv, unsigned ln)) {
+VC_HOOK CUresult cuLibraryLoadData(CUlibrary *out, const void *image, CUjit_option *jo, void **jv, unsigned jn,
+                                   CUlibraryOption *lo, void **lv, unsigned ln) {
   return library_load(out, image, vc_image_globals(image), jo, jv, jn, lo, lv, ln);
 }
-VC_HOOK(cuLibraryLoadFromFile, (CUlibrary * out, const char *path, CUjit_option *jo, void **jv,
-                                unsigned jn, CUlibraryOption *lo, void **lv, unsigned ln)) {
+VC_HOOK CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, CUjit_option *jo, void **jv, unsigned jn,
+                                       CUlibraryOption *lo, void **lv, unsigned ln) {
   for (unsigned i = 0; lo && i < ln; i++)
     if (lo[i] == CU_LIBRARY_BINARY_IS_PRESERVED) return CUDA_ERROR_INVALID_VALUE;
   uint64_t bytes;
@@ -426,7 +425,7 @@ VC_HOOK(cuLibraryLoadFromFile, (CUlibrary * out, const char *path, CUjit_option 
   free(image);
   return r;
 }
-VC_HOOK(cuLibraryUnload, (CUlibrary library)) {
+VC_HOOK CUresult cuLibraryUnload(CUlibrary library) {
   struct vc_item item;
   uint64_t key = (uint64_t)(uintptr_t)library, aside = new_place();
   /* Under another key first: once unloaded, the handle can be another library's at once. Until then a context that is

@@ -250,23 +250,21 @@ static CUresult allocate_default(CUdeviceptr *out, size_t bytes, CUstream stream
   return allocate(out, bytes, pool, stream, real);
 }
 
-VC_HOOK(cuMemAllocAsync, (CUdeviceptr * out, size_t bytes, CUstream stream)) {
+VC_HOOK CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
   return allocate_default(out, bytes, stream, VC_REAL(cuMemAllocFromPoolAsync));
 }
 
-VC_HOOK(cuMemAllocAsync_ptsz, (CUdeviceptr * out, size_t bytes, CUstream stream)) {
+VC_HOOK CUresult cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stream) {
   return allocate_default(out, bytes, vc_per_thread(stream), VC_REAL(cuMemAllocFromPoolAsync_ptsz));
 }
 
-VC_HOOK(cuMemAllocFromPoolAsync,
-        (CUdeviceptr * out, size_t bytes, CUmemoryPool pool, CUstream stream)) {
+VC_HOOK CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream) {
   alloc_from_t *real = VC_REAL(cuMemAllocFromPoolAsync);
   if (makes_node(stream)) return made_node(real(out, bytes, pool, stream), out, pool, stream);
   return allocate(out, bytes, pool, stream, real);
 }
 
-VC_HOOK(cuMemAllocFromPoolAsync_ptsz,
-        (CUdeviceptr * out, size_t bytes, CUmemoryPool pool, CUstream stream)) {
+VC_HOOK CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream) {
   alloc_from_t *real = VC_REAL(cuMemAllocFromPoolAsync_ptsz);
   CUstream own = vc_per_thread(stream);
   if (makes_node(own)) return made_node(real(out, bytes, pool, stream), out, pool, own);
@@ -285,17 +283,17 @@ static CUresult free_async(CUdeviceptr address, CUresult (*real)(CUdeviceptr, CU
   return r;
 }
 
-VC_HOOK(cuMemFreeAsync, (CUdeviceptr address, CUstream stream)) {
+VC_HOOK CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
   return free_async(address, VC_REAL(cuMemFreeAsync), stream, stream);
 }
 
-VC_HOOK(cuMemFreeAsync_ptsz, (CUdeviceptr address, CUstream stream)) {
+VC_HOOK CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
   return free_async(address, VC_REAL(cuMemFreeAsync_ptsz), stream, vc_per_thread(stream));
 }
 
 /* A pool that knows its maximum keeps it even where we do not look. Drivers before 12.2 refuse the
  * field. */
-VC_HOOK(cuMemPoolCreate, (CUmemoryPool * out, const CUmemPoolProps *props)) {
+VC_HOOK CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
   if (!vc_seat_ready()) return CUDA_ERROR_OUT_OF_MEMORY;
   if (!out || !props) return VC_CALL(cuMemPoolCreate)(out, props);
   CUmemPoolProps same = *props, capped = same;
@@ -332,7 +330,7 @@ static bool the_drivers_own(CUmemoryPool handle) {
   return false;
 }
 
-VC_HOOK(cuMemPoolDestroy, (CUmemoryPool handle)) {
+VC_HOOK CUresult cuMemPoolDestroy(CUmemoryPool handle) {
   struct pool *p = handle ? find(handle) : NULL;
   if (!p || p->on_host || the_drivers_own(handle)) {
     CUresult r = VC_CALL(cuMemPoolDestroy)(handle);
@@ -346,7 +344,7 @@ VC_HOOK(cuMemPoolDestroy, (CUmemoryPool handle)) {
   return CUDA_SUCCESS;
 }
 
-VC_HOOK(cuMemPoolTrimTo, (CUmemoryPool handle, size_t keep)) {
+VC_HOOK CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
   CUresult r = VC_CALL(cuMemPoolTrimTo)(handle, keep);
   vc_pools_settle();
   return r;

@@ -168,15 +168,15 @@ static bool take_over(const char *base, void **pfn, int version, cuuint64_t flag
   return true;
 }
 
-VC_HOOK(cuGetProcAddress_v2, (const char *symbol, void **pfn, int version, cuuint64_t flags,
-                              CUdriverProcAddressQueryResult *status)) {
+VC_HOOK CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint64_t flags,
+                                     CUdriverProcAddressQueryResult *status) {
   CUresult r = VC_CALL(cuGetProcAddress_v2)(symbol, pfn, version, flags, status);
   if (r != CUDA_SUCCESS || take_over(symbol, pfn, version, flags)) return r;
   if (status) *status = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
   return status ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-VC_HOOK(cuGetProcAddress, (const char *symbol, void **pfn, int version, cuuint64_t flags)) {
+VC_HOOK CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, cuuint64_t flags) {
   CUresult r = VC_CALL(cuGetProcAddress)(symbol, pfn, version, flags);
   if (r != CUDA_SUCCESS || take_over(symbol, pfn, version, flags)) return r;
   return CUDA_ERROR_NOT_FOUND;

@@ -56,8 +56,8 @@ static void end(struct physical *p) {
   vc_unlock(&guard);
 }
 
-VC_HOOK(cuMemCreate, (CUmemGenericAllocationHandle * out, size_t bytes,
-                      const CUmemAllocationProp *prop, unsigned long long flags)) {
+VC_HOOK CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *prop,
+                             unsigned long long flags) {
   if (!out || !prop) return VC_CALL(cuMemCreate)(out, bytes, prop, flags);
   CUmemAllocationProp same = *prop; /* another thread may change it between our look and the driver's */
   if (vc_on_host(same.type, same.location.type)) return VC_CALL(cuMemCreate)(out, bytes, &same, flags);
@@ -78,7 +78,7 @@ VC_HOOK(cuMemCreate, (CUmemGenericAllocationHandle * out, size_t bytes,
   return r;
 }
 
-VC_HOOK(cuMemRelease, (CUmemGenericAllocationHandle handle)) {
+VC_HOOK CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   struct vc_item item;
   struct physical *p = NULL;
   vc_lock(&guard);
@@ -126,8 +126,8 @@ static void put_mapping(struct mapping *m) {
   if (!at || *at != m) free(m); /* no memory for it: the allocation stays charged */
 }
 
-VC_HOOK(cuMemMap, (CUdeviceptr address, size_t bytes, size_t offset,
-                   CUmemGenericAllocationHandle handle, unsigned long long flags)) {
+VC_HOOK CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                          unsigned long long flags) {
   struct physical *p = begin(handle);
   CUresult r = VC_CALL(cuMemMap)(address, bytes, offset, handle, flags);
   if (p && r == CUDA_SUCCESS) {
@@ -160,7 +160,7 @@ static struct mapping **take_mappings(uint64_t from, uint64_t to, size_t *count)
   return list;
 }
 
-VC_HOOK(cuMemUnmap, (CUdeviceptr address, size_t bytes)) {
+VC_HOOK CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
   size_t count;
   vc_lock(&guard);
   struct mapping **list = take_mappings(address, address + bytes, &count);
@@ -182,7 +182,7 @@ VC_HOOK(cuMemUnmap, (CUdeviceptr address, size_t bytes)) {
   return r;
 }
 
-VC_HOOK(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * out, void *address)) {
+VC_HOOK CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *address) {
   uint64_t at = (uint64_t)(uintptr_t)address;
   vc_lock(&guard);
   struct mapping *m = mapping_at(at, at + 1);
@@ -211,8 +211,8 @@ static void mark_exported(struct physical *p) {
   vc_unlock(&guard);
 }
 
-VC_HOOK(cuMemExportToShareableHandle, (void *out, CUmemGenericAllocationHandle handle,
-                                       CUmemAllocationHandleType type, unsigned long long flags)) {
+VC_HOOK CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
+                                              CUmemAllocationHandleType type, unsigned long long flags) {
   struct physical *p = begin(handle);
   CUresult r = VC_CALL(cuMemExportToShareableHandle)(out, handle, type, flags);
   if (r == CUDA_SUCCESS) mark_exported(p);
@@ -221,8 +221,8 @@ VC_HOOK(cuMemExportToShareableHandle, (void *out, CUmemGenericAllocationHandle h
 }
 
 /* Our own, imported again: one handle more. */
-VC_HOOK(cuMemImportFromShareableHandle,
-        (CUmemGenericAllocationHandle * out, void *handle, CUmemAllocationHandleType type)) {
+VC_HOOK CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *handle,
+                                                CUmemAllocationHandleType type) {
   CUresult r = VC_CALL(cuMemImportFromShareableHandle)(out, handle, type);
   if (r != CUDA_SUCCESS) return r;
   vc_lock(&guard);
@@ -232,8 +232,8 @@ VC_HOOK(cuMemImportFromShareableHandle,
   return r;
 }
 
-VC_HOOK(cuMemGetHandleForAddressRange, (void *out, CUdeviceptr address, size_t bytes,
-                                        CUmemRangeHandleType type, unsigned long long flags)) {
+VC_HOOK CUresult cuMemGetHandleForAddressRange(void *out, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type,
+                                               unsigned long long flags) {
   CUresult r = VC_CALL(cuMemGetHandleForAddressRange)(out, address, bytes, type, flags);
   if (r != CUDA_SUCCESS) return r;
   vc_memory_exported(address);
@@ -337,10 +337,10 @@ static CUresult map_array(CUarrayMapInfo *list, unsigned count, CUstream stream,
   return r;
 }
 
-VC_HOOK(cuMemMapArrayAsync, (CUarrayMapInfo * list, unsigned count, CUstream stream)) {
+VC_HOOK CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned count, CUstream stream) {
   return map_array(list, count, stream, VC_REAL(cuMemMapArrayAsync));
 }
-VC_HOOK(cuMemMapArrayAsync_ptsz, (CUarrayMapInfo * list, unsigned count, CUstream stream)) {
+VC_HOOK CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned count, CUstream stream) {
   return map_array(list, count, stream, VC_REAL(cuMemMapArrayAsync_ptsz));
 }
 
