@@ -89,6 +89,16 @@ def test_containers_hold_slices_with_nothing_in_their_way(site: Site, divided: G
     assert {one["involvedObject"]["name"] for one in told} == {"asks"}
     site.kubectl("delete", "pod", "adaptive", "-n", team, "--grace-period=1")
     site.wait_phase(team, "waits", "Running")
+    # A slice that is made beside one that a container holds is given out too, and the container does not notice.
+    divide(site, "2g.20gb+4g.40gb")
+    site.kubectl.create(pod("next", gpu_container(core=50), annotations={names.SHARING: names.MIG}), namespace=team)
+    [made] = {mig.uuid for mig in wait_for("the new slice", lambda: gpu(site).mig[1:] and gpu(site).mig)} - {small.uuid}
+    held = {name: site.wait_phase(team, name, "Running") for name in ("next", "waits")}
+    assert {one["metadata"]["annotations"][names.gpu_annotation("train")] for one in held.values()} == {
+        made,
+        small.uuid,
+    }
+    assert held["waits"]["status"]["containerStatuses"][0]["restartCount"] == 0
     charged = {one.pod_name: one for one in site.workloads(team).values()}
     assert charged["asks"].gpus == [large.uuid]
 

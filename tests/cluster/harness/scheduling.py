@@ -115,9 +115,9 @@ class ControlPlane:
         ca, token = str(self._pki.ca_file), f"{self._folder}/token"
         return KubeClient(KubernetesSettings(server=self.url, ca_file=ca, token_file=token))
 
-    def extender(self, name: str = "extender", **more: Any) -> Program:
+    def extender(self, name: str = "extender", address: str = "", **more: Any) -> Program:
         """Start our scheduler's extender, with more settings of its section; it listens at its `address`."""
-        address = f"127.0.0.1:{free_port()}"
+        address = address or f"127.0.0.1:{free_port()}"
         settings = {
             "kubernetes": {"server": self.url, "caFile": str(self._pki.ca_file), "tokenFile": f"{self._folder}/token"},
             "scheduler": {"bind": address, "metricsBind": "", **more},
@@ -130,10 +130,19 @@ class ControlPlane:
         wait_for(name, lambda: answers(f"http://{address}/readyz"), seconds=120)
         return Program(process, address)
 
-    def kube_scheduler(self, extender: Program | None, name: str = "kube-scheduler") -> Program:
-        """Start kube-scheduler as it is installed, with an extender or with none."""
-        config = yaml.safe_load((ROOT / "manifests/base/config/kube-scheduler.yaml").read_text())
-        config["leaderElection"] = {"leaderElect": False}
+    def kube_scheduler(
+        self,
+        extender: Program | None,
+        name: str = "kube-scheduler",
+        config: Object | None = None,
+        leads: Object | None = None,
+    ) -> Program:
+        """Start kube-scheduler as it is installed, with an extender or with none.
+
+        Without `leads`, more settings of its leader election, it always leads.
+        """
+        config = config or yaml.safe_load((ROOT / "manifests/base/config/kube-scheduler.yaml").read_text())
+        config["leaderElection"] = {**config["leaderElection"], **leads} if leads else {"leaderElect": False}
         config["clientConnection"] = {
             "kubeconfig": str(self.kubeconfig),
             "qps": QUERIES_PER_SECOND,
@@ -175,6 +184,8 @@ class ControlPlane:
         """End what was started, last first, but the first few."""
         while len(self._running) > but:
             _, process = self._running.pop()
+            if process.poll() is not None:
+                continue  # a test has killed it
             os.killpg(process.pid, signal.SIGTERM)
             try:
                 process.wait(30)
