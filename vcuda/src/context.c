@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts, synchronising calls and stream capture. */
+#include "context.h"
 #include "device.h"
 #include "launch.h"
 #include "memory.h"
@@ -66,21 +67,37 @@ static bool is_active(CUdevice device) {
   return VC_CALL(cuDevicePrimaryCtxGetState)(device, &flags, &is) == CUDA_SUCCESS && is;
 }
 
-VC_HOOK CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
-  if (is_active(device)) {
-    struct vc_making making;
-    CUresult r = vc_device_admit(device);
-    if (r == CUDA_SUCCESS) r = VC_CALL(cuDevicePrimaryCtxRetain)(out, device);
-    /* Another thread may have released it in between: then it was made again. */
-    if (r != CUDA_SUCCESS || vc_context_known(*out)) return r;
-    if (!vc_context_begin(&making)) {
-      VC_CALL(cuDevicePrimaryCtxRelease_v2)(device);
-      return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    vc_context_end(r, *out, &making);
-    return r;
+/* Held while a primary context may be made: of threads that ask for it at once, the second one would take the
+ * memory of a second context, and be refused near the cap. */
+static struct vc_lock making_primary;
+
+void vc_context_reset(void) {
+  atomic_store(&making_primary.word, 0);
+}
+
+static CUresult retain(CUcontext *out, CUdevice device) {
+  struct vc_making making;
+  bool makes = !is_active(device);
+  if (makes && !vc_context_begin(&making)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = switched(VC_CALL(cuDevicePrimaryCtxRetain)(out, device));
+  if (makes) vc_context_end(r, r == CUDA_SUCCESS ? *out : NULL, &making);
+  /* Another thread may have released it in between: then it was made again. */
+  if (r != CUDA_SUCCESS || vc_context_known(*out)) return r;
+  if (!vc_context_begin(&making)) {
+    VC_CALL(cuDevicePrimaryCtxRelease_v2)(device);
+    return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  CREATE(device, VC_CALL(cuDevicePrimaryCtxRetain)(out, device), out);
+  vc_context_end(r, *out, &making);
+  return r;
+}
+
+VC_HOOK CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
+  CUresult r = vc_device_admit(device);
+  if (r != CUDA_SUCCESS) return r;
+  vc_lock(&making_primary);
+  r = retain(out, device);
+  vc_unlock(&making_primary);
+  return r;
 }
 
 static CUcontext primary_of(CUdevice device) {
@@ -97,10 +114,12 @@ VC_HOOK CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, 
   CUresult r = vc_device_admit(device);
   if (r != CUDA_SUCCESS) return r;
   struct vc_making making;
+  vc_lock(&making_primary);
   bool makes = !is_active(device);
-  if (makes && !vc_context_begin(&making)) return CUDA_ERROR_OUT_OF_MEMORY;
-  r = VC_CALL(cuGreenCtxCreate)(out, resources, device, flags);
-  if (makes) vc_context_end(r, primary_of(device), &making);
+  bool fits = !makes || vc_context_begin(&making);
+  r = fits ? VC_CALL(cuGreenCtxCreate)(out, resources, device, flags) : CUDA_ERROR_OUT_OF_MEMORY;
+  if (makes && fits) vc_context_end(r, primary_of(device), &making);
+  vc_unlock(&making_primary);
   if (r == CUDA_SUCCESS) atomic_store(&green_device, device);
   return r;
 }

@@ -18,6 +18,10 @@ static _Atomic uint32_t trims;
 
 /* ---- what a graph's nodes will take, its child graphs' too, however deep they lie ---- */
 
+static uint64_t plus(uint64_t a, uint64_t b) {
+  return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
 struct graphs {
   CUgraph *list;
   size_t count, room;
@@ -63,10 +67,7 @@ static uint64_t sum_of(CUgraph graph, struct graphs *children, bool *ok) {
   CUgraphNode *nodes = calloc(count, sizeof *nodes);
   *ok &= nodes != NULL;
   if (!nodes || VC_CALL(cuGraphGetNodes)(graph, nodes, &count) != CUDA_SUCCESS) count = 0;
-  for (size_t i = 0; i < count; i++) {
-    uint64_t one = bytes_of(nodes[i], children, ok);
-    bytes = bytes > UINT64_MAX - one ? UINT64_MAX : bytes + one;
-  }
+  for (size_t i = 0; i < count; i++) bytes = plus(bytes, bytes_of(nodes[i], children, ok));
   free(nodes);
   return bytes;
 }
@@ -78,8 +79,8 @@ static bool sum_nodes(CUgraph graph, uint64_t *bytes) {
   bool ok = push(&left, graph);
   *bytes = 0;
   while (ok && left.count) {
-    uint64_t one = sum_of(left.list[--left.count], &left, &ok);
-    *bytes = *bytes > UINT64_MAX - one ? UINT64_MAX : *bytes + one;
+    CUgraph one = left.list[--left.count];
+    *bytes = plus(*bytes, sum_of(one, &left, &ok));
   }
   free(left.list);
   return ok;
@@ -107,12 +108,37 @@ static bool take(uint64_t bytes) {
   return vc_meter_begin(&meter, bytes, reserved, NULL);
 }
 
+/* Note what a part of an executable graph needs, a child graph's node or NULL for the whole, if that is more than was
+ * noted before; return the bytes noted before. They are kept as granules in `extra`: as the `bytes` of an entry with an
+ * owner they would be given back with a context that gets the handle's address. */
+static uint64_t raise_part(CUgraphExec exec, CUgraphNode node, uint64_t bytes) {
+  uint64_t turned = (uint64_t)(uintptr_t)node << 32 | (uint64_t)(uintptr_t)node >> 32, granules = bytes / VC_GRANULE;
+  struct vc_item part = {.key = (uint64_t)(uintptr_t)exec ^ turned, .owner = exec, .kind = VC_EXEC_PART};
+  vc_table_take(VC_EXEC_PART, part.key, &part);
+  uint64_t before = part.extra * VC_GRANULE;
+  if (granules > part.extra) part.extra = granules < UINT32_MAX ? (uint32_t)granules : UINT32_MAX;
+  vc_table_put(part);
+  return before;
+}
+
+static void forget_part(const struct vc_item *unused) {
+  (void)unused;
+}
+
+static void forget(CUgraphExec exec) {
+  struct vc_item item;
+  if (vc_table_take(VC_EXEC, (uint64_t)(uintptr_t)exec, &item)) vc_table_sweep(exec, VC_EXEC_PART, forget_part);
+}
+
+/* The handle may have been that of a graph that went with its context. */
 static void remember(CUgraphExec exec, uint64_t bytes, bool uploaded) {
-  if (bytes)
-    vc_table_put((struct vc_item){.key = (uint64_t)(uintptr_t)exec,
-                                  .bytes = bytes,
-                                  .kind = VC_EXEC,
-                                  .extra = uploaded ? atomic_load(&trims) : UINT32_MAX});
+  forget(exec);
+  if (!bytes) return;
+  raise_part(exec, NULL, bytes);
+  vc_table_put((struct vc_item){.key = (uint64_t)(uintptr_t)exec,
+                                .bytes = bytes,
+                                .kind = VC_EXEC,
+                                .extra = uploaded ? atomic_load(&trims) : UINT32_MAX});
 }
 
 static CUresult instantiated(CUresult r, CUgraphExec *exec, CUgraph graph) {
@@ -158,8 +184,7 @@ VC_HOOK CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph gr
 }
 
 VC_HOOK CUresult cuGraphExecDestroy(CUgraphExec exec) {
-  struct vc_item item;
-  vc_table_take(VC_EXEC, (uint64_t)(uintptr_t)exec, &item);
+  forget(exec);
   return VC_CALL(cuGraphExecDestroy)(exec);
 }
 
@@ -190,40 +215,34 @@ static bool may_run(const void *kernel, CUcontext context) {
   return vc_context_runs(kernel, context);
 }
 
-static CUresult changed(CUresult r, CUgraphExec exec, uint64_t bytes) {
-  struct vc_item item = {.key = (uint64_t)(uintptr_t)exec, .kind = VC_EXEC};
+/* What an executable graph needs is the most that it was made or updated from as a whole, and for each child graph
+ * that was changed by itself the most that this needed: which child's memory the whole counts already is not known. */
+static CUresult changed(CUresult r, CUgraphExec exec, CUgraphNode node, uint64_t bytes) {
+  struct vc_item all = {.key = (uint64_t)(uintptr_t)exec, .kind = VC_EXEC};
   if (r != CUDA_SUCCESS || !bytes) return r;
-  bool known = vc_table_take(VC_EXEC, item.key, &item);
-  if (!known || bytes > item.bytes) {
-    item.bytes = bytes;
-    item.extra = UINT32_MAX;
-  }
-  vc_table_put(item);
+  uint64_t before = raise_part(exec, node, bytes);
+  if (bytes <= before) return r;
+  vc_table_take(VC_EXEC, all.key, &all);
+  all.bytes = plus(all.bytes, bytes - before);
+  all.extra = UINT32_MAX;
+  vc_table_put(all);
   return r;
-}
-
-/* Of a child graph it is not known what the one before it had. */
-static uint64_t with_child(CUgraphExec exec, uint64_t bytes) {
-  struct vc_item item;
-  bool known = bytes && vc_table_find(VC_EXEC, (uint64_t)(uintptr_t)exec, &item);
-  return known && item.bytes < UINT64_MAX - bytes ? item.bytes + bytes : bytes;
 }
 
 VC_HOOK CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *bad, CUgraphExecUpdateResult *result) {
   uint64_t bytes = 0;
   if (graph && !sum_nodes(graph, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  return changed(VC_CALL(cuGraphExecUpdate)(exec, graph, bad, result), exec, bytes);
+  return changed(VC_CALL(cuGraphExecUpdate)(exec, graph, bad, result), exec, NULL, bytes);
 }
 VC_HOOK CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *result) {
   uint64_t bytes = 0;
   if (graph && !sum_nodes(graph, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  return changed(VC_CALL(cuGraphExecUpdate_v2)(exec, graph, result), exec, bytes);
+  return changed(VC_CALL(cuGraphExecUpdate_v2)(exec, graph, result), exec, NULL, bytes);
 }
 VC_HOOK CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child) {
   uint64_t bytes = 0;
   if (child && !sum_nodes(child, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  bytes = with_child(exec, bytes);
-  return changed(VC_CALL(cuGraphExecChildGraphNodeSetParams)(exec, node, child), exec, bytes);
+  return changed(VC_CALL(cuGraphExecChildGraphNodeSetParams)(exec, node, child), exec, node, bytes);
 }
 VC_HOOK CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                                 const CUDA_KERNEL_NODE_PARAMS_v1 *p) {
@@ -242,8 +261,7 @@ VC_HOOK CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CU
     ok = may_run(p->kernel.kern ? (void *)p->kernel.kern : (void *)p->kernel.func, p->kernel.ctx);
   if (p && p->type == CU_GRAPH_NODE_TYPE_GRAPH && p->graph.graph) ok = sum_nodes(p->graph.graph, &bytes);
   if (!ok) return CUDA_ERROR_OUT_OF_MEMORY;
-  bytes = with_child(exec, bytes);
-  return changed(VC_CALL(cuGraphExecNodeSetParams)(exec, node, p), exec, bytes);
+  return changed(VC_CALL(cuGraphExecNodeSetParams)(exec, node, p), exec, node, bytes);
 }
 
 static CUresult launch(CUgraphExec exec, CUstream stream, CUstream given,

@@ -5,6 +5,7 @@
  */
 #include "memory_account.h"
 #include "connection.h"
+#include "context.h"
 #include "flight.h"
 #include "keeper.h"
 #include "launch.h"
@@ -17,6 +18,7 @@
 static void forget_parent(void) {
   vc_account_reset();
   vc_table_clear();
+  vc_context_reset();
   vc_overhead_reset();
   vc_graph_reset();
   vc_vmm_reset();

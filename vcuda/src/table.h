@@ -6,7 +6,7 @@
 #include "os.h"
 
 enum vc_kind { VC_PLAIN = 1, VC_ARRAY, VC_HOST, VC_PHYSICAL, VC_EXEC, VC_CONTEXT, VC_MODULE, VC_KERNEL_DEEP, VC_ATTACHED,
-               VC_SMALL, VC_LIMIT, VC_LIBRARY, VC_FREED };
+               VC_SMALL, VC_LIMIT, VC_LIBRARY, VC_FREED, VC_EXEC_PART };
 
 #define VC_EXPORTED 1u /* in `extra`: other processes may hold it as well */
 

@@ -114,9 +114,11 @@ struct fk_step {
 
 struct CUgraphExec_st {
   struct fk_step *step;
-  unsigned steps;
+  unsigned steps, children;
+  struct fk_child *child; /* the child graphs that were changed */
   uint64_t bytes;
-  unsigned reserved; /* the trim after which it was, 0 for never */
+  uint64_t reserved; /* of bytes: what the device has reserved for it, unless it was trimmed since */
+  unsigned reserved_at; /* the trim after which that was, 0 for never */
 };
 
 /* The one that is current, for a green one the primary context: what is made there is that one's. */

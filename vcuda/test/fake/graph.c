@@ -323,6 +323,7 @@ static bool unroll(CUgraphExec exec, CUgraph graph) {
 
 FK_API(cuGraphExecDestroy, (CUgraphExec exec)) {
   free(exec->step);
+  free(exec->child);
   free(exec);
   return CUDA_SUCCESS;
 }
@@ -362,17 +363,49 @@ FK_API(cuGraphInstantiate,
   return cuGraphInstantiate_v2(out, graph, bad, log, size);
 }
 
+/* What a child graph's nodes allocate. */
+static bool bytes_of(CUgraph graph, uint64_t *bytes) {
+  CUgraphExec exec = calloc(1, sizeof *exec);
+  bool ok = unroll(exec, graph);
+  *bytes = exec->bytes;
+  cuGraphExecDestroy(exec);
+  return ok;
+}
+
+struct fk_child {
+  CUgraphNode node;
+  uint64_t bytes;
+};
+
+/* Its memory is another; what it takes of time stays what it was. */
+FK_API(cuGraphExecChildGraphNodeSetParams, (CUgraphExec exec, CUgraphNode node, CUgraph graph)) {
+  uint64_t before, after;
+  unsigned i = 0;
+  if (node->type != CU_GRAPH_NODE_TYPE_GRAPH) return CUDA_ERROR_INVALID_VALUE;
+  if (!bytes_of(node->body[0], &before) || !bytes_of(graph, &after)) return CUDA_ERROR_NOT_SUPPORTED;
+  while (i < exec->children && exec->child[i].node != node) i++;
+  if (i == exec->children) {
+    exec->child = realloc(exec->child, ++exec->children * sizeof *exec->child);
+    exec->child[i] = (struct fk_child){node, before};
+  }
+  exec->bytes += after - exec->child[i].bytes;
+  exec->child[i].bytes = after;
+  return CUDA_SUCCESS;
+}
+
 /* Graph memory stays reserved on the device until it is trimmed. */
 static bool reserve(CUcontext ctx, CUgraphExec exec) {
-  if (exec->reserved == trims || !exec->bytes) return true;
   fk_lock();
-  bool ok = fk_mem_take(ctx->gpu, ctx->queue, exec->bytes);
-  if (ok) {
+  uint64_t has = exec->reserved_at == trims ? exec->reserved : 0;
+  uint64_t more = exec->bytes > has ? exec->bytes - has : 0;
+  bool ok = !more || fk_mem_take(ctx->gpu, ctx->queue, more);
+  if (ok && more) {
     graph_memory[ctx->gpu].ctx = ctx;
-    graph_memory[ctx->gpu].reserved += exec->bytes;
+    graph_memory[ctx->gpu].reserved += more;
+    exec->reserved = exec->bytes;
+    exec->reserved_at = trims;
   }
   fk_unlock();
-  if (ok) exec->reserved = trims;
   return ok;
 }
 

@@ -191,6 +191,36 @@ static void graph_after_trim(void) {
   fill();
   got(cuGraphLaunch(exec, NULL));
 }
+/* A child graph that is changed, again and again, for one that needs as much. */
+static void fits_child_graph_changed_often(void) {
+  CUgraph outer, child = with_node(200 * MIB);
+  CUgraphNode node;
+  CUgraphExec exec;
+  must(cuGraphCreate(&outer, 0), "graph");
+  must(cuGraphAddChildGraphNode(&node, outer, NULL, 0, child), "child");
+  must(cuGraphInstantiateWithFlags(&exec, outer, 0), "instantiate");
+  got(cuGraphLaunch(exec, NULL));
+  for (int i = 0; i < 20; i++) {
+    must(cuGraphExecChildGraphNodeSetParams(exec, node, child), "change");
+    got(cuGraphLaunch(exec, NULL));
+  }
+}
+/* And for ones that need more, in several places. */
+static void child_graphs_grow(void) {
+  CUgraph outer;
+  CUgraphNode node[3];
+  CUgraphExec exec;
+  must(cuGraphCreate(&outer, 0), "graph");
+  for (int i = 0; i < 3; i++) must(cuGraphAddChildGraphNode(&node[i], outer, NULL, 0, with_node(2 * MIB)), "child");
+  must(cuGraphInstantiateWithFlags(&exec, outer, 0), "instantiate");
+  for (int i = 1; i < 30; i++) {
+    must(cuGraphExecChildGraphNodeSetParams(exec, node[i % 3], with_node(i * 20 * MIB)), "change");
+    got(cuGraphLaunch(exec, NULL));
+    if (i % 7 == 0) must(cuDeviceGraphMemTrim(device), "trim");
+  }
+  must(cuGraphExecDestroy(exec), "destroy");
+  fill();
+}
 static void *graph_thread(void *unused) {
   must(cuCtxSetCurrent(context), "context");
   for (int i = 0; i < 4; i++) {
@@ -1384,6 +1414,37 @@ static void fits_contexts_again(void) {
     must(cuCtxDestroy_v2(c), "destroy");
   }
 }
+/* At the same moment, with room for one more context: it is made once. */
+#define AT_ONCE 4
+#define ROUNDS_AT_ONCE 100
+static pthread_barrier_t at_once;
+static atomic_int missed;
+static void *retain_at_once(void *unused) {
+  CUcontext c;
+  for (int i = 0; i < ROUNDS_AT_ONCE; i++) {
+    pthread_barrier_wait(&at_once);
+    CUresult r = cuDevicePrimaryCtxRetain(&c, device);
+    missed += r != CUDA_SUCCESS;
+    pthread_barrier_wait(&at_once);
+    if (r == CUDA_SUCCESS) must(cuDevicePrimaryCtxRelease_v2(device), "release");
+  }
+  return unused;
+}
+static void fits_primary_context_of_threads(void) {
+  pthread_t t[AT_ONCE];
+  CUcontext c;
+  CUdeviceptr p;
+  size_t left, total;
+  must(cuCtxCreate_v2(&c, 0, device), "context");
+  must(cuMemGetInfo_v2(&left, &total), "info");
+  must(cuDevicePrimaryCtxRelease_v2(device), "release");
+  must(cuMemAlloc_v2(&p, left), "the rest");
+  pthread_barrier_init(&at_once, NULL, AT_ONCE);
+  for (int i = 0; i < AT_ONCE; i++) pthread_create(&t[i], NULL, retain_at_once, NULL);
+  for (int i = 0; i < AT_ONCE; i++) pthread_join(t[i], NULL);
+  tried = AT_ONCE * ROUNDS_AT_ONCE;
+  granted = tried - missed;
+}
 static void fits_green_contexts_again(void) {
   CUgreenCtx green;
   CUcontext c;
@@ -1516,6 +1577,7 @@ static const struct {
     WAY(graph_after_trim),
     WAY(graph_after_a_module_in_vain),
     WAY(graph_by_threads),
+    WAY(child_graphs_grow),
     WAY(export_import_release),
     WAY(released_but_mapped),
     WAY(retained_and_unmapped),
@@ -1621,6 +1683,8 @@ static const struct {
     WAY(fits_freed_in_stream_order),
     WAY(fits_libraries_again),
     WAY(fits_limits_back),
+    WAY(fits_child_graph_changed_often),
+    WAY(fits_primary_context_of_threads),
     WAY(fits_limit_that_the_gpu_lacks),
     WAY(fits_small_beside_modules_in_vain),
     WAY(fits_small_in_contexts_again),
