@@ -85,12 +85,12 @@ struct vc_bell {
   _Atomic uint32_t word;
 };
 
-/* The one message each way on a seat's socket (SOCK_SEQPACKET); the answer carries the descriptors
- * of policy, usage and bell. */
+/* The messages on a seat's socket (SOCK_SEQPACKET): hello, its answer, which carries the descriptors of policy, usage
+ * and bell, and a byte from the process once it has mapped them. Without that byte it holds nothing in its slot. */
 struct vc_hello {
   uint32_t magic, version;
-  int32_t slot; /* the slot held before, or -1 */
-  uint32_t reserved;
+  int32_t slot;          /* the slot held before, or -1 */
+  uint32_t acknowledges; /* 1: the byte will be sent */
 };
 
 struct vc_welcome {

@@ -124,13 +124,13 @@ static void adopt_clock(const struct vc_policy *policy) {
 }
 
 static bool shake_hands(int fd, int previous) {
-  struct vc_hello hello = {VC_MAGIC, VC_VERSION, previous, 0};
+  struct vc_hello hello = {VC_MAGIC, VC_VERSION, previous, 1};
   struct vc_welcome welcome;
   int pages[3] = {-1, -1, -1};
   bool ok =
       send(fd, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello && receive(fd, &welcome, pages);
   if (ok) vc_life.moves();
-  ok = ok && map_pages(pages);
+  ok = ok && map_pages(pages) && send(fd, "", 1, MSG_NOSIGNAL) == 1;
   for (int i = 0; i < 3; i++)
     if (pages[i] >= 0) close(pages[i]);
   if (!ok) return false;

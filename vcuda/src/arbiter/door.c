@@ -55,13 +55,15 @@ static bool send_pages(int fd, const struct ar_seat *s, int slot) {
   return sendmsg(fd, &message, MSG_NOSIGNAL) == sizeof welcome;
 }
 
-/* A seated process says nothing more: what comes is its end, or noise that is thrown away. */
+/* A seated process says that it has mapped its pages; what comes then is its end, or noise that is thrown away. */
 static void client_ready(void *client, int fd, bool writable) {
+  struct ar_client *c = client;
   char noise[256];
   (void)writable;
   ssize_t n = recv(fd, noise, sizeof noise, MSG_DONTWAIT);
+  if (n > 0) c->shown = true;
   if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return;
-  ar_seat_orphan(client);
+  ar_seat_orphan(c);
 }
 
 /* A stranger's first message: seat it, or disconnect it. */
@@ -78,9 +80,9 @@ static void stranger_ready(void *stranger, int fd, bool writable) {
   bool ok = n == sizeof hello && hello.magic == VC_MAGIC && hello.version == VC_VERSION &&
             getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.pid > 0;
   struct ar_client *c = ok ? ar_seat_sit(s, peer.pid, hello.slot) : NULL;
-  bool shown = c && send_pages(fd, s, c->slot);
-  if (shown) c->shown = true;
-  if (!shown || !ar_loop_watch(fd, client_ready, c)) {
+  bool sent = c && send_pages(fd, s, c->slot);
+  if (sent && !hello.acknowledges) c->shown = true;
+  if (!sent || !ar_loop_watch(fd, client_ready, c)) {
     close(fd);
     if (c && c->fd < 0) c->orphan_at = vc_machine_now();
     return;

@@ -297,10 +297,11 @@ static void show_high(struct ar_seat *s) {
 /* What a process asks for that sits here already. A second program under the same process ID is an
  * exec'ed one, and what it held is gone; a second connection of the same program would be a way to
  * have its memory, or its work in flight, forgotten. Of the two only the latter still maps the page.
- * One that hung up before it got the page holds nothing, though it may map its parent's. */
+ * One that hung up before it mapped the page holds nothing, though it may map its parent's. */
 static bool replaced(struct ar_client *c) {
   char byte;
-  if (!c->shown) return true;
+  bool says_so = c->fd >= 0 && recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0; /* and was not read yet */
+  if (!c->shown && !says_so) return true;
   int maps = ar_procfs_maps(c->pid, "slicekeeper-usage");
   return maps == 0 || (maps < 0 && (c->fd < 0 || recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0));
 }

@@ -17,7 +17,7 @@ struct ar_client {
   uint64_t start;     /* as /proc tells it; 0: unknown */
   uint64_t orphan_at; /* its socket is gone: looked at then, unless it comes back */
   bool restored;      /* sat here before a restart, and has not come back yet */
-  bool shown;         /* it got this slot's pages, so it may hold something there */
+  bool shown;         /* it has mapped this slot's pages, so it may hold something there */
 };
 
 /* A program that the seat was taken for: the seat stays as long as one of them lives. */

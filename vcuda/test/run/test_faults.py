@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -73,21 +74,27 @@ def turned_away() -> str:
     return f"knocked {knocks} times"
 
 
-@case("faults: a child that hung up before its seat was shown to it comes back")
-def hung_up_too_early() -> None:
-    def hello(door: str) -> socket.socket:
-        s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        s.settimeout(60)
-        s.connect(door)
-        s.send(struct.pack("=IIiI", 0x534B5643, 1, -1, 0))
-        return s
+def hello(door: str, acknowledges: int = 0) -> socket.socket:
+    """Ask for a slot, as a new process does."""
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.settimeout(60)
+    s.connect(door)
+    s.send(struct.pack("=IIiI", 0x534B5643, 1, -1, acknowledges))
+    return s
 
-    # A forked child has its parent's page; here the test is that child, with a page of that name.
+
+def parents_page() -> mmap.mmap:
+    """Map a page such as a forked child has of its parent: here the test is that child."""
     memory = os.memfd_create("slicekeeper-usage")
     os.ftruncate(memory, 4096)
     page = mmap.mmap(memory, 4096)
     os.close(memory)
-    with Node(virtual=False) as node, page:
+    return page
+
+
+@case("faults: a child that hung up before its seat was shown to it comes back")
+def hung_up_too_early() -> None:
+    with Node(virtual=False) as node, parents_page():
         door = node.ask(op="set", seat="a", gpu=0, core=50, memory=1 << 30)["socket"]
         assert node.arbiter
         node.arbiter.send_signal(signal.SIGSTOP)
@@ -95,6 +102,19 @@ def hung_up_too_early() -> None:
         node.arbiter.send_signal(signal.SIGCONT)
         with hello(door) as s:
             check(len(s.recv(64)) == 16, "it was refused for good")
+
+
+@case("faults: a child that hung up as the answer came comes back; with its pages it has its slot for good")
+def hung_up_as_the_answer_came() -> None:
+    with Node(virtual=False) as node, parents_page():
+        door = node.ask(op="set", seat="a", gpu=0, core=50, memory=1 << 30)["socket"]
+        with hello(door, acknowledges=1) as late:
+            select.select([late], [], [])  # the answer is there, and is not read
+        with hello(door, acknowledges=1) as first:
+            check(len(first.recv(64)) == 16, "it was refused for good")
+            first.send(b"\0")
+            with hello(door) as second:
+                check(second.recv(64) == b"", "what its first connection holds was forgotten")
 
 
 POINTS = 2.0
