@@ -28,8 +28,8 @@ from slicekeeper import names
 from slicekeeper.gpu import inventory
 
 SHOW = "cat /run/slicekeeper/seat.json"
-CROWD = int(os.environ.get("SLICEKEEPER_CLUSTER_CROWD", "50"))
-"""Pods that start at once; up to 200 find a place on two processors and in kubelet's number of pods."""
+CROWD = int(os.environ.get("SLICEKEEPER_CLUSTER_CROWD", "36"))
+"""Pods that start at once, each with two GPU containers. The node has seats for 170; with more, GPUs for 200."""
 
 
 def test_every_part_is_ready_and_all_but_those_of_the_node_are_restricted(site: Site) -> None:
@@ -103,6 +103,21 @@ def test_what_the_design_says_stands_on_a_pod(site: Site) -> None:
     assert seat["gpus"] == [chosen]
 
 
+def test_static_and_musl_programs_on_a_read_only_root_run_unharmed_beside_the_limiter(site: Site) -> None:
+    team = site.namespace()
+    script = "echo $LD_PRELOAD; cat /etc/ld.so.preload; plain maps; plain; echo done; sleep 60"
+    container = {**gpu_container(script=script, core=10), "securityContext": {"readOnlyRootFilesystem": True}}
+    bare = plain_container(script="ls -d /etc/ld.so.preload; sleep 60")
+    site.kubectl.create(pod("one", container, bare), namespace=team)
+    site.wait_phase(team, "one", "Running")
+    assert "No such file" in _logs(site, team, "one", "main"), "the image has none of its own"
+    said = wait_for("the end", lambda: text if "done" in (text := _logs(site, team, "one", "train")) else "")
+    variable, file, loaded, ran, _ = said.splitlines()
+    assert variable == file.strip() != ""
+    assert loaded.startswith("user 65532, "), "whether musl loads the limiter or not, it hooks nothing"
+    assert ran.split()[::2] == ["plain", "0"]
+
+
 def test_containers_see_their_own_seat_and_no_neighbours(site: Site) -> None:
     team = site.namespace()
     containers = (
@@ -155,12 +170,12 @@ def test_deployment_statefulset_and_cronjob_run(site: Site) -> None:
     site.kubectl("rollout", "status", "statefulset/db", "-n", team, "--timeout=180s", timeout=190)
 
 
-def test_many_pods_at_once_each_with_its_own_seat(site: Site) -> None:
+def test_many_pods_at_once_each_of_whose_containers_has_its_own_seat(site: Site) -> None:
     team = site.namespace("crowd")
-    core = min(5, 300 // CROWD)
-    site.kubectl.create(
-        job("crowd", gpu_container(script=f"{SHOW}; sleep 900", core=core, blocks=4), count=CROWD), namespace=team
-    )
+    most = 200 // CROWD
+    asked = {"train": (min(3, most), 4), "eval": (min(2, most), 2)}
+    containers = (gpu_container(name, f"{SHOW}; sleep 900", *amounts) for name, amounts in asked.items())
+    site.kubectl.create(job("crowd", *containers, count=CROWD), namespace=team)
 
     def running() -> list[Object]:
         pods = site.pods(team)
@@ -170,21 +185,23 @@ def test_many_pods_at_once_each_with_its_own_seat(site: Site) -> None:
     pods = wait_for("all of them running", running, seconds=5 * max(CROWD, 36), pause=2)
     failed = [event["message"] for event in site.events(team, "Failed")]
     assert not [why for why in failed if "CDI" in why], "a container was created before its runtime knew its seat"
-    every = ("--tail=-1", f"--max-log-requests={CROWD}")
-    said = site.kubectl("logs", "-n", team, "-l", "job-name=crowd", "-c", "train", "--prefix", *every)
-    lines = (line.partition("] ") for line in said.splitlines())
-    shown = {prefix.split("/")[1]: json.loads(text) for prefix, _, text in lines}
     held = seats(site)
-    for one in pods:
-        seat = shown[one["metadata"]["name"]]
-        there = held[f"{seat['id']}-{seat['nonce']}"]
-        assert ([there["uuid"]], there["core"], there["memory_limit"]) == (seat["gpus"], core, 4 << 28)
-        assert seat["uid"] == one["metadata"]["uid"]
-        assert seat["gpus"] == [one["metadata"]["annotations"][names.gpu_annotation("train")]]
-    assert len({seat["id"] for seat in shown.values()}) == CROWD
     loads: dict[str, int] = {}
-    for seat in shown.values():
-        loads[seat["gpus"][0]] = loads.get(seat["gpus"][0], 0) + seat["core"]
+    seen = set()
+    for name, (core, blocks) in asked.items():
+        every = ("--tail=-1", f"--max-log-requests={CROWD}")
+        said = site.kubectl("logs", "-n", team, "-l", "job-name=crowd", "-c", name, "--prefix", *every)
+        lines = (line.partition("] ") for line in said.splitlines())
+        shown = {prefix.split("/")[1]: json.loads(text) for prefix, _, text in lines}
+        for one in pods:
+            seat = shown[one["metadata"]["name"]]
+            there = held[f"{seat['id']}-{seat['nonce']}"]
+            assert ([there["uuid"]], there["core"], there["memory_limit"]) == (seat["gpus"], core, blocks << 28)
+            assert (seat["uid"], seat["container"]) == (one["metadata"]["uid"], name)
+            assert seat["gpus"] == [one["metadata"]["annotations"][names.gpu_annotation(name)]]
+            seen.add(seat["id"])
+            loads[seat["gpus"][0]] = loads.get(seat["gpus"][0], 0) + core
+    assert len(seen) == CROWD * len(asked)
     assert max(loads.values()) <= 100
     site.kubectl("delete", "job", "crowd", "-n", team, "--wait=false")
 

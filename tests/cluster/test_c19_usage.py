@@ -39,6 +39,14 @@ def test_what_a_slice_and_a_whole_gpu_use_is_reported_and_shown(site: Site) -> N
     assert (seats["half"]["usedPercent"] > 5, seats["whole"]["usedPercent"] > 5) == (True, True)
     assert (seats["idle"]["usedPercent"], seats["idle"]["memoryUsedMib"]) == (0, 0)
     assert [seats[name]["askedPercent"] for name in uids] == [50, 100, 20]
+    keys = ("container", "class", "limitPercent", "memoryMib")
+    assert [[seats[name][key] for key in keys] for name in uids] == [
+        ["train", "in-budget", 100, 4096],
+        ["train", "in-budget", 100, 81_920],
+        ["train", "in-budget", 100, 4096],
+    ]
+    assert seats["half"]["memoryUsedMib"] >= 2048
+    assert seats["half"]["givenPercent"] > 5
     agent = site.part("nodeagent")["metadata"]["name"]
     told = site.kubectl("get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{agent}:8446/proxy/metrics")
     families = {"whole": "DCGM_FI_DEV_GPU_UTIL{", "half": "slicekeeper_gpu_busy_seconds_total{"}

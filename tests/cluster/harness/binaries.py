@@ -40,6 +40,7 @@ DEBIAN = {
     "mount": "mount",
     "busybox": "busybox-static",
     "gcc": "gcc",
+    "musl-gcc": "musl-tools",
     "make": "make",
     "/usr/include/stdio.h": "libc6-dev",
     "/usr/lib/cni/bridge": "containernetworking-plugins",

@@ -47,8 +47,11 @@ while True:
 
 
 def worker(core: int, blocks: int, *, batch: int, kernel: str, host: float) -> Object:
-    """Return a container whose steps are so many kernels of the fake driver, then so many seconds of host work."""
-    return _python(core, blocks, 65532, PROGRAM, str(batch), kernel, str(host))
+    """Return a container whose steps are so many kernels of the fake driver, then so many seconds of host work.
+
+    Its root file system is read-only, that of `attacker` is not.
+    """
+    return _python(core, blocks, 65532, PROGRAM, str(batch), kernel, str(host), read_only=True)
 
 
 def attacker(core: int, blocks: int) -> Object:
@@ -56,12 +59,12 @@ def attacker(core: int, blocks: int) -> Object:
     return _python(core, blocks, 0, Path(hostile.__file__).read_text())
 
 
-def _python(core: int, blocks: int, user: int, program: str, *arguments: str) -> Object:
+def _python(core: int, blocks: int, user: int, program: str, *arguments: str, read_only: bool = False) -> Object:
     return {
         **gpu_container(core=core, blocks=blocks),
         "image": IMAGES.of("nodeagent"),  # Python and glibc, as programs on GPUs have them
         "command": ["/usr/local/bin/python3", "-c", program, *arguments],
-        "securityContext": {"runAsUser": user},
+        "securityContext": {"runAsUser": user, "readOnlyRootFilesystem": read_only},
     }
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from images.oci import Image, write_archive, write_layer
 from slicekeeper.config.settings import Images
 
 SHELL_IMAGE = "slicekeeper.test/shell:1"
-"""busybox, for the containers that users would bring."""
+"""busybox, for the containers that users would bring; `plain` is a musl program that says if the limiter is in it."""
 
 _EXAMPLES_IMAGE = "docker.io/library/busybox:1.37"
 """What manifests/examples name: the node reaches no registry, so that they run it has ours under this name."""
+
+_PLAIN = Path(__file__).resolve().parents[3] / "vcuda/test/run/plain.c"
 
 _APPLETS = ("sh", "sleep", "cat", "env", "echo", "ls", "true", "false", "date", "wget", "id", "touch", "test", "kill")
 
@@ -32,12 +35,16 @@ def make(file: Path, named: Images) -> None:
 
 
 def _busybox(kept: Path) -> list[Image]:
-    layer = kept / "busybox.tar"
+    layer = kept / "busybox-and-musl.tar"
     if not layer.exists():
         with tempfile.TemporaryDirectory() as folder:
             binary = Path(folder) / "bin/busybox"
             binary.parent.mkdir()
             shutil.copy2(str(shutil.which("busybox")), binary)
+            subprocess.run(["musl-gcc", "-o", binary.with_name("plain"), _PLAIN], check=True)
+            [loader] = Path("/lib").glob("ld-musl-*.so.1")
+            (Path(folder) / "lib").mkdir()
+            shutil.copy2(loader, Path(folder) / "lib" / loader.name)
             for name in ("tmp", "etc", "run", "proc", "dev", "sys"):
                 (Path(folder) / name).mkdir()
             write_layer(layer, Path(folder), links={f"bin/{applet}": "busybox" for applet in _APPLETS})
