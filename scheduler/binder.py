@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from scheduler.agents import NodeAgents
+from scheduler.bindings import NoPlace
 from scheduler.extender import gpu_pod, placeable
 from scheduler.fence import Fence, NotHolder
 from scheduler.gangs import Gangs
 from scheduler.places import Place
 from scheduler.pods import Pod
-from scheduler.state import NoPlace, SchedulerState
+from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.errors import Conflict, NotFound, ServiceError, Unavailable
@@ -90,7 +91,7 @@ class Binder:
 
     def _give(self, args: BindingArgs, pod: Pod, term: int) -> str:
         uid, node = args["PodUID"], args["Node"]
-        place = self._state.choose(pod, node)
+        place = self._state.bindings.choose(pod, node)
         result = Result("lost")
         try:
             annotations = self._annotations(place)
@@ -101,11 +102,11 @@ class Binder:
                 result = Result("refused", message=f"node {node}: {lost}")
         finally:
             if result.outcome == "bound":
-                self._state.bound(uid, result.node)
+                self._state.bindings.bound(uid, result.node)
             elif result.outcome == "refused":
-                self._state.refused(uid, node)
+                self._state.bindings.refused(uid, node)
             else:
-                self._state.lost(uid, node)
+                self._state.bindings.lost(uid, node)
                 self._fence.need(REQUEST_SECONDS)
         return result.message
 
@@ -115,7 +116,7 @@ class Binder:
 
     def look_at_overdue(self) -> None:
         """Ask the API server about pods whose binding no watch has shown in good time."""
-        for pod in self._state.overdue():
+        for pod in self._state.bindings.overdue():
             try:
                 obj: Object | None = self._client.get(PODS, pod.name, pod.namespace)
             except NotFound:
@@ -123,7 +124,7 @@ class Binder:
             except ServiceError as error:
                 log.info("pod %s stays held: %s", pod.key, error)
                 continue
-            self._state.looked(pod.uid, obj)
+            self._state.bindings.looked(pod.uid, obj)
 
     def _why_not_now(self, pod: Pod, node: str) -> str:
         """Return the node agent's objection to a pod; empty if there is none."""

@@ -114,8 +114,8 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
     state = SchedulerState(settings.resources, learner, clock, hold_seconds=0, lost_seconds=0)
     objects, _ = client.list(PODS, label_selector=names.MANAGED_SELECTOR)
     shard = settings.schedulers.get(found["spec"].get("schedulerName", ""), "")
-    state.set_nodes(client.list(NODES, label_selector=settings.scheduler.node_selector(shard))[0])
-    state.set_pods(objects)
+    state.intake.set_nodes(client.list(NODES, label_selector=settings.scheduler.node_selector(shard))[0])
+    state.intake.set_pods(objects)
     pod = state.pod(found["metadata"]["uid"])
     refusal = UNMANAGED if pod is None else placeable(pod)
     if pod is None or refusal:

@@ -20,11 +20,12 @@ from typing import Final
 
 import numpy as np
 
+from scheduler.bindings import NoPlace
 from scheduler.gang_places import Muster, Near, places_for
 from scheduler.gang_turns import REST, Turns
 from scheduler.pods import Hold, Pod
 from scheduler.reclaim.nudge import Nudger
-from scheduler.state import NoPlace, SchedulerState
+from scheduler.state import SchedulerState
 from slicekeeper.clock import Clock
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from scheduler.known_pods import KnownPods
 from scheduler.nodes import Nodes
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.fleet_version import FleetVersion
-from scheduler.places import FIRM, NEVER, Place, Places
-from scheduler.pods import Hold, gpu_rows
+from scheduler.places import FIRM, NEVER, HoldKind, Place, Places
+from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
 from slicekeeper.clock import Clock
 
 Unwanted = Callable[[Place], bool]
@@ -92,6 +92,12 @@ class Held:
         for node in nodes:
             self.stirred.add(node)
             self._fill(self.fleet, node, None)
+
+    def place(self, kind: HoldKind, pod: Pod, node: str, columns: Iterable[int]) -> Place:
+        """Return a place on a node by the columns of its GPUs."""
+        uuids = self.fleet.publish().uuids(node)
+        hold, gpus = chosen_hold(pod, node, [uuids[column] for column in columns])
+        return Place(kind, pod, hold, gpus=gpus)
 
     def put_beside(self, uid: str, entry: Entry | None) -> None:
         """Record what a bound pod takes beside GPUs, None if nothing any more."""

@@ -153,6 +153,11 @@ class Places:
         return changed
 
 
+def is_tentative(place: Place) -> bool:
+    """Whether a place is only expected to be chosen."""
+    return place.kind is HoldKind.TENTATIVE
+
+
 def nodes_of(places: Iterable[Place]) -> set[str]:
     """Return the nodes of places."""
     return {place.hold.node for place in places}

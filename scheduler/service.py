@@ -71,7 +71,7 @@ class Scheduler:
         self.metrics = Metrics(self.state)
         self.watches = Watches(
             self.client,
-            self.state,
+            self.state.intake,
             lambda name: self.metrics.watch_errors.labels(name).inc(),
             node_selector=settings.scheduler.node_selector(shard),
         )

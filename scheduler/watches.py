@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from scheduler.state import SchedulerState
+from scheduler.intake import Intake
 from slicekeeper import names
 from slicekeeper.kube.client import NODES, PODS, KubeClient, Object
 from slicekeeper.kube.watch import Watch
@@ -53,14 +53,14 @@ class Watches:
     """The watches of a scheduler: two without which it cannot answer, and one for better prices."""
 
     def __init__(
-        self, client: KubeClient, state: SchedulerState, on_error: Callable[[str], None], *, node_selector: str = ""
+        self, client: KubeClient, intake: Intake, on_error: Callable[[str], None], *, node_selector: str = ""
     ) -> None:
         """Follow the nodes of a label selector, and the pods of all."""
         self._client = client
-        nodes = _StateUpdater(state.set_nodes, state.set_node, state.drop_node, "name")
+        nodes = _StateUpdater(intake.set_nodes, intake.set_node, intake.drop_node, "name")
         # What other pods on nodes take of CPU and memory: only prices depend on it, so nothing waits for this list.
-        others = _StateUpdater(state.set_others, state.set_other, state.drop_other)
-        self._pods = _StateUpdater(state.set_pods, state.set_pod, state.drop_pod)
+        others = _StateUpdater(intake.set_others, intake.set_other, intake.drop_other)
+        self._pods = _StateUpdater(intake.set_pods, intake.set_pod, intake.drop_pod)
         self._watches = {
             name: Watch(
                 client,

@@ -40,7 +40,7 @@ class Churn:
         for n in range(NODES):
             gpus = [inventory.Gpu(f"GPU-{n:05}-{g}", "NVIDIA A100-SXM4-80GB", GPU_MIB) for g in range(GPUS)]
             annotations = {names.NODE_GPUS: inventory.encode(gpus)}
-            self.state.set_node({"metadata": {"name": f"node-{n:05}", "annotations": annotations}})
+            self.state.intake.set_node({"metadata": {"name": f"node-{n:05}", "annotations": annotations}})
         self._names = orjson.dumps([f"node-{n:05}" for n in range(NODES)])
         self.left_out = 0
 
@@ -48,22 +48,22 @@ class Churn:
         """Have a pod placed and bound as kube-scheduler and the watch do; return it, None if it fits nowhere."""
         made = pod(f"pod-{number}", SIZES[number % len(SIZES)])
         made["metadata"]["uid"] = uid = f"uid-{number}"
-        self.state.set_pod(made)
+        self.state.intake.set_pod(made)
         read = gpu_pod(self.state, made)
         assert read is not None
         gangs: Any = None
         answer = orjson.loads(filter_nodes(self.state, gangs, read, self._names, best_alone=True))
         if not answer["NodeNames"]:
             self.left_out += 1
-            self.state.drop_pod(uid)
+            self.state.intake.drop_pod(uid)
             return None
         [node] = answer["NodeNames"]
-        place = self.state.choose(read, node)
-        self.state.bound(uid, node)
+        place = self.state.bindings.choose(read, node)
+        self.state.bindings.bound(uid, node)
         made["spec"]["nodeName"] = node
         given = {names.gpu_annotation(container): ",".join(gpus) for container, gpus in place.gpus.items()}
         made["metadata"]["annotations"] = {**as_map(made["metadata"].get("annotations")), **given}
-        self.state.set_pod(made)
+        self.state.intake.set_pod(made)
         return made
 
 
@@ -85,7 +85,7 @@ def main() -> None:
         if made is not None:
             alive.append(made)
         if len(alive) > options.alive:
-            churn.state.drop_pod(alive.popleft()["metadata"]["uid"])
+            churn.state.intake.drop_pod(alive.popleft()["metadata"]["uid"])
         if number == 2_000:
             churn.state.learn()
         if number == FIRST or number % (10 * FIRST) == 0:

@@ -56,9 +56,11 @@ def fill(state: SchedulerState, nodes: int, free: int) -> None:
     pods: list[dict[str, Any]] = []
     for n in range(nodes):
         gpus = [inventory.Gpu(f"GPU-{n:05}-{g}", "NVIDIA A100-SXM4-80GB", GPU_MIB) for g in range(GPUS)]
-        state.set_node({"metadata": {"name": f"node-{n:05}", "annotations": {names.NODE_GPUS: inventory.encode(gpus)}}})
+        state.intake.set_node(
+            {"metadata": {"name": f"node-{n:05}", "annotations": {names.NODE_GPUS: inventory.encode(gpus)}}}
+        )
         pods += [tenant(n, column, names.IN_BUDGET) for column in range(1 if n < free else 0, GPUS)]
-    state.set_pods(pods)
+    state.intake.set_pods(pods)
 
 
 def main() -> None:
@@ -76,7 +78,7 @@ def main() -> None:
     every = orjson.dumps([f"node-{n:05}" for n in range(options.nodes)])
     members = [[member(g, n, options.size) for n in range(options.size)] for g in range(options.gangs)]
     for made in (made for gang in members for made in gang):
-        state.set_pod(made)
+        state.intake.set_pod(made)
     trial, looks = state.trial, 0
 
     def timed(verb: Any, *arguments: Any) -> float:
@@ -98,8 +100,8 @@ def main() -> None:
     end, turn = time.monotonic() + options.seconds, 0
     while time.monotonic() < end:
         gone = tenant(turn % options.nodes, GPUS - 1, names.IN_BUDGET)
-        state.drop_pod(gone["metadata"]["uid"])
-        state.set_pod(gone)
+        state.intake.drop_pod(gone["metadata"]["uid"])
+        state.intake.set_pod(gone)
         alone.append(timed(filter_nodes, state, gangs, single(turn), every))
         together.append(timed(filter_nodes, state, gangs, chance.choice(members[turn % options.gangs]), every))
         turn += 1

@@ -46,13 +46,15 @@ def fill(state: SchedulerState, nodes: int, waiting: int) -> None:
     pods: list[dict[str, Any]] = []
     for n in range(nodes):
         gpus = [inventory.Gpu(f"GPU-{n:05}-{g}", "NVIDIA A100-SXM4-80GB", GPU_MIB) for g in range(GPUS)]
-        state.set_node({"metadata": {"name": f"node-{n:05}", "annotations": {names.NODE_GPUS: inventory.encode(gpus)}}})
+        state.intake.set_node(
+            {"metadata": {"name": f"node-{n:05}", "annotations": {names.NODE_GPUS: inventory.encode(gpus)}}}
+        )
         pods += [tenant(n, column, names.IN_BUDGET if column else names.OVER_BUDGET) for column in range(GPUS)]
     for n in range(waiting):
         made = pod(f"waits-{n}", 100 * GPUS)
         made["metadata"]["uid"] = f"uid-waits-{n}"
         pods.append(made)
-    state.set_pods(pods)
+    state.intake.set_pods(pods)
 
 
 def main() -> None:
@@ -82,7 +84,7 @@ def main() -> None:
             for n in range(changed):
                 made = tenant(n, 1, names.IN_BUDGET)
                 made["metadata"]["labels"]["turn"] = str(turn)
-                state.set_pod(orjson.loads(orjson.dumps(made)))
+                state.intake.set_pod(orjson.loads(orjson.dumps(made)))
             taken.append(look())
         print(f"{changed} nodes changed: {statistics.median(taken):.1f}, at most {max(taken):.1f}")
     print(f"nothing changed {look():.1f}")

@@ -122,7 +122,7 @@ def test_scheduler_node_agent_and_ledger_agree_at_every_write(told: dict[str, An
     life = Life(told)
     clock = ManualClock(T0)
     scheduler = SchedulerState(Resources(), Learner("best-fit"), clock, hold_seconds=30, lost_seconds=60)
-    scheduler.set_nodes([{"metadata": {"name": "n", "annotations": {names.NODE_GPUS: inventory.encode([GPU])}}}])
+    scheduler.intake.set_nodes([{"metadata": {"name": "n", "annotations": {names.NODE_GPUS: inventory.encode([GPU])}}}])
     closed: list[int] = []
     instants = {0, life.apps_end, life.end, *(seconds for seconds, _, _ in life.apps.values())}
     if life.deleted is not None:
@@ -130,7 +130,7 @@ def test_scheduler_node_agent_and_ledger_agree_at_every_write(told: dict[str, An
     for now in sorted(one for one in instants if one <= life.end):
         clock.ms = T0 + now * SECOND
         pod = life.at(now)
-        scheduler.set_pod(pod)
+        scheduler.intake.set_pod(pod)
         end = interval.end_of(pod, life.holders, T0)
         held = now < life.end
         assert holds_gpus(pod) == held

@@ -7,9 +7,10 @@ shared one is suitable. There is one node with GPUs `g0`, `g1`, …; `here` list
 
 import pytest
 
+from scheduler.bindings import NoPlace
 from scheduler.placement.learner import Learner
 from scheduler.pods import read_pod
-from scheduler.state import NoPlace, SchedulerState
+from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
@@ -55,14 +56,14 @@ def placed(here, asked, wishes, models=(), unhealthy=()):
         inventory.Gpu(f"g{i}", models[i] if models else "A100", 8192, healthy=i not in unhealthy)
         for i in range(len(here))
     ]
-    state.set_node({"metadata": {"name": "n", "annotations": {names.NODE_GPUS: inventory.encode(listed)}}})
+    state.intake.set_node({"metadata": {"name": "n", "annotations": {names.NODE_GPUS: inventory.encode(listed)}}})
     for gpu, tenants in enumerate(here):
         for number, tenant in enumerate(tenants):
-            state.set_pod(tenant(f"t{gpu}-{number}", f"g{gpu}"))
+            state.intake.set_pod(tenant(f"t{gpu}-{number}", f"g{gpu}"))
     read = read_pod(pod("new", *asked, **wishes), Resources())
     assert not read.refusal
     try:
-        found = state.choose(read, "n").gpus
+        found = state.bindings.choose(read, "n").gpus
     except NoPlace as error:
         return str(error)
     return " ".join(",".join(found[f"c{index}"]) for index in range(len(asked)))

@@ -35,7 +35,7 @@ class Cluster:
 
     def node(self, name, gpus=1, memory=8192, model="A100", **spec):
         listed = inventory.encode([inventory.Gpu(f"{name}-{g}", model, memory) for g in range(gpus)])
-        self.state.set_node({"metadata": {"name": name, "annotations": {names.NODE_GPUS: listed}}, "spec": spec})
+        self.state.intake.set_node({"metadata": {"name": name, "annotations": {names.NODE_GPUS: listed}}, "spec": spec})
 
     def pod(self, name, core, blocks=4, *, on="", state=IN, age=0, namespace="team", started=None, leaving=False,
             job="", annotations=None, **spec):  # fmt: skip
@@ -59,7 +59,7 @@ class Cluster:
             obj["spec"]["nodeName"] = on.rpartition("-")[0]
             obj["metadata"]["annotations"] |= {names.gpu_annotation("c"): on, names.BOUND_AT: format_seconds(NOW)}
         self.objects.append(obj)
-        self.state.set_pod(obj)
+        self.state.intake.set_pod(obj)
 
     def told(self, name):
         ends = deadlines(self.objects, self.jobs)

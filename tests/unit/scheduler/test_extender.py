@@ -146,7 +146,7 @@ def test_place_leaves_kube_scheduler_all_nodes_as_good_as_the_best_if_the_pod_ha
     )):  # fmt: skip
         asks = cluster.pod(f"whole-{number}", core=100, blocks=0, **spec)
         assert extender.call("place", {"Pod": asks, "NodeNames": every})[1]["NodeNames"] == left
-        extender.state.drop_pod(asks["metadata"]["uid"])
+        extender.state.intake.drop_pod(asks["metadata"]["uid"])
     small = cluster.pod("small", core=40, affinity={"nodeAffinity": {preferred: [term]}})
     assert extender.call("place", {"Pod": small, "NodeNames": every})[1]["NodeNames"] == ["n1"], (
         "the policy comes first"

@@ -58,12 +58,12 @@ class Extender:
             time.clock,
         )
         self.fence, self.state = self.scheduler.fence, self.scheduler.state
-        self.state.set_nodes(cluster.client.list(NODES)[0])
+        self.state.intake.set_nodes(cluster.client.list(NODES)[0])
         self.see()
 
     def see(self):
         """Let the watch of pods come up to now."""
-        self.state.set_pods(self.cluster.client.list(PODS)[0])
+        self.state.intake.set_pods(self.cluster.client.list(PODS)[0])
 
     def bind(self, pod, node):
         return self.scheduler.binder.bind(binding(pod, node))

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.bindings import NoPlace
 from scheduler.extender import filter_nodes, gpu_pod, preempt, prioritize_nodes
 from scheduler.gangs import Gangs
 from scheduler.placement.learner import Learner
 from scheduler.places import HoldKind
 from scheduler.pods import read_pod
-from scheduler.state import NoPlace, SchedulerState
+from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
@@ -70,15 +71,15 @@ class World:
     def __init__(self, *nodes, barrier_seconds=0.0, clock=None):
         self.clock = clock or ManualClock()
         self.state = SchedulerState(Resources(), Learner("best-fit"), self.clock, hold_seconds=HOLD, lost_seconds=60)
-        self.state.set_nodes(list(nodes))
-        self.state.set_pods([])
+        self.state.intake.set_nodes(list(nodes))
+        self.state.intake.set_pods([])
         self.nodes = [n["metadata"]["name"] for n in nodes]
         self.calls = Calls()
         self.gangs = Gangs(self.state, self.clock, self.calls, hold_seconds=HOLD, barrier_seconds=barrier_seconds)
 
     def waits(self, *objects):
         for obj in objects:
-            self.state.set_pod(obj)
+            self.state.intake.set_pod(obj)
         return objects
 
     def filter(self, obj, *among):
@@ -101,10 +102,10 @@ class World:
         try:
             if read.gang is not None:
                 self.gangs.come(read, on)
-            place = self.state.choose(read, on)
+            place = self.state.bindings.choose(read, on)
         except NoPlace:
             return None
-        self.state.bound(read.uid, on)
+        self.state.bindings.bound(read.uid, on)
         bound = {**obj, "spec": {**obj["spec"], "nodeName": on}, "status": {"phase": "Running"}}
         gpus = {names.gpu_annotation(c): ",".join(g) for c, g in place.gpus.items()}
         bound["metadata"] = {**obj["metadata"], "annotations": {**obj["metadata"]["annotations"], **gpus}}
@@ -118,7 +119,7 @@ class World:
             if name not in done and (found := self.fits(obj)):
                 bound = self.bind(obj, found[0])
                 if bound is not None:
-                    self.state.set_pod(bound)
+                    self.state.intake.set_pod(bound)
                     done[name] = bound
         return list(done.values())
 
@@ -212,11 +213,11 @@ def test_a_stopping_process_lets_no_bind_wait():
 
 def test_what_does_not_fit_holds_nothing_and_what_never_can_is_told():
     world = World(*[node(f"n{i}") for i in range(4)])
-    world.state.set_pod(pod("x", gang="", size=0, on="n0", gpus="n0-0", phase="Running"))
+    world.state.intake.set_pod(pod("x", gang="", size=0, on="n0", gpus="n0-0", phase="Running"))
     pods = world.waits(*[pod(f"p{i}") for i in range(4)])
     assert world.why(pods[0]) == "gang g waits for room for all: 1 of 4 pods have none"
     assert not world.held()[HoldKind.RESERVED]
-    world.state.drop_pod("uid-x")
+    world.state.intake.drop_pod("uid-x")
     assert len(world.starts(*pods)) == 4
     large = world.waits(*[pod(f"q{i}", gang="large", size=5) for i in range(5)])
     assert world.why(large[0]) == (
@@ -234,7 +235,7 @@ def test_two_gangs_take_turns_and_neither_holds_a_part():
     assert len(world.starts(*one)) == 4
     assert world.starts(*two) == []
     for obj in one[:2]:
-        world.state.drop_pod(obj["metadata"]["uid"])
+        world.state.intake.drop_pod(obj["metadata"]["uid"])
     assert len(world.starts(*two)) == 4
 
 
@@ -260,7 +261,7 @@ class SlowWorld(World):
         end = self.clock.monotonic_ns() + seconds * 1_000_000_000
         while self.clock.monotonic_ns() < end:
             for members in gangs:
-                self.state.set_node(node("changes", 1 + len(self.looks) % 2, spec={"unschedulable": True}))
+                self.state.intake.set_node(node("changes", 1 + len(self.looks) % 2, spec={"unschedulable": True}))
                 self.fits(members[0], "n0")
                 self.clock.advance(50)
             self.gangs.look()
@@ -301,8 +302,8 @@ def test_a_gang_that_waits_for_its_turn_is_told_so_and_one_that_is_gone_holds_up
     assert world.why(second[0]) == "gang b waits for its turn: places for other gangs are looked for first"
     assert world.fits(third[0]) == []
     for obj in second:
-        world.state.drop_pod(obj["metadata"]["uid"])
-    world.state.set_node(node("n1"))
+        world.state.intake.drop_pod(obj["metadata"]["uid"])
+    world.state.intake.set_node(node("n1"))
     world.clock.advance(10 * LOOK_MS)
     world.gangs.look()
     assert [who for _, who in world.looks][1:] == ["c", "a"], "what finds places makes nobody rest"
@@ -323,7 +324,7 @@ def test_places_that_are_not_taken_are_let_go_and_the_gang_waits_twice_as_long_e
         assert not world.held()
         assert "only 1 of 2 pods took them" in world.why(pods[0])
         assert world.fits(other) == ["n0", "n1"]
-        world.state.drop_pod("uid-other")
+        world.state.intake.drop_pod("uid-other")
         world.clock.advance(pause * 1000 - 10)
         assert world.fits(pods[1]) == []
         world.clock.advance(20)
@@ -335,7 +336,7 @@ def test_the_places_end_when_one_of_the_pods_is_gone():
     world = World(node("n0"), node("n1"), node("n2"))
     pods = world.waits(*[pod(f"p{i}", size=2) for i in range(2)])
     world.fits(pods[0])
-    world.state.drop_pod("uid-p1")
+    world.state.intake.drop_pod("uid-p1")
     world.gangs.look()
     assert not world.held()
     assert world.why(pods[0]) == "gang g waits for its pods: 1 of 2 are there"
@@ -361,7 +362,7 @@ def test_running_pods_count_after_a_restart_and_when_one_is_replaced():
     assert world.why(rest[0]) == "gang g waits for its pods: 1 of 2 are there, 2 have a place"
     world.waits(rest[1])
     assert len(world.starts(*rest)) == 2
-    world.state.drop_pod("uid-p0")
+    world.state.intake.drop_pod("uid-p0")
     [new] = world.waits(pod("p0-again"))
     assert len(world.starts(new)) == 1
     [extra] = world.waits(pod("extra"))
@@ -530,9 +531,9 @@ class Story:
     def watch(self, n, core):
         for obj in self.behind[: 2 * n + 1]:
             if obj.get("gone"):
-                self.world.state.drop_pod(obj["metadata"]["uid"])
+                self.world.state.intake.drop_pod(obj["metadata"]["uid"])
             else:
-                self.world.state.set_pod(obj)
+                self.world.state.intake.set_pod(obj)
         del self.behind[: 2 * n + 1]
 
     def attempt(self, n, core):
@@ -563,13 +564,13 @@ class Story:
         self.world.gangs.look()
 
     def overdue(self, n, core):
-        for late in self.world.state.overdue():
-            self.world.state.looked(late.uid, self.truth.get(late.name))
+        for late in self.world.state.bindings.overdue():
+            self.world.state.bindings.looked(late.uid, self.truth.get(late.name))
 
     def restart(self, n, core):
         self.behind.clear()
         self.world = World(*self.nodes, clock=self.world.clock)
-        self.world.state.set_pods(list(self.truth.values()))
+        self.world.state.intake.set_pods(list(self.truth.values()))
 
     def finish(self):
         """When all is known and nothing is in the way, each gang starts that is whole and fits; then nothing stays."""
@@ -577,17 +578,17 @@ class Story:
         self.overdue(0, 0)
         for obj in [p for p in self.truth.values() if "nodeName" in p["spec"]]:
             self.truth.pop(obj["metadata"]["name"])
-            self.world.state.drop_pod(obj["metadata"]["uid"])
+            self.world.state.intake.drop_pod(obj["metadata"]["uid"])
         self.world.clock.advance(100 * HOLD * 1000)
         for gang, size in SIZE.items():
             members = self.members(gang, bound=False)
             bound = self.world.starts(*members)
             assert (len(bound) >= size) == (len(members) >= size), "there are GPUs for each"
             for obj in members:
-                self.world.state.drop_pod(obj["metadata"]["uid"])
+                self.world.state.intake.drop_pod(obj["metadata"]["uid"])
                 del self.truth[obj["metadata"]["name"]]
         for obj in self.truth.values():
-            self.world.state.drop_pod(obj["metadata"]["uid"])
+            self.world.state.intake.drop_pod(obj["metadata"]["uid"])
         self.world.gangs.look()
         assert self.world.state.totals()[2] == 600
         assert not self.world.state.counts()

@@ -8,11 +8,12 @@ with `place`, which returns only the best node, and with `filter` and `prioritiz
 import orjson
 import pytest
 
+from scheduler.bindings import NoPlace
 from scheduler.extender import filter_nodes, gpu_pod, prioritize_nodes
 from scheduler.gangs import Gangs
 from scheduler.placement.learner import Learner
 from scheduler.pods import read_pod
-from scheduler.state import NoPlace, SchedulerState
+from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
@@ -408,16 +409,16 @@ class Extender:
         self.names, self.best_alone = [f"n{number}" for number in range(len(nodes))], best_alone
         for node, made in zip(self.names, nodes, strict=True):
             listed = inventory.encode([gpu(node) for gpu in made])
-            self.state.set_node({"metadata": {"name": node, "annotations": {names.NODE_GPUS: listed}}})
+            self.state.intake.set_node({"metadata": {"name": node, "annotations": {names.NODE_GPUS: listed}}})
         for number, there in enumerate(here):
-            self.state.set_pod(there.manifest(f"there-{number}"))
+            self.state.intake.set_pod(there.manifest(f"there-{number}"))
 
     def come(self, pods):
         """Have pods placed and bound; a gang's are tried twice, because the first binds wait for the others."""
         objects = [pod.manifest(f"pod-{number}") for number, pod in enumerate(pods)]
         together = bool(pods[0].wishes.get(names.GANG))
         for obj in objects if together else ():
-            self.state.set_pod(obj)
+            self.state.intake.set_pod(obj)
         said = {}
         for number in [*range(len(pods))] * (1 + together):
             if not isinstance(said.get(number), str):
@@ -426,7 +427,7 @@ class Extender:
 
     def one(self, obj, among):
         """Return the GPUs of each container, or the reasons of all nodes."""
-        self.state.set_pod(obj)
+        self.state.intake.set_pod(obj)
         node, reasons = self.asked(obj, orjson.dumps(among))
         if not node:
             return [reasons[name] for name in among]
@@ -434,14 +435,14 @@ class Extender:
         try:
             if read.gang is not None:
                 self.gangs.come(read, node)
-            place = self.state.choose(read, node)
+            place = self.state.bindings.choose(read, node)
         except NoPlace as error:
             return [str(error)]
-        self.state.bound(read.uid, node)
+        self.state.bindings.bound(read.uid, node)
         given = {names.gpu_annotation(container): ",".join(gpus) for container, gpus in place.gpus.items()}
         obj["metadata"]["annotations"] |= given | {names.SHARING_MODE: f"{place.pod.demand.mode}: asked for"}
         obj["spec"]["nodeName"] = node
-        self.state.set_pod(obj)
+        self.state.intake.set_pod(obj)
         return " ".join(",".join(place.gpus[one["name"]]) for one in obj["spec"]["containers"])
 
     def asked(self, obj, among):

@@ -53,12 +53,12 @@ def pod(name, *asked, on="", model=""):
 
 def placed(gpus, *asked, taken=(), shared=(), model="", policy="best-fit"):
     state = SchedulerState(Resources(), Learner(policy), ManualClock(), hold_seconds=30, lost_seconds=60)
-    state.set_node({"metadata": {"name": "n", "annotations": {names.NODE_GPUS: inventory.encode(gpus)}}})
+    state.intake.set_node({"metadata": {"name": "n", "annotations": {names.NODE_GPUS: inventory.encode(gpus)}}})
     for gpu in taken:
-        state.set_pod(pod(f"t{gpu}", 100, on=f"g{gpu}"))
+        state.intake.set_pod(pod(f"t{gpu}", 100, on=f"g{gpu}"))
     for gpu in shared:
-        state.set_pod(pod(f"s{gpu}", 30, on=f"g{gpu}"))
-    found = state.choose(read_pod(pod("new", *asked, model=model), Resources()), "n").gpus
+        state.intake.set_pod(pod(f"s{gpu}", 30, on=f"g{gpu}"))
+    found = state.bindings.choose(read_pod(pod("new", *asked, model=model), Resources()), "n").gpus
     return " ".join(",".join(found[f"c{i}"]) for i in range(len(asked)))
 
 

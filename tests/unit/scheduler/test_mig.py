@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.bindings import NoPlace
 from scheduler.explain import outlook
 from scheduler.extender import filter_nodes, gpu_pod, preempt, prioritize_nodes
 from scheduler.gangs import Gangs
@@ -21,7 +22,7 @@ from scheduler.placement.ranking import scores
 from scheduler.places import HoldKind
 from scheduler.pods import gpu_rows, read_pod
 from scheduler.reclaim.victims import NodeGpus, Tenant, choose_victims
-from scheduler.state import NoPlace, SchedulerState
+from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
@@ -65,8 +66,8 @@ def clock():
 
 def new_state(clock, *nodes):
     made = SchedulerState(Resources(), Learner("best-fit"), clock, hold_seconds=30, lost_seconds=60)
-    made.set_nodes(nodes)
-    made.set_pods([])
+    made.intake.set_nodes(nodes)
+    made.intake.set_pods([])
     return made
 
 
@@ -92,12 +93,12 @@ def best(state, obj):
 
 def bind(state, obj, on):
     """Bind a pod and let the watch show it; return each container's GPUs."""
-    place = state.choose(read(obj), on)
-    state.bound(obj["metadata"]["uid"], on)
+    place = state.bindings.choose(read(obj), on)
+    state.bindings.bound(obj["metadata"]["uid"], on)
     annotations = {names.gpu_annotation(name): ",".join(gpus) for name, gpus in place.gpus.items()}
     obj["metadata"]["annotations"] |= annotations
     obj["spec"]["nodeName"] = on
-    state.set_pod(obj)
+    state.intake.set_pod(obj)
     return place
 
 
@@ -132,7 +133,7 @@ def test_an_adaptive_pod_is_on_a_slice_only_where_no_shared_gpu_has_room(clock):
     assert place.hold.on_slices
     assert place.why.endswith("the smallest slice that fits")
     assert judged(state, pod("d", 10))["NodeNames"] == ["n1"]
-    state.drop_pod("uid-b")
+    state.intake.drop_pod("uid-b")
     assert best(state, pod("d", 10)) == "n0", "room on a shared GPU anywhere goes first"
     assert judged(state, pod("e", 10, annotations={names.SHARING: "shared"}))["NodeNames"] == ["n0"]
     assert judged(state, pod("e", 10, annotations={names.GPU_AFFINITY: "x"}))["NodeNames"] == [], "together on no slice"
@@ -164,8 +165,8 @@ def test_identity_and_model_hold_for_slices(clock):
     def place(**wishes):
         obj = pod("p", annotations={**ASKS_MIG, **wishes})
         [on] = judged(state, obj)["NodeNames"]
-        place = state.choose(read(obj), on)
-        state.refused("uid-p", on)
+        place = state.bindings.choose(read(obj), on)
+        state.bindings.refused("uid-p", on)
         return place.gpus["c0"][0]
 
     assert place(**{names.GPU_UUID: "MIG-b-0"}) == "MIG-b-0"
@@ -212,24 +213,24 @@ def test_a_pod_that_may_be_anywhere_can_be_helped_by_who_leaves_a_slice(clock):
 def test_slices_that_come_and_go_are_followed(clock):
     state = new_state(clock, node("n0", divided("a", 1, 1)))
     bind(state, pod("one", annotations=ASKS_MIG), "n0")
-    state.set_node(node("n0", Gpu("GPU-a", "A100", MIB)))
+    state.intake.set_node(node("n0", Gpu("GPU-a", "A100", MIB)))
     assert judged(state, pod("two", annotations=ASKS_MIG))["NodeNames"] == []
     assert judged(state, pod("two", 90))["NodeNames"] == ["n0"], "what was on a slice that is gone holds nothing else"
-    state.set_node(node("n0", divided("a", 1, 1)))
+    state.intake.set_node(node("n0", divided("a", 1, 1)))
     assert bind(state, pod("two", annotations=ASKS_MIG), "n0").gpus == {"c0": ("MIG-a-1",)}
     whole = pod("whole", 100, 0, on="n0", gpus=["GPU-a"])
-    state.set_node(node("n0", divided("a", 1, 1, 1)))
-    state.set_pod(whole)
+    state.intake.set_node(node("n0", divided("a", 1, 1, 1)))
+    state.intake.set_pod(whole)
     assert judged(state, pod("three", annotations=ASKS_MIG))["NodeNames"] == [], "a pod has all of the GPU by its UUID"
 
 
 def test_what_asks_for_slices_teaches_a_policy_nothing(clock):
     learner = Learner("best-fit")
     state = SchedulerState(Resources(), learner, clock, hold_seconds=30, lost_seconds=60)
-    state.set_nodes([node("n0", divided("a", 1, 1))])
-    state.set_pod(pod("a", annotations=ASKS_MIG))
+    state.intake.set_nodes([node("n0", divided("a", 1, 1))])
+    state.intake.set_pod(pod("a", annotations=ASKS_MIG))
     bind(state, pod("a", annotations=ASKS_MIG), "n0")
-    state.drop_pod("uid-a")
+    state.intake.drop_pod("uid-a")
     assert (learner.arrivals.seen, learner.arrivals.mix().turnover) == (0, 0.0)
 
 
@@ -316,19 +317,19 @@ def test_no_slice_is_given_twice_and_a_rebuild_is_the_same(events):  # noqa: C90
             objects[name] = obj
         elif kind == "lose" and name not in objects and name not in lost:
             try:
-                lost[name] = (state.choose(read(obj), where).gpus, where, obj)
+                lost[name] = (state.bindings.choose(read(obj), where).gpus, where, obj)
             except NoPlace:
                 continue
-            state.lost(obj["metadata"]["uid"], where)
+            state.bindings.lost(obj["metadata"]["uid"], where)
         elif kind == "retry" and name in lost:
             gpus, where, obj = lost.pop(name)
             assert bind(state, obj, where).gpus == gpus, "a second try gets the same"
             objects[name] = obj
         elif kind == "end" and name in objects:
-            state.set_pod({**objects.pop(name), "status": {"phase": "Succeeded"}})
+            state.intake.set_pod({**objects.pop(name), "status": {"phase": "Succeeded"}})
         elif kind == "reconfigure":
             nodes[where] = node(where, Gpu(f"GPU-{n}", "A100", MIB), divided(f"m{n}", *LAYOUTS[p % len(LAYOUTS)]))
-            state.set_node(nodes[where])
+            state.intake.set_node(nodes[where])
         elif kind == "filter" and name not in objects and name not in lost:
             judged(state, obj)
         elif kind == "time":
@@ -342,13 +343,13 @@ def test_no_slice_is_given_twice_and_a_rebuild_is_the_same(events):  # noqa: C90
         ]
         assert len(holders) == len({uuid for uuid, _ in holders})
     for name in list(lost):
-        state.refused(f"uid-{name}", lost[name][1])
-        state.looked(f"uid-{name}", None)
-        state.drop_pod(f"uid-{name}")
+        state.bindings.refused(f"uid-{name}", lost[name][1])
+        state.bindings.looked(f"uid-{name}", None)
+        state.intake.drop_pod(f"uid-{name}")
     clock.advance(100_000)
     state.version()  # what time has ended is gone
     fresh = new_state(clock, *nodes.values())
-    fresh.set_pods(list(objects.values()))
+    fresh.intake.set_pods(list(objects.values()))
     assert fresh.totals() == state.totals()
     assert fresh.counts() == state.counts()
     for core, sharing in itertools.product((5, 14, 42), ("adaptive", "mig", "shared")):
@@ -401,10 +402,10 @@ def test_explain_knows_slices():
     state = new_state(ManualClock(), node("n0", divided("a", 1, 3)), node("n1", Gpu("GPU-b", "A100", MIB)))
     bind(state, pod("one", 42, annotations={**ASKS_MIG, **OVER}), "n0")
     waits = pod("waits", 42, annotations=ASKS_MIG)
-    state.set_pod(waits)
+    state.intake.set_pod(waits)
 
     def look(obj):
-        state.set_pod(obj)
+        state.intake.set_pod(obj)
         return outlook(state.snapshot(), read(obj), state.policy, {}, 0)
 
     found = look(waits)

@@ -27,8 +27,8 @@ class World:
     def look(self, seconds=0):
         """Let time pass and the watches catch up, and write all notices that are due."""
         self.clock.advance(seconds * 1000)
-        self.state.set_nodes(self.cluster.client.list(NODES)[0])
-        self.state.set_pods(self.cluster.client.list(PODS)[0])
+        self.state.intake.set_nodes(self.cluster.client.list(NODES)[0])
+        self.state.intake.set_pods(self.cluster.client.list(PODS)[0])
         for _ in range(10):
             self.notices.look()
 
@@ -139,7 +139,7 @@ def test_one_pod_is_told_at_a_time_and_what_cannot_be_placed_at_all_is_left_to_k
     world.cluster.pod("stranger", 60, managed=False)
     for n in range(3):
         world.cluster.pod(f"w{n}", 200, 0)
-    world.state.set_pods(world.cluster.client.list(PODS)[0])
+    world.state.intake.set_pods(world.cluster.client.list(PODS)[0])
     world.clock.advance(FIRST_SECONDS * 1000)
     for told in (1, 2, 3, 3):
         world.notices.look()

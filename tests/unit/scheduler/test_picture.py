@@ -4,11 +4,12 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.bindings import NoPlace
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.learner import Learner
 from scheduler.pods import read_pod
 from scheduler.reclaim.picture import Picture
-from scheduler.state import NoPlace, SchedulerState
+from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
@@ -64,22 +65,22 @@ class _Cluster:
             self.pod(number, 60, "in-budget")
 
     def node(self, name, gpus, cordoned):
-        self.state.set_node(node(name, gpus, cordoned))
+        self.state.intake.set_node(node(name, gpus, cordoned))
 
     def gone(self, name):
-        self.state.drop_node(name)
+        self.state.intake.drop_node(name)
 
     def pod(self, number, core, state):
         waiting = pod(number, core)
         if number in self.pods:
             return
-        self.state.set_pod(waiting)
+        self.state.intake.set_pod(waiting)
         for name in NODES:
             try:
-                place = self.state.choose(read_pod(waiting, Resources()), name)
+                place = self.state.bindings.choose(read_pod(waiting, Resources()), name)
             except NoPlace:
                 continue
-            self.state.bound(f"u{number}", name)
+            self.state.bindings.bound(f"u{number}", name)
             self.pods[number] = core, name, ",".join(place.gpus["c"])
             self.change(number, state)
             return
@@ -87,14 +88,14 @@ class _Cluster:
     def change(self, number, state):
         if number in self.pods:
             core, name, gpus = self.pods[number]
-            self.state.set_pod(pod(number, core, state=state, on=name, gpus=gpus))
+            self.state.intake.set_pod(pod(number, core, state=state, on=name, gpus=gpus))
 
     def end(self, number):
         self.pods.pop(number, None)
-        self.state.drop_pod(f"u{number}")
+        self.state.intake.drop_pod(f"u{number}")
 
     def find(self, number, core):
-        self.state.set_pod(pod(number, core))
+        self.state.intake.set_pod(pod(number, core))
         self.state.find(read_pod(pod(number, core), Resources()), b'["n0","n1","n2"]')
 
     def reserve(self, number):

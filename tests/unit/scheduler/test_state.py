@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.bindings import NoPlace
 from scheduler.extender import filter_nodes, gpu_pod, prioritize_nodes
 from scheduler.finder import Finder
 from scheduler.gangs import Gangs
 from scheduler.placement.learner import Learner
 from scheduler.places import HoldKind
 from scheduler.pods import chosen_hold, read_pod
-from scheduler.state import NoPlace, SchedulerState
+from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
@@ -56,8 +57,8 @@ def state(clock):
 
 def new_state(clock, *nodes):
     made = SchedulerState(Resources(), Learner("best-fit"), clock, hold_seconds=HOLD, lost_seconds=LOST)
-    made.set_nodes(list(nodes) or [node("n0"), node("n1")])
-    made.set_pods([])
+    made.intake.set_nodes(list(nodes) or [node("n0"), node("n1")])
+    made.intake.set_pods([])
     return made
 
 
@@ -104,25 +105,25 @@ def test_a_place_says_what_led_there_and_what_was_free(clock):
     state = new_state(clock, node("n0", 2), node("n1", 2))
 
     def why(obj, on):
-        return state.choose(read(obj), on).why
+        return state.bindings.choose(read(obj), on).why
 
     assert why(pod("a"), "n0") == "kube-scheduler's own rules; GPU before: idle"
     fitting(state, pod("b", 40))
     assert why(pod("b", 40), "n1") == (
         "kube-scheduler's own rules; best-fit would have taken node n0; GPU before: idle"
     )
-    state.set_node(node("n3", 2))
-    state.set_node(node("n4", 2))
+    state.intake.set_node(node("n3", 2))
+    state.intake.set_node(node("n4", 2))
     fitting(state, pod("f"), "n3", "n4")
     assert why(pod("f"), "n4") == "best-fit, as good as node n3; kube-scheduler chose between them; GPU before: idle"
     fitting(state, pod("c", 40))
     assert why(pod("c", 40), "n0") == (
         "best-fit, the cheapest of 2 nodes with room; GPU before: 40 percent and 7168 MiB free"
     )
-    state.set_node(node("n2", 2))
+    state.intake.set_node(node("n2", 2))
     fitting(state, pod("d", 200, 0), "n0", "n2")
     assert why(pod("d", 200, 0), "n2") == "the only room; GPU before: 2 times idle"
-    state.set_pod(pod("e", 10))
+    state.intake.set_pod(pod("e", 10))
     found = chosen_hold(read(pod("e", 10)), "n1", ["n1-0"])[0]
     assert state.reserve(read(pod("e", 10)), found)
     assert why(pod("e", 10), "n1").startswith("room was made or kept for it; GPU before: 60 percent")
@@ -131,30 +132,30 @@ def test_a_place_says_what_led_there_and_what_was_free(clock):
 def test_pods_that_had_a_place_and_end_are_counted_once(clock):
     learner = Learner("best-fit")
     state = SchedulerState(Resources(), learner, clock, hold_seconds=HOLD, lost_seconds=LOST)
-    state.set_nodes([node("n0", 4)])
+    state.intake.set_nodes([node("n0", 4)])
     running = [pod(name, on="n0", gpus=f"n0-{i}", phase="Running") for i, name in enumerate("abc")]
-    state.set_pods([*running, pod("waits"), pod("old", on="n0", gpus="n0-3", phase="Succeeded")])
+    state.intake.set_pods([*running, pod("waits"), pod("old", on="n0", gpus="n0-3", phase="Succeeded")])
     for _ in range(2):
-        state.set_pod(pod("a", on="n0", gpus="n0-0", phase="Succeeded"))
-    state.drop_pod("uid-a")
-    state.drop_pod("uid-b")
-    state.drop_pod("uid-waits")
-    state.drop_pod("uid-old")
+        state.intake.set_pod(pod("a", on="n0", gpus="n0-0", phase="Succeeded"))
+    state.intake.drop_pod("uid-a")
+    state.intake.drop_pod("uid-b")
+    state.intake.drop_pod("uid-waits")
+    state.intake.drop_pod("uid-old")
     assert learner.arrivals.mix().turnover == pytest.approx(2 / 5)
-    state.set_pods([])
+    state.intake.set_pods([])
     assert learner.arrivals.mix().turnover == pytest.approx(3 / 5)
 
 
 def test_a_list_that_tells_nothing_new_stirs_no_node(state):
     pods = [pod("a", on="n0", gpus="n0-0", phase="Running"), pod("b", on="n1", gpus="n1-0", phase="Running")]
-    state.set_pods(pods)
+    state.intake.set_pods(pods)
     state.stirred(everything=True)
-    state.set_pods(pods)
+    state.intake.set_pods(pods)
     assert state.stirred(everything=False) == {}
     pods[1] = pod("b", on="n1", gpus="n1-0", phase="Running", annotations={names.BUDGET_STATE: names.OVER_BUDGET})
-    state.set_pods(pods)
+    state.intake.set_pods(pods)
     assert state.stirred(everything=False).keys() == {"n1"}
-    state.set_pods(pods[1:])
+    state.intake.set_pods(pods[1:])
     assert state.stirred(everything=False).keys() == {"n0"}
 
 
@@ -162,10 +163,10 @@ def test_a_pod_that_arrives_where_it_was_expected_changes_no_price(state):
     assert placed(state, pod("a")) == ["n0"]
     version, changes = state.version(), state.changes()
     state.stirred(everything=True)
-    state.choose(read(pod("a")), "n0")
+    state.bindings.choose(read(pod("a")), "n0")
     assert state.stirred(everything=False).keys() == {"n0"}, "the reclaimer learns of it"
-    state.bound("uid-a", "n0")
-    state.set_pod(pod("a", on="n0", gpus="n0-0"))
+    state.bindings.bound("uid-a", "n0")
+    state.intake.set_pod(pod("a", on="n0", gpus="n0-0"))
     assert state.counts() == {HoldKind.BOUND: 1}
     assert state.version() == version
     assert state.changes() > changes
@@ -178,7 +179,7 @@ def test_a_search_for_unequal_containers_is_never_made_ahead(state, monkeypatch,
     containers = [{"name": name, "resources": {"limits": one}} for name, one in zip("cd", limits, strict=True)]
     for name in "ab":
         assert placed(state, pod(name, spec={"containers": containers})) == ["n0"]
-    state.set_node(node("n1", 2))
+    state.intake.set_node(node("n1", 2))
     judged_ahead = []
     monkeypatch.setattr(Finder, "cheapest", lambda _self, _fleet, demand, _policy: judged_ahead.append(demand))
     state.look_ahead()
@@ -194,7 +195,7 @@ def test_looking_ahead_survives_that_another_thread_expects_nothing_any_more(sta
 def test_a_place_that_is_only_kept_longer_is_no_change(state):
     waiting = read(pod("a"))
     hold, _ = chosen_hold(waiting, "n0", ["n0-0"])
-    state.set_pod(pod("a"))
+    state.intake.set_pod(pod("a"))
     assert state.reserve(waiting, hold)
     changes = state.changes()
     assert state.reserve(waiting, hold)
@@ -205,18 +206,18 @@ def test_a_place_that_is_only_kept_longer_is_no_change(state):
 def test_the_expected_place_is_not_taken_if_its_node_has_changed_since(clock):
     state = new_state(clock, node("n0", 2))
     assert placed(state, pod("a"), "n0") == ["n0"]
-    state.set_pod(pod("foreign", on="n0", gpus="n0-0", phase="Running"))
-    assert state.choose(read(pod("a")), "n0").gpus["c"] == ("n0-1",)
+    state.intake.set_pod(pod("foreign", on="n0", gpus="n0-0", phase="Running"))
+    assert state.bindings.choose(read(pod("a")), "n0").gpus["c"] == ("n0-1",)
     assert placed(state, pod("b", 30), "n0") == ["n0"]
-    state.set_node(node("n0", 1))
+    state.intake.set_node(node("n0", 1))
     with pytest.raises(NoPlace):
-        state.choose(read(pod("b", 50)), "n0")
-    assert state.choose(read(pod("b", 30)), "n0").gpus["c"] == ("n0-0",)
+        state.bindings.choose(read(pod("b", 50)), "n0")
+    assert state.bindings.choose(read(pod("b", 30)), "n0").gpus["c"] == ("n0-0",)
 
 
 def test_the_expected_place_is_not_taken_for_another_request(state):
     assert placed(state, pod("a", 30)) == ["n0"]
-    place = state.choose(read(pod("a", 100, None)), "n0")
+    place = state.bindings.choose(read(pod("a", 100, None)), "n0")
     assert [(share.core, share.whole) for share in place.hold.shares] == [(100, True)]
 
 
@@ -235,7 +236,7 @@ def test_prioritize_moves_the_hold_to_the_best_of_the_nodes_that_are_left(state)
 
 def test_one_node_alone_has_the_highest_score(clock):
     state = new_state(clock, *[node(f"n{i}") for i in range(5)], node("used"))
-    state.set_pod(pod("x", 30, on="used", gpus="used-0", phase="Running"))
+    state.intake.set_pod(pod("x", 30, on="used", gpus="used-0", phase="Running"))
     scores = points(state, pod("a"), *[f"n{i}" for i in range(5)], "used")
     assert scores.pop("used") == 10
     assert all(0 < score <= 9 for score in scores.values()), "a node left out has none"
@@ -245,67 +246,67 @@ def test_a_tentative_hold_ends_with_time_and_bind_is_checked_anew(state, clock):
     assert fitting(state, pod("a"), "n0") == ["n0"]
     clock.advance(HOLD * 1000 + 1)
     assert fitting(state, pod("b"), "n0") == ["n0"]
-    state.choose(read(pod("b")), "n0")
+    state.bindings.choose(read(pod("b")), "n0")
     with pytest.raises(NoPlace, match="not enough is free for 60 percent"):
-        state.choose(read(pod("a")), "n0")
+        state.bindings.choose(read(pod("a")), "n0")
 
 
 def test_bind_spares_others_tentative_places_and_takes_them_only_if_it_must(clock):
     state = new_state(clock, node("n0", gpus=2))
     fitting(state, pod("a"), "n0")
-    first = state.choose(read(pod("b")), "n0")
+    first = state.bindings.choose(read(pod("b")), "n0")
     assert first.gpus == {"c": ("n0-1",)}
-    second = state.choose(read(pod("c")), "n0")
+    second = state.bindings.choose(read(pod("c")), "n0")
     assert second.gpus == {"c": ("n0-0",)}
     assert state.counts()[HoldKind.TENTATIVE] == 0
     with pytest.raises(NoPlace):
-        state.choose(read(pod("a")), "n0")
+        state.bindings.choose(read(pod("a")), "n0")
 
 
 def test_a_bound_place_waits_for_the_watch_and_is_never_dropped_by_time(state, clock):
     a = pod("a")
     fitting(state, a)
-    place = state.choose(read(a), "n0")
-    state.bound("uid-a", "n0")
+    place = state.bindings.choose(read(a), "n0")
+    state.bindings.bound("uid-a", "n0")
     clock.advance(10 * HOLD * 1000)
     assert fitting(state, pod("b"), "n0") == []
-    assert [p.uid for p in state.overdue()] == ["uid-a"]
-    state.set_pod(a)  # an old event: not bound yet
+    assert [p.uid for p in state.bindings.overdue()] == ["uid-a"]
+    state.intake.set_pod(a)  # an old event: not bound yet
     assert fitting(state, pod("b"), "n0") == []
-    state.set_pod(pod("a", on="n0", gpus=",".join(place.gpus["c"])))
-    state.set_pod(a)  # an old event again
+    state.intake.set_pod(pod("a", on="n0", gpus=",".join(place.gpus["c"])))
+    state.intake.set_pod(a)  # an old event again
     assert state.pod("uid-a").node == "n0"
-    assert state.overdue() == []
+    assert state.bindings.overdue() == []
     assert state.counts() == {HoldKind.BOUND: 1}
 
 
 def test_a_list_that_is_older_than_a_binding_does_not_free_it(state):
-    state.set_pod(pod("a"))
-    state.choose(read(pod("a")), "n0")
-    state.bound("uid-a", "n0")
-    state.set_pods([])
+    state.intake.set_pod(pod("a"))
+    state.bindings.choose(read(pod("a")), "n0")
+    state.bindings.bound("uid-a", "n0")
+    state.intake.set_pods([])
     assert fitting(state, pod("b"), "n0") == []
 
 
 def test_a_lost_answer_keeps_the_place_and_a_second_try_gets_the_same(clock):
     state = new_state(clock, node("n0", gpus=4), node("n1"))
-    first = state.choose(read(pod("a")), "n0")
+    first = state.bindings.choose(read(pod("a")), "n0")
     with pytest.raises(NoPlace, match="under way"):
-        state.choose(read(pod("a")), "n0")
-    state.lost("uid-a", "n0")
-    assert state.choose(read(pod("a")), "n0").gpus == first.gpus
-    state.refused("uid-a", "n0")  # the second try; the first may still come through
+        state.bindings.choose(read(pod("a")), "n0")
+    state.bindings.lost("uid-a", "n0")
+    assert state.bindings.choose(read(pod("a")), "n0").gpus == first.gpus
+    state.bindings.refused("uid-a", "n0")  # the second try; the first may still come through
     assert state.counts()[HoldKind.BINDING] == 1
-    state.choose(read(pod("a")), "n1")
+    state.bindings.choose(read(pod("a")), "n1")
     assert state.counts()[HoldKind.BINDING] == 2
-    state.bound("uid-a", "n1")
+    state.bindings.bound("uid-a", "n1")
     assert state.counts()[HoldKind.BINDING] == 1
     assert fitting(state, pod("b", 100, None), "n1") == []
 
 
 def test_a_refused_first_try_frees_the_place(state):
-    state.choose(read(pod("a")), "n0")
-    state.refused("uid-a", "n0")
+    state.bindings.choose(read(pod("a")), "n0")
+    state.bindings.refused("uid-a", "n0")
     assert free(state) == 200
 
 
@@ -320,69 +321,69 @@ def test_a_refused_first_try_frees_the_place(state):
     ],
 )
 def test_an_overdue_place_is_judged_by_the_pod_itself(state, clock, answer, left):
-    state.choose(read(pod("a")), "n0")
-    assert state.overdue() == []
-    state.lost("uid-a", "n0")
+    state.bindings.choose(read(pod("a")), "n0")
+    assert state.bindings.overdue() == []
+    state.bindings.lost("uid-a", "n0")
     clock.advance(LOST * 1000 - 1)
-    assert state.overdue() == []
+    assert state.bindings.overdue() == []
     clock.advance(1)
-    assert len(state.overdue()) == 1
-    state.looked("uid-a", answer)
+    assert len(state.bindings.overdue()) == 1
+    state.bindings.looked("uid-a", answer)
     assert state.counts()[HoldKind.BINDING] == left
-    state.looked("uid-a", None)
+    state.bindings.looked("uid-a", None)
     assert free(state) == 200
 
 
 def test_terminal_and_deleted_pods_free_their_place(state):
-    state.set_pod(pod("a", on="n0", gpus="n0-0", phase="Running"))
-    state.set_pod(pod("b", on="n1", gpus="n1-0", phase="Running"))
+    state.intake.set_pod(pod("a", on="n0", gpus="n0-0", phase="Running"))
+    state.intake.set_pod(pod("b", on="n1", gpus="n1-0", phase="Running"))
     assert free(state) == 80
-    state.set_pod(pod("a", on="n0", gpus="n0-0", phase="Succeeded"))
-    state.drop_pod("uid-b")
+    state.intake.set_pod(pod("a", on="n0", gpus="n0-0", phase="Succeeded"))
+    state.intake.drop_pod("uid-b")
     assert free(state) == 200
 
 
 def test_a_pod_under_deletion_holds_its_place_until_it_has_ended(state):
     leaving = pod("a", on="n0", gpus="n0-0", phase="Running")
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    state.set_pod(leaving)
+    state.intake.set_pod(leaving)
     assert free(state) == 140
 
 
 def test_a_deleted_pod_that_was_being_bound_stays_gone(state):
-    state.choose(read(pod("a")), "n0")
-    state.drop_pod("uid-a")
-    state.bound("uid-a", "n0")
+    state.bindings.choose(read(pod("a")), "n0")
+    state.intake.drop_pod("uid-a")
+    state.bindings.bound("uid-a", "n0")
     assert free(state) == 200
 
 
 def test_the_node_can_come_back(state):
-    state.set_pod(pod("a", on="n0", gpus="n0-0", phase="Running"))
-    state.drop_node("n0")
+    state.intake.set_pod(pod("a", on="n0", gpus="n0-0", phase="Running"))
+    state.intake.drop_node("n0")
     assert free(state) == 100
     assert judged(state, pod("b"), "n0")["FailedAndUnresolvableNodes"].keys() == {"n0"}
-    state.set_node(node("n0"))
+    state.intake.set_node(node("n0"))
     assert free(state) == 140
 
 
 def test_an_edited_annotation_does_not_free_a_gpu(state):
     bad = {names.SHARING: "nonsense", names.CORE_LIMIT: "5", names.gpu_annotation("other"): "n1-0"}
-    state.set_pod(pod("a", on="n0", gpus="n0-0", annotations=bad, phase="Running"))
+    state.intake.set_pod(pod("a", on="n0", gpus="n0-0", annotations=bad, phase="Running"))
     assert free(state) == 140
 
 
 def test_what_cannot_be_read_at_all_holds_its_gpus_whole(state):
-    state.set_pod(pod("a", core="1e99", on="n0", gpus="n0-0,n0-7", phase="Running"))
+    state.intake.set_pod(pod("a", core="1e99", on="n0", gpus="n0-0,n0-7", phase="Running"))
     assert free(state) == 100
 
 
 def test_exclusive_holds_the_gpu_whatever_the_share(state):
     a = pod("a", 10, annotations={names.SHARING: "exclusive"})
-    place = state.choose(read(a), "n0")
+    place = state.bindings.choose(read(a), "n0")
     assert place.hold.alone
     assert fitting(state, pod("b", 10), "n0") == []
-    state.bound("uid-a", "n0")
-    state.set_pod(pod("a", 10, on="n0", gpus="n0-0", annotations={names.SHARING_MODE: "exclusive: asked for"}))
+    state.bindings.bound("uid-a", "n0")
+    state.intake.set_pod(pod("a", 10, on="n0", gpus="n0-0", annotations={names.SHARING_MODE: "exclusive: asked for"}))
     assert fitting(state, pod("b", 10), "n0") == []
     assert free(state) == 100
 
@@ -391,32 +392,32 @@ def test_affinity_holds_between_filter_and_bind(state):
     wish = {names.GPU_AFFINITY: "x"}
     assert fitting(state, pod("a", 30, annotations=wish)) == ["n0", "n1"]
     assert fitting(state, pod("b", 30, annotations=wish)) == ["n0"]
-    state.choose(read(pod("b", 30, annotations=wish)), "n1")  # kube-scheduler may know better
+    state.bindings.choose(read(pod("b", 30, annotations=wish)), "n1")  # kube-scheduler may know better
     with pytest.raises(NoPlace, match="affinity x"):
-        state.choose(read(pod("a", 30, annotations=wish)), "n0")
+        state.bindings.choose(read(pod("a", 30, annotations=wish)), "n0")
 
 
 def test_double_booking_by_others_leaves_nothing_and_never_less(state):
     for name in "abc":
-        state.set_pod(pod(name, on="n0", gpus="n0-0", phase="Running"))
+        state.intake.set_pod(pod(name, on="n0", gpus="n0-0", phase="Running"))
     assert free(state) == 100
 
 
 def test_reservations_keep_others_out_and_let_the_owner_in(state, clock):
     w = pod("w")
-    state.set_pod(w)
+    state.intake.set_pod(w)
     assert fitting(state, w, "n0") == ["n0"]
-    hold = state.choose(read(w), "n0").hold
-    state.refused("uid-w", "n0")
+    hold = state.bindings.choose(read(w), "n0").hold
+    state.bindings.refused("uid-w", "n0")
     assert state.reserve(read(w), hold)
     assert fitting(state, pod("b"), "n0") == []
     with pytest.raises(NoPlace):
-        state.choose(read(pod("b")), "n0")
+        state.bindings.choose(read(pod("b")), "n0")
     assert fitting(state, w, "n0") == ["n0"]
     clock.advance(HOLD * 1000 + 1)
     assert fitting(state, pod("b"), "n0") == ["n0"]
     state.release("uid-w")
-    state.set_pod(pod("w", on="n1", gpus="n1-0"))
+    state.intake.set_pod(pod("w", on="n1", gpus="n1-0"))
     assert not state.reserve(read(w), hold)
 
 
@@ -448,10 +449,10 @@ def test_damaged_objects_never_crash_it(data):
             at[path[-1]] = data.draw(HOSTILE)
         except (TypeError, KeyError, IndexError):
             continue
-    state.set_pod(obj)
+    state.intake.set_pod(obj)
     damaged = node("n1")
     damaged["metadata"]["annotations"][names.NODE_GPUS] = data.draw(st.text() | HOSTILE)
-    state.set_node(damaged)
+    state.intake.set_node(damaged)
     fitting(state, pod("b"))
     fitting(state, obj)
 
@@ -471,13 +472,13 @@ EVENTS = st.lists(
 def arrive(state, name, core, where):
     """Bind a pod; return it as the watch shows it, None if there is no place."""
     try:
-        place = state.choose(read(pod(name, core)), where)
+        place = state.bindings.choose(read(pod(name, core)), where)
     except NoPlace:
-        state.drop_pod(f"uid-{name}")
+        state.intake.drop_pod(f"uid-{name}")
         return None
-    state.bound(f"uid-{name}", where)
+    state.bindings.bound(f"uid-{name}", where)
     bound = pod(name, core, 4, on=where, gpus=",".join(place.gpus["c"]))
-    state.set_pod(bound)
+    state.intake.set_pod(bound)
     return bound
 
 
@@ -492,30 +493,30 @@ def test_a_rebuild_equals_what_the_watch_has_built(events):
         if kind == "pod" and name not in objects:
             gpus = f"{where}-{g}" if core <= 100 else f"{where}-0,{where}-1"
             objects[name] = pod(name, core, 4, on=where, gpus=gpus, phase="Running")
-            state.set_pod(objects[name])
+            state.intake.set_pod(objects[name])
         elif kind == "finish" and name in objects:
             objects[name] = {**objects[name], "status": {"phase": "Failed"}}
-            state.set_pod(objects[name])
+            state.intake.set_pod(objects[name])
         elif kind == "drop" and name in objects:
-            state.drop_pod(objects.pop(name)["metadata"]["uid"])
+            state.intake.drop_pod(objects.pop(name)["metadata"]["uid"])
         elif kind == "node":
             nodes[where] = node(where, 1 + g)
-            state.set_node(nodes[where])
+            state.intake.set_node(nodes[where])
         elif kind == "gone":
             nodes.pop(where, None)
-            state.drop_node(where)
+            state.intake.drop_node(where)
         elif kind in ("choose", "place") and name not in objects:
             expected = placed(state, pod(name, core), "n0", "n1", "n2") if kind == "place" else []
             where = expected[0] if expected else where
             others = f"f{p}"  # another scheduler's pod, which comes in between
             objects[others] = pod(others, 20, 1, on=where, gpus=f"{where}-{g}", phase="Running")
-            state.set_pod(objects[others])
+            state.intake.set_pod(objects[others])
             arrived = arrive(state, name, core, where)
             objects |= {name: arrived} if arrived else {}
     fresh = new_state(clock, *nodes.values()) if nodes else new_state(clock)
     if not nodes:
-        fresh.set_nodes([])
-    fresh.set_pods(list(objects.values()))
+        fresh.intake.set_nodes([])
+    fresh.intake.set_pods(list(objects.values()))
     assert fresh.totals() == state.totals()
     assert fresh.counts() == state.counts()
     for core in (10, 50, 100, 200):
@@ -525,9 +526,9 @@ def test_a_rebuild_equals_what_the_watch_has_built(events):
         graded = points(state, probe, *among)
         assert points(fresh, probe, *among) == graded
         for one in (fresh, state):
-            one.drop_pod("uid-probe")
+            one.intake.drop_pod("uid-probe")
             assert placed(one, probe, *among) == [name for name, score in graded.items() if score == 10]
-            one.drop_pod("uid-probe")
+            one.intake.drop_pod("uid-probe")
 
 
 def test_threads_never_give_a_gpu_twice(clock):
@@ -549,7 +550,7 @@ def test_threads_never_give_a_gpu_twice(clock):
                 continue
             where = rng.choice(nodes)
             try:
-                place = state.choose(read(obj), where)
+                place = state.bindings.choose(read(obj), where)
             except NoPlace:
                 continue
             gpu = place.gpus["c"][0]
@@ -559,13 +560,13 @@ def test_threads_never_give_a_gpu_twice(clock):
                 if held[gpu] > 100:
                     errors.append(f"{gpu} holds {held[gpu]}")
             if rng.random() < 0.3:
-                state.lost(f"uid-{name}", where)
-                assert state.choose(read(obj), where).gpus["c"][0] == gpu
-            state.bound(f"uid-{name}", where)
-            state.set_pod(pod(name, core, on=where, gpus=gpu, phase="Running"))
+                state.bindings.lost(f"uid-{name}", where)
+                assert state.bindings.choose(read(obj), where).gpus["c"][0] == gpu
+            state.bindings.bound(f"uid-{name}", where)
+            state.intake.set_pod(pod(name, core, on=where, gpus=gpu, phase="Running"))
             with lock:
                 held[gpu] -= core
-            state.drop_pod(f"uid-{name}")
+            state.intake.drop_pod(f"uid-{name}")
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
     for thread in threads:
@@ -576,7 +577,7 @@ def test_threads_never_give_a_gpu_twice(clock):
     assert bound[0] > 50
     clock.advance((HOLD + 1) * 1000)
     assert fitting(state, pod("last", 200, None), *among) == among
-    state.drop_pod("uid-last")
+    state.intake.drop_pod("uid-last")
     assert free(state) == 600
 
 
@@ -603,45 +604,45 @@ def test_cpu_and_memory_of_nodes_follow_bound_pods_and_those_about_to_be_there(c
     }
     assert beside() == (8.0, 8192.0)
     for _ in range(2):
-        state.set_other(other)
+        state.intake.set_other(other)
         assert beside() == (6.0, 7168.0)
     mine = pod("a")
     mine["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "3"}
-    state.choose(read(mine), "n0")
+    state.bindings.choose(read(mine), "n0")
     assert beside() == (3.0, 7168.0), "it counts from its binding"
     mine["spec"]["nodeName"] = "n0"
-    state.set_pod(mine)
+    state.intake.set_pod(mine)
     assert beside() == (3.0, 7168.0), "and once only"
-    state.set_others([])
+    state.intake.set_others([])
     assert beside() == (5.0, 8192.0), "the list of the others says nothing of managed pods"
     mine["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
-    state.set_pod(mine)
+    state.intake.set_pod(mine)
     assert beside() == (7.0, 8192.0), "resized while it runs"
-    state.drop_node("n0")
-    state.set_node({**node("n0", gpus=2), "status": offers})
+    state.intake.drop_node("n0")
+    state.intake.set_node({**node("n0", gpus=2), "status": offers})
     assert beside() == (7.0, 8192.0)
-    state.set_others([other])
-    state.set_pod({**mine, "status": {"phase": "Succeeded"}})
+    state.intake.set_others([other])
+    state.intake.set_pod({**mine, "status": {"phase": "Succeeded"}})
     assert beside() == (6.0, 7168.0), "it has ended"
-    state.set_pod({**mine, "metadata": {**mine["metadata"], "uid": "uid-b"}})
+    state.intake.set_pod({**mine, "metadata": {**mine["metadata"], "uid": "uid-b"}})
     assert beside()[0] == 5.0
-    state.set_pods([])
+    state.intake.set_pods([])
     assert beside()[0] == 6.0, "it is gone"
-    state.drop_other("other")
+    state.intake.drop_other("other")
     assert beside() == (8.0, 8192.0)
 
 
 def test_pods_that_take_cores_beside_gpus_and_no_gpu_are_counted_once_as_arrivals(clock):
     learner = Learner("fgd")
     state = SchedulerState(Resources(), learner, clock, hold_seconds=30, lost_seconds=60)
-    state.set_node(node("n0", gpus=2))
+    state.intake.set_node(node("n0", gpus=2))
     bound = {"status": {"phase": "Running"}, "spec": {"nodeName": "n0", "containers": []}}
     plain = {"metadata": {"uid": "plain"}, **bound}
     of_the_node = {"metadata": {"uid": "log", "ownerReferences": [{"kind": "DaemonSet", "name": "log"}]}, **bound}
     elsewhere = {"metadata": {"uid": "far"}, **bound, "spec": {"nodeName": "without-gpus", "containers": []}}
     mine = pod("a", on="n0", gpus="n0-0", phase="Running")
-    state.set_pod(mine)
+    state.intake.set_pod(mine)
     for _ in range(2):
-        state.set_others([plain, of_the_node, elsewhere])
-        state.set_other(plain)
+        state.intake.set_others([plain, of_the_node, elsewhere])
+        state.intake.set_other(plain)
     assert learner.arrivals.mix().without_gpus == 1 / 2, "one of two pods"

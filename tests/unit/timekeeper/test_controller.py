@@ -835,10 +835,10 @@ def test_a_container_that_ends_beside_a_plain_one_holds_its_gpus_and_pays_for_th
     """Also over 29 days: kubelet and kube-scheduler free nothing before the whole pod has ended."""
     resources = Settings().resources
     scheduler = SchedulerState(resources, Learner("best-fit"), stage.clock, hold_seconds=30, lost_seconds=60)
-    scheduler.set_nodes(stage.kube.list(NODES)[0])
+    scheduler.intake.set_nodes(stage.kube.list(NODES)[0])
 
     def holds() -> bool:
-        scheduler.set_pods(stage.kube.list(PODS)[0])
+        scheduler.intake.set_pods(stage.kube.list(PODS)[0])
         return scheduler.counts()[HoldKind.BOUND] == 1
 
     pod = stage.create(plain=True)

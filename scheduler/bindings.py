@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Places on their way to be bound: chosen for a binding, and held until its fate is known.
+
+No GPU is given twice, because only `choose` gives: while it alone writes, it finds GPUs that neither BOUND, BINDING nor
+another's RESERVED holds, and records BINDING before the API server hears of it. `places` says what these are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from scheduler.finder import Finder
+from scheduler.held import Held
+from scheduler.placement.demand import Demand
+from scheduler.placement.fleet_version import FleetVersion
+from scheduler.placement.learner import Learner
+from scheduler.placement.links import relinked
+from scheduler.placement.reasons import Why, explain
+from scheduler.placement.survey import Survey, survey
+from scheduler.places import HoldKind, Place, is_tentative, nodes_of
+from scheduler.pods import Pod, gpu_rows, held_by, read_pod
+from slicekeeper.clock import Clock
+from slicekeeper.config.settings import Resources
+from slicekeeper.errors import SlicekeeperError
+from slicekeeper.gpu.inventory import is_slice
+
+
+class NoPlace(SlicekeeperError):
+    """The pod cannot be bound to this node now; the message gives the reason."""
+
+    code = "no-place"
+
+
+class Bindings:
+    """The pods that are being bound. All methods are safe from any thread."""
+
+    def __init__(
+        self,
+        held: Held,
+        finder: Finder,
+        learner: Learner,
+        resources: Resources,
+        clock: Clock,
+        *,
+        hold_seconds: float,
+        lost_seconds: float,
+    ) -> None:
+        self._held = held
+        self._nodes, self._places = held.nodes, held.places
+        self._finder = finder
+        self._learner = learner
+        self._resources = resources
+        self._clock = clock
+        self._hold_ns = int(hold_seconds * 1_000_000_000)
+        self._lost_ns = int(lost_seconds * 1_000_000_000)
+        self._under_way: set[str] = set()
+        """Pods of which a bind has not ended."""
+
+    def choose(self, pod: Pod, node: str) -> Place:
+        """Choose GPUs on `node` for a binding and hold them; the same again if an earlier try's fate is unknown.
+
+        Others' TENTATIVE places are spared if that is possible, and else taken. Until `bound`, `lost` or
+        `refused` is called, no other try for this pod is let in. Raises NoPlace.
+        """
+        with self._held.writing():
+            if pod.uid in self._under_way:
+                raise NoPlace("another bind of this pod is under way; try again when it has ended")
+            mine = self._places.of(pod.uid)
+            place = next((p for p in mine if p.kind is HoldKind.BINDING and p.hold.node == node), None)
+            if place is None:
+                place = self._choose(pod, node)
+            kept = [p for p in self._places.of(pod.uid) if not is_tentative(p) and p is not place]
+            self._held.put(pod.uid, [*kept, place])
+            self._under_way.add(pod.uid)
+            return place
+
+    def _choose(self, pod: Pod, node: str) -> Place:
+        if node not in self._held.fleet:
+            raise NoPlace(explain(Why.DAMAGED if node in self._nodes.damaged else Why.NO_GPUS, pod.demand))
+        why = self._why_there(pod, node)
+        place = self._found(pod, node) or self._search(pod, node)
+        return replace(place, why=f"{why}; {self._free_before(place)}")
+
+    def _found(self, pod: Pod, node: str) -> Place | None:
+        """Return the place that `find` holds for a pod there, None if anything may have changed for it since."""
+        place = next((place for place in self._places.of(pod.uid) if is_tentative(place)), None)
+        if place is None or place.hold.node != node:
+            return None
+        if place.version != self._held.fleet.version_of(self._held.fleet.row(node)):
+            return None
+        if pod.demand.affinity or sum(piece.whole for piece in pod.demand.slices) > 1:
+            return None  # other nodes count too; the best links are not found yet
+        if (place.pod.request, place.pod.demand) != (pod.request, pod.demand):
+            return None
+        return replace(place, kind=HoldKind.BINDING, pod=pod, until_ns=None)
+
+    def _search(self, pod: Pod, node: str) -> Place:
+        mine = nodes_of(self._places.of(pod.uid))
+        fleet = self._held.fleet_without(mine, lambda place: place.pod.uid == pod.uid).publish()
+        result = self._linked(fleet, node, pod.demand)
+        if not result.fits[0]:
+            expected = nodes_of(filter(is_tentative, self._places.passing()))
+            fleet = self._held.fleet_without(
+                mine | expected, lambda place: place.pod.uid == pod.uid or is_tentative(place)
+            ).publish()
+            result = self._linked(fleet, node, pod.demand)
+            if not result.fits[0]:
+                raise NoPlace(explain(int(result.why[0]), pod.demand))
+            for uid in {place.pod.uid for place in self._places.on(node)}:
+                self._held.let_go(uid, is_tentative)
+        return self._held.place(HoldKind.BINDING, pod, node, result.gpus[0].tolist())
+
+    def _free_before(self, place: Place) -> str:
+        """Return a description of what was free on the GPUs that a pod gets."""
+        uuids = {share.uuid for share in place.hold.shares}
+        if any(map(is_slice, uuids)):
+            return "the smallest slices that fit" if len(uuids) > 1 else "the smallest slice that fits"
+        node = place.hold.node
+        others = (other.hold for other in self._places.on(node) if other.pod.uid != place.pod.uid)
+        found = Counter(
+            "idle" if gpu.idle else f"{gpu.core} percent and {gpu.memory} MiB free"
+            for gpu in gpu_rows([gpu for gpu in self._nodes.gpus[node] if gpu.uuid in uuids], others)
+        )
+        return "GPU before: " + ", ".join(f"{n} times {text}" if n > 1 else text for text, n in found.items())
+
+    def _why_there(self, pod: Pod, node: str) -> str:
+        """Return a description of why a pod is placed on a node."""
+        policy = self._learner.name
+        for place in self._places.of(pod.uid):
+            if place.kind is HoldKind.RESERVED and place.hold.node == node:
+                return f"{policy}, for all pods of its gang together" if pod.gang else "room was made or kept for it"
+            if place.kind is HoldKind.TENTATIVE and place.hold.node == node:
+                return (
+                    f"{policy}, the cheapest of {place.among} nodes with room" if place.among > 1 else "the only room"
+                )
+            if place.kind is HoldKind.TENTATIVE and self._are_equal(pod, node, place.hold.node):
+                return f"{policy}, as good as node {place.hold.node}; kube-scheduler chose between them"
+            if place.kind is HoldKind.TENTATIVE:
+                return f"kube-scheduler's own rules; {policy} would have taken node {place.hold.node}"
+        return "kube-scheduler's own rules"
+
+    def _are_equal(self, pod: Pod, *nodes: str) -> bool:
+        """Whether the policy found nodes equally good for a pod when they were last compared."""
+        seen = self._finder.seen(pod)
+        if seen is None:
+            return False
+        judged, rows = seen[0], [self._held.fleet.row(node) for node in nodes]
+        fit = all(0 <= row < len(judged.fits) and judged.fits[row] for row in rows)
+        return fit and len({int(judged.price[row]) for row in rows}) == 1
+
+    def bound(self, uid: str, node: str) -> None:
+        """Record that the pod is bound to `node`: what was held elsewhere is free, this stays until it is seen."""
+        until = self._clock.monotonic_ns() + self._hold_ns
+        with self._held.writing():
+            self._under_way.discard(uid)
+            places = self._places.of(uid)
+            seen = [p for p in places if p.kind is HoldKind.BOUND]
+            here = [replace(p, until_ns=until) for p in places if p.kind is HoldKind.BINDING and p.hold.node == node]
+            self._held.put(uid, seen or here)
+
+    def lost(self, uid: str, node: str) -> None:
+        """Record that no answer came and the pod is not bound yet: it may still be, so the place stays."""
+        until = self._clock.monotonic_ns() + self._lost_ns
+        with self._held.writing():
+            self._under_way.discard(uid)
+            places = self._places.of(uid)
+            mine = [p.kind is HoldKind.BINDING and p.hold.node == node for p in places]
+            self._held.put(uid, [replace(p, until_ns=until) if at else p for p, at in zip(places, mine, strict=True)])
+
+    def refused(self, uid: str, node: str) -> None:
+        """Record that this try will not bind the pod; an earlier one whose answer was lost may yet do so."""
+        with self._held.writing():
+            self._under_way.discard(uid)
+            self._held.let_go(uid, lambda p: p.kind is HoldKind.BINDING and p.hold.node == node and p.until_ns is None)
+
+    def overdue(self) -> list[Pod]:
+        """Return the pods to look at because no watch has shown them bound in time."""
+        now = self._clock.monotonic_ns()
+        with self._held.writing():
+            due = {place.pod.uid: place.pod for place in self._places.passing() if place.is_due(now)}
+            return [pod for uid, pod in due.items() if uid not in self._under_way]
+
+    def looked(self, uid: str, obj: Mapping[str, Any] | None) -> None:
+        """Record what the API server says about an overdue pod; None: it has no such pod."""
+        now = self._clock.monotonic_ns()
+        pod = read_pod(obj, self._resources) if obj is not None else None
+        with self._held.writing():
+            if uid in self._under_way or not any(p.kind is HoldKind.BINDING for p in self._places.of(uid)):
+                return
+            if pod is None or pod.uid != uid or pod.finished:
+                self._held.let_go(uid, lambda p: p.kind is HoldKind.BINDING)
+            elif not pod.node:
+                self._held.let_go(uid, lambda p: p.is_due(now))
+            else:
+                hold = held_by(pod, obj or {})
+                self._held.put(uid, [Place(HoldKind.BINDING, pod, hold, now + self._hold_ns)] if hold else [])
+
+    # Below, only while writing.
+
+    def _linked(self, fleet: FleetVersion, node: str, demand: Demand) -> Survey:
+        """Return the answer for one node, with the whole GPUs that are linked best."""
+        view = fleet.view([node], demand)
+        result = survey(view, demand, self._learner.policy)
+        if result.fits[0]:
+            result.gpus[0] = relinked(self._nodes.gpus[node], view, 0, demand, result.gpus[0].tolist())
+        return result
