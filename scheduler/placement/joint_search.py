@@ -1,31 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search for places for several unequal pods together, with backtracking, if placing them one by one has failed.
 
-Depth first over the pods' slices in the order given. Of the places for a slice, those that it fills to the last percent
-come first, then those that leave the most. A branch is left if the slices to come cannot fill what they would have to
-by their sizes (the sums that they can make; Martello and Toth, 1990, "Knapsack Problems", ch. 8), and a state that was
-left is not tried again. Nodes that are alike are tried once. Packing is hard in general: who calls gives the steps.
+The pods with one share each are placed last, by filling one GPU after the other (`bin_completion`): that is the hard
+part of most gangs. The slices of the others come first, depth first. Of the places for a slice, those that it fills to
+the last percent come first, then those on the nodes with the most free. A branch is left if the slices to come cannot
+fill what they would have to by their sizes (the sums that they can make; Martello and Toth, 1990, "Knapsack Problems",
+ch. 8), and a state that was left is not tried again. Nodes that are alike are tried once. If that fails, all pods are
+placed depth first: with pods of both kinds, each way finds places that the other does not. Packing is hard in general:
+who calls gives the steps.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
+from scheduler.placement.bin_completion import Share, Space, complete
 from scheduler.placement.demand import Demand, Slice
 from scheduler.placement.search import MOST_SLICES, StepBudget
 from slicekeeper.units import CORES_PER_GPU
 
-
-class Space(NamedTuple):
-    """The free part of one GPU, and which of the demands may be there (a bit for each)."""
-
-    core: int
-    memory: int
-    capacity: int
-    idle: bool
-    open_to: int
+COMPLETIONS: Final = 4
+"""One completion takes at most this part of the steps, so that others can follow if it fails."""
 
 
 class Item(NamedTuple):
@@ -54,26 +51,61 @@ def place_together(
 
     Each pod comes with its demand and that demand's bit. Affinity is not looked at; anti-affinity keeps everything off.
     """
-    items = [
-        Item(number, bit, piece, piece.whole or demand.alone, piece.whole or demand.alone or bool(demand.anti_affinity))
-        for number, (bit, demand) in enumerate(pods)
-        for piece in demand.slices
-    ]
-    steps = _Search(nodes, items, budget).run() if len(items) <= MOST_SLICES else None
-    return _on_nodes(nodes, items, steps) if steps is not None else None
+    if sum(len(demand.slices) for _, demand in pods) > MOST_SLICES:
+        return None
+    free = [_shares_freely(demand) for _, demand in pods]
+    ways = [free, [False] * len(pods)] if any(free) and not all(free) else [free]
+    for left, last in zip(range(len(ways), 0, -1), ways, strict=True):
+        mine = StepBudget(budget.steps // left)
+        budget.steps -= mine.steps
+        found = _placed(nodes, pods, last, mine)
+        budget.steps += mine.steps
+        if found is not None:
+            return found
+    return None
+
+
+def _shares_freely(demand: Demand) -> bool:
+    """Whether a pod needs one share only, and others may be on its GPU."""
+    return len(demand.slices) == 1 and not (demand.slices[0].whole or demand.alone or demand.anti_affinity)
+
+
+def _placed(
+    nodes: Sequence[Sequence[Space]], pods: Sequence[tuple[int, Demand]], last: Sequence[bool], budget: StepBudget
+) -> list[tuple[int, list[int]]] | None:
+    """Search, with some of the pods placed last, by completion."""
+    items: list[Item] = []
+    shares: dict[Share, list[int]] = {}
+    for number, (bit, demand) in enumerate(pods):
+        if last[number]:
+            piece = demand.slices[0]
+            shares.setdefault(Share(piece.core, piece.memory_mib, bit), []).append(number)
+            continue
+        for piece in demand.slices:
+            needs_idle = piece.whole or demand.alone
+            items.append(Item(number, bit, piece, needs_idle, needs_idle or bool(demand.anti_affinity)))
+    search = _Search(nodes, items, Counter({share: len(numbers) for share, numbers in shares.items()}), budget)
+    steps = search.run()
+    return _on_nodes(nodes, items, steps, search.filled, shares) if steps is not None else None
 
 
 class _Search:
     """One search: nodes are counted by their state, because those that are alike need not be told apart."""
 
-    def __init__(self, nodes: Sequence[Sequence[Space]], items: Sequence[Item], budget: StepBudget) -> None:
+    def __init__(
+        self, nodes: Sequence[Sequence[Space]], items: Sequence[Item], shares: Counter[Share], budget: StepBudget
+    ) -> None:
         self._items = items
+        self._shares = shares
         self._budget = budget
+        self._most_of_a_completion = budget.steps // COMPLETIONS if items else budget.steps
+        self.filled: list[tuple[Space, list[Share]]] = []
+        """The shares that were placed last, and their GPUs."""
         self._nodes = Counter(tuple(sorted(node)) for node in nodes)
         self._free = Counter(gpu.core for node in nodes for gpu in node)
         """The number of GPUs by their free compute."""
-        cores = [item.piece.core for item in items]
-        self._asked = [sum(cores[index:]) for index in range(len(cores))]
+        cores = [item.piece.core for item in items] + [share.core for share in shares.elements()]
+        self._asked = [sum(cores[index:]) for index in range(len(cores) + 1)]
         self._most = _fillable(cores)
         self._dead: set[tuple[int, tuple[Space, ...] | None, int]] = set()
 
@@ -83,37 +115,56 @@ class _Search:
 
     def _place(self, index: int, at: tuple[Space, ...] | None, seen: int) -> list[Step] | None:
         """Return places for the items from `index` on; `at` is where the item's pod is, `seen` stands for all nodes."""
-        if index == len(self._items):
-            return []
-        if self._items[index].pod != self._items[index - 1].pod:
+        if index == len(self._items) or self._items[index].pod != self._items[index - 1].pod:
             at = None
         most = self._most[index]
         if sum(most[core] * count for core, count in self._free.items()) < self._asked[index]:
             return None
         if (index, at, seen) in self._dead or self._budget.steps <= 0:
             return None
-        for step in self._options(self._items[index], self._nodes if at is None else [at]):
-            column = step.node.index(step.gpu)
-            new = tuple(sorted((*step.node[:column], step.after, *step.node[column + 1 :])))
-            self._move(step.node, new, step.gpu.core, step.after.core)
-            rest = self._place(index + 1, new, seen - hash((step.node,)) + hash((new,)))
-            if rest is not None:
-                return [step, *rest]
-            self._move(new, step.node, step.after.core, step.gpu.core)
-            if self._budget.steps <= 0:
-                return None
+        if index == len(self._items):
+            if self._complete():
+                return []
+        else:
+            for step in self._options(self._items[index], self._nodes if at is None else [at]):
+                column = step.node.index(step.gpu)
+                new = tuple(sorted((*step.node[:column], step.after, *step.node[column + 1 :])))
+                self._move(step.node, new, step.gpu.core, step.after.core)
+                rest = self._place(index + 1, new, seen - hash((step.node,)) + hash((new,)))
+                if rest is not None:
+                    return [step, *rest]
+                self._move(new, step.node, step.after.core, step.gpu.core)
+                if self._budget.steps <= 0:
+                    return None
         self._dead.add((index, at, seen))
         return None
 
+    def _complete(self) -> bool:
+        """Place the shares on what is left, and return whether that was possible."""
+        gpus: Counter[Space] = Counter()
+        for node, count in self._nodes.items():
+            for gpu in node:
+                gpus[gpu] += count
+        steps = min(self._budget.steps, self._most_of_a_completion)
+        mine = StepBudget(steps)
+        filled = complete(gpus, self._shares, mine)
+        self._budget.steps -= steps - mine.steps
+        self.filled = filled or []
+        return filled is not None
+
     def _options(self, item: Item, nodes: Sequence[tuple[Space, ...]] | Counter[tuple[Space, ...]]) -> list[Step]:
+        """Return the places for an item, in the order in which they are tried."""
         found = []
         for node in nodes:
+            free = sum(gpu.core for gpu in node)
             for gpu in dict.fromkeys(node):
                 self._budget.steps -= 1
                 after = _after(gpu, item)
                 if after is not None:
-                    found.append(Step(node, gpu, after))
-        return sorted(found, key=lambda step: (step.after.core > 0, -step.after.core, step.after.memory))
+                    wasted = gpu.core - item.piece.core - after.core
+                    order = wasted, after.core > 0, -free, -after.core, after.memory
+                    found.append((order, Step(node, gpu, after)))
+        return [step for _, step in sorted(found, key=lambda one: one[0])]
 
     def _move(self, node: tuple[Space, ...], new: tuple[Space, ...], core: int, core_after: int) -> None:
         self._nodes[new] += 1
@@ -141,9 +192,11 @@ def _after(gpu: Space, item: Item) -> Space | None:
 def _fillable(cores: Sequence[int]) -> list[list[int]]:
     """Return for each index how much the slices from there on fill at most of each amount that is free, by their sums.
 
+    The last index, behind all slices, fills nothing.
+
     Bit n of `sums` is whether some of them ask for n percent together.
     """
-    sums, found = 1, []
+    sums, found = 1, [[0] * (CORES_PER_GPU + 1)]
     for core in reversed(cores):
         sums |= (sums << core) & ((1 << CORES_PER_GPU + 1) - 1)
         most = 0
@@ -152,20 +205,31 @@ def _fillable(cores: Sequence[int]) -> list[list[int]]:
 
 
 def _on_nodes(
-    nodes: Sequence[Sequence[Space]], items: Sequence[Item], steps: Sequence[Step]
+    nodes: Sequence[Sequence[Space]],
+    items: Sequence[Item],
+    steps: Sequence[Step],
+    filled: Sequence[tuple[Space, list[Share]]],
+    shares: Mapping[Share, list[int]],
 ) -> list[tuple[int, list[int]]]:
-    """Return each pod's node and columns: the steps tell nodes that are alike not apart."""
+    """Return each pod's node and columns: steps tell nodes that are alike not apart, nor `filled` GPUs or shares."""
     now = [list(node) for node in nodes]
     alike: dict[tuple[Space, ...], list[int]] = {}
     for number, node in enumerate(now):
         alike.setdefault(tuple(sorted(node)), []).append(number)
-    found: list[tuple[int, list[int]]] = []
+    found: dict[int, tuple[int, list[int]]] = {}
     for item, step in zip(items, steps, strict=True):
         number = alike[step.node].pop()  # for a pod's later slices the node of its first one, which came last
         column = now[number].index(step.gpu)
         now[number][column] = step.after
         alike.setdefault(tuple(sorted(now[number])), []).append(number)
-        if item.pod == len(found):
-            found.append((number, []))
-        found[-1][1].append(column)
-    return found
+        found.setdefault(item.pod, (number, []))[1].append(column)
+    there: dict[Space, list[tuple[int, int]]] = {}
+    for number, node in enumerate(now):
+        for column, gpu in enumerate(node):
+            there.setdefault(gpu, []).append((number, column))
+    waiting = {share: list(pods) for share, pods in shares.items()}
+    for gpu, here in filled:
+        number, column = there[gpu].pop()
+        for share in here:
+            found[waiting[share].pop()] = number, [column]
+    return [found[pod] for pod in range(len(found))]

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.placement.bin_completion import Space
 from scheduler.placement.demand import Demand, Slice
-from scheduler.placement.joint_search import Space, place_together
+from scheduler.placement.joint_search import place_together
 from scheduler.placement.search import StepBudget
 
 EVERYBODY = (1 << 40) - 1
@@ -55,31 +56,60 @@ def check(nodes, demands, bits, places):
 
 
 def fits_somehow(nodes, demands):
-    """Try every assignment of shares to GPUs."""
+    """Try every assignment of shares to GPUs, with all of one pod on one node."""
     spaces = [(n, g) for n, node in enumerate(nodes) for g in range(len(node))]
-    for choice in itertools.product(spaces, repeat=len(demands)):
+    choices = [
+        [here for here in itertools.product(spaces, repeat=len(demand.slices)) if len({n for n, _ in here}) == 1]
+        for demand in demands
+    ]
+    for choice in itertools.product(*choices):
         left = {(n, g): [nodes[n][g].core, nodes[n][g].memory] for n, g in spaces}
-        for demand, at in zip(demands, choice, strict=True):
-            left[at][0] -= demand.slices[0].core
-            left[at][1] -= demand.slices[0].memory_mib
+        for demand, here in zip(demands, choice, strict=True):
+            for piece, at in zip(demand.slices, here, strict=True):
+                left[at][0] -= piece.core
+                left[at][1] -= piece.memory_mib
         if all(core >= 0 and memory >= 0 for core, memory in left.values()):
             return True
     return False
 
 
-@pytest.mark.parametrize("count", [2, 5, 8, 16])
+def parts_of(total, rng):
+    """Return sizes that are `total` together."""
+    sizes = []
+    while total:
+        sizes.append(min(total, rng.choice([10, 15, 20, 25, 30, 35, 40, 45, 50, 60])))
+        total -= sizes[-1]
+    return sizes
+
+
+@pytest.mark.parametrize("count", [2, 5, 8, 16, 32])
 def test_pods_that_fill_the_free_gpus_exactly_find_their_places(count):
     rng = random.Random(count)
     for _ in range(40):
         free = [100 - rng.choice([0, 0, 20, 30, 50]) for _ in range(count)]
-        sizes = []
-        for core in free:
-            left = core
-            while left:
-                sizes.append(min(left, rng.choice([10, 15, 20, 25, 30, 35, 40, 45, 50, 60])))
-                left -= sizes[-1]
+        sizes = sorted(itertools.chain.from_iterable(parts_of(core, rng) for core in free), reverse=True)
         nodes = [[gpu(core) for core in free[at : at + 4]] for at in range(0, count, 4)]
-        assert found(nodes, [share(size, 0) for size in sorted(sizes, reverse=True)], steps=20_000)
+        assert found(nodes, [share(size, 0) for size in sizes], steps=6_000 + 100 * len(sizes))
+
+
+def test_so_do_pods_with_several_containers_and_whole_gpus_among_them():
+    rng = random.Random(1)
+    for _ in range(40):
+        nodes, demands = [], []
+        for _ in range(3):
+            free = [100 - rng.choice([0, 0, 20, 30, 50]) for _ in range(2)]
+            nodes.append([gpu(core) for core in free])
+            if 100 in free and rng.random() < 0.3:
+                free.remove(100)
+                demands.append(whole(1))
+            loose = list(itertools.chain.from_iterable(parts_of(core, rng) for core in free))
+            rng.shuffle(loose)
+            while loose:
+                some = sorted(loose[: rng.choice([1, 1, 2, 3])], reverse=True)
+                del loose[: len(some)]
+                demands.append(Demand(tuple(Slice((f"c{i}",), core, 0, whole=False) for i, core in enumerate(some))))
+        demands.sort(key=lambda demand: -sum(piece.core for piece in demand.slices))
+        assert found(nodes, demands, steps=20_000)
 
 
 SHARES = st.lists(st.tuples(st.integers(1, 100), st.integers(1, 16)), min_size=1, max_size=5)
@@ -89,10 +119,12 @@ FREE = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(FREE, SHARES)
-def test_it_finds_places_if_and_only_if_there_are_some(free, shares):
+@given(FREE, SHARES, st.booleans())
+def test_it_finds_places_if_and_only_if_there_are_some(free, shares, are_two_together):
     nodes = [[gpu(core, memory) for core, memory in node] for node in free]
     demands = [share(core, memory) for core, memory in shares]
+    if are_two_together:
+        demands[:2] = [Demand(tuple(demand.slices[0] for demand in demands[:2]))]
     assert (found(nodes, demands) is not None) == fits_somehow(nodes, demands)
 
 
@@ -123,10 +155,12 @@ def test_nothing_comes_to_a_gpu_that_its_pod_wants_to_be_without_others():
     assert found([[gpu(90), gpu(80)]], [share(20, alone=True)]) is None
 
 
-def test_it_ends_with_its_steps():
+@pytest.mark.parametrize("slices", [1, 2])
+def test_it_ends_with_its_steps(slices):
+    """Two fit on each of 32 GPUs, and there are 66, which by the sums of the GPUs would fit."""
     rng = random.Random(7)
+    nodes = [[gpu() for _ in range(8)] for _ in range(4)]
+    asked = [tuple(Slice((f"c{i}",), rng.randint(34, 43), 1, whole=False) for i in range(slices)) for _ in range(66)]
     budget = StepBudget(1_000)
-    nodes = [[gpu(rng.randint(50, 100)) for _ in range(8)] for _ in range(30)]
-    pods = [(1, share(rng.randint(26, 60))) for _ in range(199)]
-    assert place_together(nodes, pods, budget) is None
-    assert budget.steps > -8 * 30  # at most one more look at all GPUs
+    assert place_together(nodes, [(1, Demand(some)) for some in asked[: 66 // slices]], budget) is None
+    assert budget.steps > -8 * 4  # at most one more look at all GPUs
