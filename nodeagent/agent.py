@@ -199,7 +199,4 @@ class Agent:
         self._tell(pod, "GpuUnhealthy", "Withdraw", why)
 
     def _tell(self, pod: Object, reason: str, action: str, note: str) -> None:
-        tell(
-            self._client, self._clock, pod,
-            kind="Warning", reason=reason, action=action, note=note, reporter=REPORTER,
-        )  # fmt: skip
+        tell(self._client, self._clock, pod, kind="Warning", reason=reason, action=action, note=note, reporter=REPORTER)

@@ -142,9 +142,15 @@ class Arbiter:
     def set(self, name: str, gpu: int, policy: SeatPolicy) -> None:
         """Create or change a seat. Raises ArbiterAway or ArbiterRefused."""
         asked = {
-            "op": "set", "seat": name, "gpu": gpu, "core": policy.core, "limit": policy.limit,
-            "memory": policy.memory, "class": policy.vclass, "cgroup": policy.cgroup,
-        }  # fmt: skip
+            "op": "set",
+            "seat": name,
+            "gpu": gpu,
+            "core": policy.core,
+            "limit": policy.limit,
+            "memory": policy.memory,
+            "class": policy.vclass,
+            "cgroup": policy.cgroup,
+        }
         self._ask(asked, _Answer)
 
     def drop(self, name: str) -> None:

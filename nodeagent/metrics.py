@@ -125,9 +125,14 @@ class StrayMetrics(Collector):
             metadata = (stray.pod or {}).get("metadata", {})
             uuid = stray.gpu.uuid
             labels = (
-                str(stray.gpu.gpu), uuid, models.get(uuid, ""), self._node,
-                metadata.get("namespace", ""), metadata.get("name", ""), stray.container,
-            )  # fmt: skip
+                str(stray.gpu.gpu),
+                uuid,
+                models.get(uuid, ""),
+                self._node,
+                metadata.get("namespace", ""),
+                metadata.get("name", ""),
+                stray.container,
+            )
             there = sums.get(labels, (0, 0))
             sums[labels] = there[0] + stray.processes, there[1] + stray.memory
         for key, (processes, held) in sums.items():

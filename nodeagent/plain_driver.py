@@ -36,9 +36,14 @@ FOLDERS: Final = (_MULTIARCH, "usr/lib64", "usr/lib", "usr/local/nvidia/lib64", 
 CUDA: Final = "libcuda.so"
 NVML: Final = "libnvidia-ml.so"
 LIBRARIES: Final = (
-    CUDA, NVML, "libcudadebugger.so", "libnvidia-gpucomp.so", "libnvidia-nvvm.so", "libnvidia-opencl.so",
+    CUDA,
+    NVML,
+    "libcudadebugger.so",
+    "libnvidia-gpucomp.so",
+    "libnvidia-nvvm.so",
+    "libnvidia-opencl.so",
     "libnvidia-ptxjitcompiler.so",
-)  # fmt: skip
+)
 PROGRAM: Final = "usr/bin/nvidia-smi"
 
 MIG_MINORS: Final = Path("/proc/driver/nvidia-caps/mig-minors")

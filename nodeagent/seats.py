@@ -126,8 +126,12 @@ class Seats:
                 self._store.put(seat)
                 log.info(
                     "seat %s goes to %s/%s, container %s, in %d ms",
-                    seat.id, seat.namespace, seat.pod, seat.container, (time.monotonic() - began) * 1000,
-                )  # fmt: skip
+                    seat.id,
+                    seat.namespace,
+                    seat.pod,
+                    seat.container,
+                    (time.monotonic() - began) * 1000,
+                )
             elif seat.gpus and self._files.probe.ignored():
                 raise SeatRefused(NO_CDI)
             with self._files.written(seat, new=new):

@@ -102,9 +102,16 @@ class Notices:
             return
         notice.said, notice.times, notice.written_at = said, notice.times + 1, now
         tell_again(
-            self._client, self._clock, dict(pod.waiting or {}), times=notice.times, kind="Normal", reason="WaitsForGPU",
-            action="Scheduling", note=said, reporter=self._reporter,
-        )  # fmt: skip
+            self._client,
+            self._clock,
+            dict(pod.waiting or {}),
+            times=notice.times,
+            kind="Normal",
+            reason="WaitsForGPU",
+            action="Scheduling",
+            note=said,
+            reporter=self._reporter,
+        )
 
     def _seconds(self) -> float:
         return self._clock.monotonic_ns() / 1e9

@@ -251,11 +251,15 @@ class SchedulerState:
             version = self._held.fleet.version
             fleet = self._held.fleet_without(mine, lambda place: place.pod.uid in without)
         return Trial(
-            fleet, self._finder.prices.copy(), self._finder.roster(fleet.publish()),
-            facts=self._nodes.facts, gpus_of=lambda node: self._nodes.gpus.get(node, []),
-            holds_of=lambda node: self._holds(node, without), version=version,
+            fleet,
+            self._finder.prices.copy(),
+            self._finder.roster(fleet.publish()),
+            facts=self._nodes.facts,
+            gpus_of=lambda node: self._nodes.gpus.get(node, []),
+            holds_of=lambda node: self._holds(node, without),
+            version=version,
             avoided=list(self._nodes.avoided),
-        )  # fmt: skip
+        )
 
     def most_if_idle(self, there: Muster) -> int:
         """Return how many of the pods of a gang that wait would find a place if nothing was held anywhere."""
@@ -264,9 +268,13 @@ class SchedulerState:
             with self._held.writing():
                 fleet = self._held.fleet.idle()
             return Trial(
-                fleet, Prices(), self._finder.roster(fleet.publish()),
-                facts=self._nodes.facts, gpus_of=lambda node: self._nodes.gpus.get(node, []), holds_of=lambda _: (),
-            )  # fmt: skip
+                fleet,
+                Prices(),
+                self._finder.roster(fleet.publish()),
+                facts=self._nodes.facts,
+                gpus_of=lambda node: self._nodes.gpus.get(node, []),
+                holds_of=lambda _: (),
+            )
 
         return len(places_for(begin, there, {}, BestFit())[1])
 

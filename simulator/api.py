@@ -93,8 +93,12 @@ class Api:
         self._rests: dict[str, tuple[list[Object], int]] = {}
         """The remaining pages of lists that are read page by page, by the next page's name."""
         self._methods: dict[str, Callable[[Call], tuple[int, Any, list[str]]]] = {
-            "GET": self._get, "POST": self._post, "PUT": self._put, "PATCH": self._patch, "DELETE": self._delete,
-        }  # fmt: skip
+            "GET": self._get,
+            "POST": self._post,
+            "PUT": self._put,
+            "PATCH": self._patch,
+            "DELETE": self._delete,
+        }
 
     def answer(self, method: str, call: Call) -> tuple[int, Any, list[str]]:
         """Return status, body and warnings."""
@@ -112,12 +116,16 @@ class Api:
             self._rests[metadata["continue"]] = items[limit:], version
             if len(self._rests) > MOST_RESTS:
                 self._rests.pop(next(iter(self._rests)), None)
-        return 200, {
-            "kind": f"{call.kind.name}List",
-            "apiVersion": call.kind.api_version,
-            "metadata": metadata,
-            "items": items[:limit],
-        }, []  # fmt: skip
+        return (
+            200,
+            {
+                "kind": f"{call.kind.name}List",
+                "apiVersion": call.kind.api_version,
+                "metadata": metadata,
+                "items": items[:limit],
+            },
+            [],
+        )
 
     def _listed(self, call: Call) -> tuple[list[Object], int]:
         """Return the selected objects, or the rest after an earlier page, and their version."""
@@ -172,11 +180,17 @@ class Api:
             raise ApiError(405, "MethodNotAllowed", "local mode deletes single objects, and no namespaces")
         options = call.body if isinstance(call.body, dict) else {}
         grace = options.get("gracePeriodSeconds", call.query.get("gracePeriodSeconds"))
-        return 200, self.store.delete(
-            call.resource, call.name, call.namespace,
-            uid=str((options.get("preconditions") or {}).get("uid") or ""),
-            grace=None if grace is None else int(grace),
-        ), []  # fmt: skip
+        return (
+            200,
+            self.store.delete(
+                call.resource,
+                call.name,
+                call.namespace,
+                uid=str((options.get("preconditions") or {}).get("uid") or ""),
+                grace=None if grace is None else int(grace),
+            ),
+            [],
+        )
 
     def review(self, path: str, body: Any) -> Any:
         """Return a TokenReview or SubjectAccessReview with its status; None for any other path."""

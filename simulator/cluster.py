@@ -100,9 +100,8 @@ class Cluster:
 
         def mark(pod: Object) -> Object:
             set_condition(
-                pod, "DisruptionTarget", "True", self.clock.now_ms(),
-                "EvictionByEvictionAPI", "Eviction API: evicting",
-            )  # fmt: skip
+                pod, "DisruptionTarget", "True", self.clock.now_ms(), "EvictionByEvictionAPI", "Eviction API: evicting"
+            )
             return pod
 
         with self.store.changed:
@@ -160,9 +159,13 @@ class TokenBook:
         metadata, spec = pod["metadata"], pod["spec"]
         token = secrets.token_urlsafe(32)
         self._tokens[token] = Claims(
-            audience, metadata["namespace"], spec.get("serviceAccountName", "default"),
-            metadata["name"], metadata["uid"], spec["nodeName"],
-        )  # fmt: skip
+            audience,
+            metadata["namespace"],
+            spec.get("serviceAccountName", "default"),
+            metadata["name"],
+            metadata["uid"],
+            spec["nodeName"],
+        )
         return token
 
     def review(self, spec: Object) -> Object:

@@ -142,9 +142,13 @@ Try from another terminal:
 
 @click.command()
 @click.option(
-    "-f", "--filename", "file", type=click.File("r", "utf-8"), required=True,
+    "-f",
+    "--filename",
+    "file",
+    type=click.File("r", "utf-8"),
+    required=True,
     help="Manifests (YAML or JSON; several documents, Lists); - reads standard input.",
-)  # fmt: skip
+)
 @click.option("-n", "--namespace", default="", help="Namespace for objects that name none.  [default: default]")
 @click.option("--create-namespace", is_flag=True, help="Create the namespace if it is missing.")
 @output_option("table", "json")
@@ -171,9 +175,14 @@ def submit(context: Context, file: TextIO, namespace: str, create_namespace: boo
             for warning in outcomes[-1].warnings:
                 click.echo(f"Warning: {warning}", err=True)
             progress.done = len(outcomes)
-    show(outcomes, output, lambda: table(("KIND", "NAMESPACE", "NAME", "DECISION"), [
-        (o.kind, o.namespace or "-", o.name, _decision(o)) for o in outcomes
-    ]))  # fmt: skip
+    show(
+        outcomes,
+        output,
+        lambda: table(
+            ("KIND", "NAMESPACE", "NAME", "DECISION"),
+            [(o.kind, o.namespace or "-", o.name, _decision(o)) for o in outcomes],
+        ),
+    )
     if not all(outcome.admitted for outcome in outcomes):
         sys.exit(EXIT_FAILED)
 

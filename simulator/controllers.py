@@ -141,12 +141,18 @@ class Controllers:
                 "annotations": pod_metadata.get("annotations") or {},
                 "finalizers": [JOB_TRACKING] if resource == JOBS else [],
                 "ownerReferences": [
-                    {"apiVersion": owner["apiVersion"], "kind": kind, "name": metadata["name"], "uid": uid,
-                     "controller": True, "blockOwnerDeletion": True}
+                    {
+                        "apiVersion": owner["apiVersion"],
+                        "kind": kind,
+                        "name": metadata["name"],
+                        "uid": uid,
+                        "controller": True,
+                        "blockOwnerDeletion": True,
+                    }
                 ],
             },
             "spec": template["spec"],
-        }  # fmt: skip
+        }
         user = f"system:serviceaccount:kube-system:{kind.lower()}-controller"
         try:
             self._cluster.create(PODS, pod, metadata["namespace"], user=user)
@@ -184,11 +190,18 @@ def write_event(cluster: Cluster, obj: Object, reason: str, note: str, reporter:
         "apiVersion": "v1",
         "kind": "Event",
         "involvedObject": {
-            "kind": obj.get("kind", "Pod"), "namespace": metadata["namespace"], "name": metadata["name"],
+            "kind": obj.get("kind", "Pod"),
+            "namespace": metadata["namespace"],
+            "name": metadata["name"],
             "uid": metadata["uid"],
         },
-        "type": kind, "reason": reason, "message": note[:1024],
-        "firstTimestamp": now, "lastTimestamp": now, "count": 1,
-        "reportingComponent": reporter, "source": {"component": reporter},
-    }  # fmt: skip
+        "type": kind,
+        "reason": reason,
+        "message": note[:1024],
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+        "reportingComponent": reporter,
+        "source": {"component": reporter},
+    }
     cluster.store.create(EVENTS, event, metadata["namespace"])

@@ -19,9 +19,14 @@ class ApiError(Exception):
     def status(self) -> dict[str, Any]:
         """Return the Status object."""
         return {
-            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-            "message": str(self), "reason": self.reason, "code": self.code,
-        }  # fmt: skip
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": str(self),
+            "reason": self.reason,
+            "code": self.code,
+        }
 
 
 class ObjectNotFound(ApiError):

@@ -152,9 +152,7 @@ class Kubelet:
             names.ENV_PREFIX + "CLOCK_SPEED": str(clock.speed),
         }
         log_file = self._logs / f"{metadata['namespace']}_{metadata['name']}_{container['name']}.log"
-        return SidecarProcess(
-            self._spawner, pod, container, held.folder, log_file, self._cluster.tokens, node_env,
-        )  # fmt: skip
+        return SidecarProcess(self._spawner, pod, container, held.folder, log_file, self._cluster.tokens, node_env)
 
     def _write_usage(self, held: _Pod, now_ms: int) -> None:
         """Count the usage of simulated programs: exactly their requests, as long as they run."""
@@ -220,6 +218,12 @@ def _sidecar_status(container: Object, held: _Pod) -> dict[str, Any]:
         state = {"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": started}}
     restarts = max(held.sidecar.restarts, 0) if held.sidecar is not None and container["name"] == names.SIDECAR else 0
     return {
-        "name": container["name"], "image": container.get("image", ""), "imageID": "", "ready": not ended,
-        "started": not ended, "restartCount": restarts, "state": state, "lastState": {},
-    }  # fmt: skip
+        "name": container["name"],
+        "image": container.get("image", ""),
+        "imageID": "",
+        "ready": not ended,
+        "started": not ended,
+        "restartCount": restarts,
+        "state": state,
+        "lastState": {},
+    }

@@ -73,8 +73,14 @@ class ContainerRun:
         if self.restart_ms is not None:
             return {"waiting": {"reason": "CrashLoopBackOff"}}
         if self.exit_code is not None and self.finished_ms is None:  # never started, will not any more
-            return {"terminated": {"exitCode": self.exit_code, "reason": "ContainerStatusUnknown",
-                                   "startedAt": None, "finishedAt": None}}  # fmt: skip
+            return {
+                "terminated": {
+                    "exitCode": self.exit_code,
+                    "reason": "ContainerStatusUnknown",
+                    "startedAt": None,
+                    "finishedAt": None,
+                }
+            }
         if self.started_ms is None:
             return {"waiting": {"reason": "PodInitializing"}}
         if self.finished_ms is None:
@@ -91,10 +97,15 @@ class ContainerRun:
     def status(self) -> dict[str, Any]:
         """Return the container's status."""
         return {
-            "name": self.name, "image": self.image, "imageID": "", "ready": self.is_running,
-            "started": self.is_running, "restartCount": self.restarts,
-            "state": self.state(), "lastState": self.last,
-        }  # fmt: skip
+            "name": self.name,
+            "image": self.image,
+            "imageID": "",
+            "ready": self.is_running,
+            "started": self.is_running,
+            "restartCount": self.restarts,
+            "state": self.state(),
+            "lastState": self.last,
+        }
 
 
 Stage = Literal["creating", "running", "stopping", "ended"]

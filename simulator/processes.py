@@ -43,9 +43,14 @@ class Spawner:
         self._pool = ThreadPoolExecutor(1, "spawner")
 
     def start(
-        self, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None,
+        self,
+        argv: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
         listener: socket.socket | None = None,
-    ) -> subprocess.Popen[bytes]:  # fmt: skip
+    ) -> subprocess.Popen[bytes]:
         """Start one process; its output is added to `log`. It serves on `listener`, as systemd's services do."""
         return self._pool.submit(self._start, argv, log, env, cwd, listener.fileno() if listener else -1).result()
 
@@ -55,9 +60,14 @@ class Spawner:
         with log.open("ab") as output:
             return subprocess.Popen(  # noqa: S603 - the one command, with arguments of ours
                 [sys.executable, "-I", "-S", "-c", _SHIM, str(os.getpid()), str(listener), *argv],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=cwd, start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=env,
+                cwd=cwd,
+                start_new_session=True,
                 pass_fds=[listener] if listener >= 0 else [],
-            )  # fmt: skip
+            )
 
     def close(self) -> None:
         """End the starting thread, and with it every child that is still there."""

@@ -75,13 +75,23 @@ def rows(local: LocalCluster, outcomes: list[SubmitOutcome]) -> list[Row]:
 
 def _row(pod: Object, workload: Workload | None) -> Row:
     metadata, spec = pod["metadata"], pod["spec"]
-    gpus = [uuid[:SHORT] for key, value in annotations_of(pod).items() if key.startswith(names.GPU_PREFIX)
-            for uuid in str(value).split(",")]  # fmt: skip
+    gpus = [
+        uuid[:SHORT]
+        for key, value in annotations_of(pod).items()
+        if key.startswith(names.GPU_PREFIX)
+        for uuid in str(value).split(",")
+    ]
     return Row(
-        metadata["namespace"], metadata["name"], "admitted", str(spec.get("priorityClassName", "")),
-        str(spec.get("nodeName", "")), ",".join(dict.fromkeys(gpus)), ending(pod),
-        workload.charged_ms if workload else None, workload.over_budget_ms if workload else None,
-    )  # fmt: skip
+        metadata["namespace"],
+        metadata["name"],
+        "admitted",
+        str(spec.get("priorityClassName", "")),
+        str(spec.get("nodeName", "")),
+        ",".join(dict.fromkeys(gpus)),
+        ending(pod),
+        workload.charged_ms if workload else None,
+        workload.over_budget_ms if workload else None,
+    )
 
 
 def show(found: list[Row]) -> str:
@@ -90,11 +100,20 @@ def show(found: list[Row]) -> str:
     return table(
         head,
         [
-            (r.namespace, r.name, _cut(r.decision), r.priority_class or "-", r.node or "-", r.gpus or "-",
-             r.end or "-", _time(r.charged_ms), _time(r.over_budget_ms))
+            (
+                r.namespace,
+                r.name,
+                _cut(r.decision),
+                r.priority_class or "-",
+                r.node or "-",
+                r.gpus or "-",
+                r.end or "-",
+                _time(r.charged_ms),
+                _time(r.over_budget_ms),
+            )
             for r in found
         ],
-    )  # fmt: skip
+    )
 
 
 def _cut(text: str, length: int = 60) -> str:

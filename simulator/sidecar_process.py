@@ -79,8 +79,16 @@ def environment(pod: Object, container: Mapping[str, Any], mounted: Mapping[str,
 class SidecarProcess:
     """Keeps the sidecar of one pod running until it is asked to stop."""
 
-    def __init__(self, spawner: Spawner, pod: Object, container: Mapping[str, Any], folder: Path, log: Path,
-                 tokens: TokenBook, node_env: Mapping[str, str]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        spawner: Spawner,
+        pod: Object,
+        container: Mapping[str, Any],
+        folder: Path,
+        log: Path,
+        tokens: TokenBook,
+        node_env: Mapping[str, str],
+    ) -> None:
         self._spawner = spawner
         self._argv = [*COMMAND, *map(str, container.get("args") or [])]
         self._folder = folder

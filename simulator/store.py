@@ -27,8 +27,15 @@ from slicekeeper.units import format_seconds, parse_instant
 
 ObjectKey = tuple[Resource, str, str]
 
-KEPT_BY_SERVER: Final = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp",
-                         "deletionGracePeriodSeconds", "generateName")  # fmt: skip
+KEPT_BY_SERVER: Final = (
+    "name",
+    "namespace",
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generateName",
+)
 """Metadata that an update cannot change."""
 
 

@@ -77,9 +77,17 @@ GANG_SIZE: Final = "slicekeeper.io/gang-size"
 """How many of a gang's pods must exist before any of them gets a place."""
 
 USER_ANNOTATIONS: Final = (
-    CORE_LIMIT, GPU_CLASS, GPU_AFFINITY, GPU_ANTI_AFFINITY, GPU_EXCLUSION, GPU_UUID, GPU_MODEL, SHARING,
-    GANG, GANG_SIZE,
-)  # fmt: skip
+    CORE_LIMIT,
+    GPU_CLASS,
+    GPU_AFFINITY,
+    GPU_ANTI_AFFINITY,
+    GPU_EXCLUSION,
+    GPU_UUID,
+    GPU_MODEL,
+    SHARING,
+    GANG,
+    GANG_SIZE,
+)
 
 STANDARD: Final = "standard"
 BACKGROUND: Final = "background"

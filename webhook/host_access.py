@@ -43,9 +43,13 @@ name."""
 def protected_paths(agent: NodeAgentSettings) -> tuple[str, ...]:
     """Return the node's paths that no GPU pod may mount, including those that the node agent is set to use."""
     own = (
-        agent.plugin_dir, agent.pod_resources_socket, agent.cdi_dir, *agent.host_cdi_dirs, agent.state_dir,
+        agent.plugin_dir,
+        agent.pod_resources_socket,
+        agent.cdi_dir,
+        *agent.host_cdi_dirs,
+        agent.state_dir,
         agent.run_dir,
-    )  # fmt: skip
+    )
     return tuple(dict.fromkeys((*_PATHS, *(canonical(path) for path in own if path))))
 
 

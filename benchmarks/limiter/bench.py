@@ -85,11 +85,30 @@ def launch(options: argparse.Namespace) -> None:
     for kind in kinds:
         open_ns, fenced = (min(r[f] for r in got[kind]) for f in ("open_ns", "fenced_ns"))
         more = fenced - bare["fenced_ns"]
-        rows.append([kind, f"{open_ns:.1f}", f"{open_ns - bare['open_ns']:+.1f}", f"{fenced:.1f}",
-                     f"{more:+.1f}", f"{more / 40:.2f} %",
-                     *(f"{min(r[f] for r in got[kind]):.1f}" for f in ("info_ns", "wait_ns"))])  # fmt: skip
-    table(["library", "open gate, ns", "more", "with fences, ns", "more", "of a launch of 4 us",
-           "`cuMemGetInfo`, ns", "`cuStreamSynchronize`, idle, ns"], rows)  # fmt: skip
+        rows.append(
+            [
+                kind,
+                f"{open_ns:.1f}",
+                f"{open_ns - bare['open_ns']:+.1f}",
+                f"{fenced:.1f}",
+                f"{more:+.1f}",
+                f"{more / 40:.2f} %",
+                *(f"{min(r[f] for r in got[kind]):.1f}" for f in ("info_ns", "wait_ns")),
+            ]
+        )
+    table(
+        [
+            "library",
+            "open gate, ns",
+            "more",
+            "with fences, ns",
+            "more",
+            "of a launch of 4 us",
+            "`cuMemGetInfo`, ns",
+            "`cuStreamSynchronize`, idle, ns",
+        ],
+        rows,
+    )
 
 
 CEILINGS = {
@@ -133,12 +152,22 @@ def speeds(duty: int, us: int, seconds: float) -> tuple[float, float, float, flo
     alone = pace(together([Seat(60, args=training(duty))], seconds, bare=True)[0], "steps")
     loop = pace(together([Seat(10, args=kernels(us))], seconds, bare=True)[0], "busy_ns")
     limited, free = together(pair(), seconds), together(pair(), seconds, bare=True)
-    return (pace(limited[0], "steps") / alone, pace(limited[1], "busy_ns") / loop,
-            pace(free[0], "steps") / alone, pace(free[1], "busy_ns") / loop)  # fmt: skip
+    return (
+        pace(limited[0], "steps") / alone,
+        pace(limited[1], "busy_ns") / loop,
+        pace(free[0], "steps") / alone,
+        pace(free[1], "busy_ns") / loop,
+    )
 
 
-HEAD = ["in-budget duty", "background kernel", "in-budget keeps", "background keeps",
-        "in-budget, unlimited", "background, unlimited"]  # fmt: skip
+HEAD = [
+    "in-budget duty",
+    "background kernel",
+    "in-budget keeps",
+    "background keeps",
+    "in-budget, unlimited",
+    "background, unlimited",
+]
 
 
 def pair_row(duty: int, us: int, seconds: float) -> Row:
@@ -180,8 +209,15 @@ def rules(options: argparse.Namespace) -> None:
             [Seat(60, args=training()), Seat(10, vclass="background", args=kernels(200))], options.seconds, rule=rule
         )
         kept = got[0]["steps"] / alone["steps"] * alone["wall_ns"] / got[0]["wall_ns"]
-        rows.append(["training beside background", rule, f"training keeps {100 * kept:.1f} %", "",
-                     f"{sum(r['share'] for r in got):.1f}"])  # fmt: skip
+        rows.append(
+            [
+                "training beside background",
+                rule,
+                f"training keeps {100 * kept:.1f} %",
+                "",
+                f"{sum(r['share'] for r in got):.1f}",
+            ]
+        )
     table(["tenants", "rule", "shares, % of the GPU", "points off", "busy, %"], rows)
 
 
@@ -218,8 +254,18 @@ def pauses(options: argparse.Namespace) -> None:
         ours = [r["share"] for r in together(seats, options.seconds)]
         busy, patient = (ideal(mix, options.seconds, patient) for patient in (False, True))
         rows.append(["; ".join(map(described, mix)), *cells(ours), *cells(busy), *cells(patient)])
-    table(["seats: request, kernels + pause, ms", "shares, %", "busy", "ideal that never idles", "busy",
-           "ideal that waits for who is owed", "busy"], rows)  # fmt: skip
+    table(
+        [
+            "seats: request, kernels + pause, ms",
+            "shares, %",
+            "busy",
+            "ideal that never idles",
+            "busy",
+            "ideal that waits for who is owed",
+            "busy",
+        ],
+        rows,
+    )
 
 
 def any_work(chance: random.Random, core: int, rests: bool) -> Work:
@@ -251,8 +297,10 @@ def mixes(options: argparse.Namespace) -> None:
     rounds = options.rounds or 60
     for number in range(options.seed, options.seed + rounds):
         mix = any_mix(random.Random(number))
-        seats = [Seat(w.core, args=kernels(int(w.us), "--batch", str(w.batch), "--host-us", str(int(w.host_us))))
-                 for w in mix]  # fmt: skip
+        seats = [
+            Seat(w.core, args=kernels(int(w.us), "--batch", str(w.batch), "--host-us", str(int(w.host_us))))
+            for w in mix
+        ]
         ours = [r["share"] for r in together(seats, options.seconds)]
         best = [ideal(mix, options.seconds, patient) for patient in (False, True)]
         verdict = "misses it" if misses(mix, ours) else "gets it"
@@ -262,8 +310,17 @@ def mixes(options: argparse.Namespace) -> None:
         if verdict != "gets it":
             shares = [" / ".join(f"{s:.1f}" for s in one) for one in (ours, *best)]
             rows.append([str(number), "; ".join(map(described, mix)), *shares, verdict])
-    table(["seed", "seats: request, kernels + pause, ms", "shares, %", "ideal that never idles",
-           "ideal that waits for who is owed", "the arbiter"], rows)  # fmt: skip
+    table(
+        [
+            "seed",
+            "seats: request, kernels + pause, ms",
+            "shares, %",
+            "ideal that never idles",
+            "ideal that waits for who is owed",
+            "the arbiter",
+        ],
+        rows,
+    )
     print("\n" + ", ".join(f"{n} of {rounds} {what}" for what, n in counts.items()))
 
 
@@ -296,9 +353,17 @@ def react(options: argparse.Namespace) -> None:
             took.append((time.monotonic() - start) * 1e3)
             node.ask(op="change", seat=loser, **{"class": "in-budget"})
             time.sleep(0.05)
-    table(["changes", "median, ms", "90th percentile, ms", "maximum, ms"],
-          [[str(len(took)), f"{statistics.median(took):.2f}", f"{sorted(took)[int(len(took) * 0.9)]:.2f}",
-            f"{max(took):.2f}"]])  # fmt: skip
+    table(
+        ["changes", "median, ms", "90th percentile, ms", "maximum, ms"],
+        [
+            [
+                str(len(took)),
+                f"{statistics.median(took):.2f}",
+                f"{sorted(took)[int(len(took) * 0.9)]:.2f}",
+                f"{max(took):.2f}",
+            ]
+        ],
+    )
 
 
 def main() -> None:

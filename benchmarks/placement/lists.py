@@ -89,9 +89,12 @@ def nodes(lists: Lists) -> Iterator[dict[str, object]]:
         for number in range(kind.count):
             name = f"{kind.model}-{kind.gpus}-{number}"
             yield {
-                "sn": name, "cpu_milli": kind.cpu * 1000, "memory_mib": kind.cpu * 8 * GIB, "gpu": kind.gpus,
+                "sn": name,
+                "cpu_milli": kind.cpu * 1000,
+                "memory_mib": kind.cpu * 8 * GIB,
+                "gpu": kind.gpus,
                 "model": kind.model,
-            }  # fmt: skip
+            }
 
 
 def pods(lists: Lists, chance: random.Random) -> Iterator[dict[str, object]]:
@@ -101,10 +104,15 @@ def pods(lists: Lists, chance: random.Random) -> Iterator[dict[str, object]]:
         kind = chance.choices(lists.pods, weights)[0]
         cores = chance.choice(kind.cpu)
         yield {
-            "name": f"pod-{number}", "cpu_milli": cores * 1000, "memory_mib": cores * 4 * GIB,
-            "num_gpu": chance.choice(kind.gpus), "gpu_milli": chance.choice(kind.milli), "gpu_spec": kind.models,
-            "creation_time": 0, "deletion_time": 60 + int(chance.lognormvariate(8, 1.5)),
-        }  # fmt: skip
+            "name": f"pod-{number}",
+            "cpu_milli": cores * 1000,
+            "memory_mib": cores * 4 * GIB,
+            "num_gpu": chance.choice(kind.gpus),
+            "gpu_milli": chance.choice(kind.milli),
+            "gpu_spec": kind.models,
+            "creation_time": 0,
+            "deletion_time": 60 + int(chance.lognormvariate(8, 1.5)),
+        }
 
 
 def main() -> None:

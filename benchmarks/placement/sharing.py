@@ -234,8 +234,13 @@ def main() -> None:
         for pod in read_pods(options.pods)
         if 0 < pod.gpus <= most and pod.life <= LONGEST and (not pod.models or models & set(pod.models))
     ]
-    table("Jobs that ask for a share", nodes, [pod for pod in pods if pod.core < CORES_PER_GPU],
-          ["exclusive", "shared"], options)  # fmt: skip
+    table(
+        "Jobs that ask for a share",
+        nodes,
+        [pod for pod in pods if pod.core < CORES_PER_GPU],
+        ["exclusive", "shared"],
+        options,
+    )
     table("All jobs", nodes, pods, ["exclusive", "shared", "adaptive"], options)
     batches(read_nodes(options.nodes), [pod for pod in pods if pod.core < CORES_PER_GPU and not pod.models], options)
 

@@ -70,22 +70,30 @@ def pod(name: str, core: int, node: str = "", gpu: str = "") -> dict[str, Any]:
     """Return an admitted pod of about the size that real ones have."""
     annotations = {names.BUDGET_STATE: names.IN_BUDGET, **({names.gpu_annotation("main"): gpu} if gpu else {})}
     return {
-        "metadata": {"name": name, "namespace": "team", "labels": {names.MANAGED_LABEL: names.MANAGED_VALUE},
-                     "annotations": annotations},
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "labels": {names.MANAGED_LABEL: names.MANAGED_VALUE},
+            "annotations": annotations,
+        },
         "spec": {
-            "containers": [{
-                "name": "main", "image": "registry.example/train:1.0", "command": ["python", "train.py"],
-                "env": [{"name": f"OPTION_{i}", "value": "x" * 40} for i in range(20)],
-                "resources": {
-                    "limits": {"tencent.com/vcuda-core": str(core), "tencent.com/vcuda-memory": "20"},
-                    "requests": {"cpu": "4", "memory": "16Gi"},
-                },
-            }],
+            "containers": [
+                {
+                    "name": "main",
+                    "image": "registry.example/train:1.0",
+                    "command": ["python", "train.py"],
+                    "env": [{"name": f"OPTION_{i}", "value": "x" * 40} for i in range(20)],
+                    "resources": {
+                        "limits": {"tencent.com/vcuda-core": str(core), "tencent.com/vcuda-memory": "20"},
+                        "requests": {"cpu": "4", "memory": "16Gi"},
+                    },
+                }
+            ],
             "schedulerName": "slicekeeper-scheduler",
             **({"nodeName": node} if node else {}),
         },
         "status": {"phase": "Running" if node else "Pending"},
-    }  # fmt: skip
+    }
 
 
 def fill(cluster: Cluster, count: int) -> None:

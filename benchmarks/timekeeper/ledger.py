@@ -95,8 +95,19 @@ def plain(url: str, statement: str) -> Any:
 def opening(pod: int, start: int, namespace: str = "") -> Opening:
     """Return a pod's opening."""
     name = namespace or f"ns{pod % NAMESPACES}"
-    return Opening(uid(pod), f"pod-{pod}", name, f"uid-{name}", "n", ("GPU-1",), '{"main":1}', "standard",
-                   {"A100": Fraction(1, 2)}, start, ())  # fmt: skip
+    return Opening(
+        uid(pod),
+        f"pod-{pod}",
+        name,
+        f"uid-{name}",
+        "n",
+        ("GPU-1",),
+        '{"main":1}',
+        "standard",
+        {"A100": Fraction(1, 2)},
+        start,
+        (),
+    )
 
 
 def fill(it: Made, rows: int, live: int) -> None:

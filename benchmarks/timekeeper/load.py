@@ -33,9 +33,16 @@ def uid(pod: int) -> str:
 def report(pod: int, seq: int, epoch: int) -> UsageReport:
     """Return a pod's report: a second later, nothing used."""
     return UsageReport(
-        namespace=f"ns{pod % NAMESPACES}", pod_name=f"pod-{pod}", pod_uid=uid(pod), container="main",
-        epoch=epoch, seq=seq, used_ms=0, monotonic_ns=seq * 10**9, source="node",
-    )  # fmt: skip
+        namespace=f"ns{pod % NAMESPACES}",
+        pod_name=f"pod-{pod}",
+        pod_uid=uid(pod),
+        container="main",
+        epoch=epoch,
+        seq=seq,
+        used_ms=0,
+        monotonic_ns=seq * 10**9,
+        source="node",
+    )
 
 
 def body(pods: list[int], seq: int) -> bytes:

@@ -129,9 +129,15 @@ class Evictor:
 
     def _tell(self, pod: Object, kind: str, reason: str, note: str) -> None:
         tell(
-            self._client, self._clock, pod,
-            kind=kind, reason=reason, action="Reclaim", note=note, reporter=self._reporter,
-        )  # fmt: skip
+            self._client,
+            self._clock,
+            pod,
+            kind=kind,
+            reason=reason,
+            action="Reclaim",
+            note=note,
+            reporter=self._reporter,
+        )
 
 
 def _reference(pod: Pod) -> Object:

@@ -136,9 +136,15 @@ def _add_booking(
     @booking_options("granted on the command line")
     @click.pass_obj
     def grant(
-        context: Context, name: str, amount: int, start: str | None, until: str | None, reason: str, key: str,
+        context: Context,
+        name: str,
+        amount: int,
+        start: str | None,
+        until: str | None,
+        reason: str,
+        key: str,
         output: str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Grant AMOUNT (for example 2h) in addition to the budget; a team's grant is for all budgets below it."""
         client = timekeeper(context)
         zone = zone_of(client, kind, name)
@@ -181,9 +187,16 @@ def _add_booking(
     @booking_options("transferred on the command line")
     @click.pass_obj
     def transfer(
-        context: Context, name: str, amount: int, to: str, to_kind: str | None, until: str | None, reason: str,
-        key: str, output: str,
-    ) -> None:  # fmt: skip
+        context: Context,
+        name: str,
+        amount: int,
+        to: str,
+        to_kind: str | None,
+        until: str | None,
+        reason: str,
+        key: str,
+        output: str,
+    ) -> None:
         """Move AMOUNT (for example 2h) from its budget to the budget of TO."""
         client = timekeeper(context)
         valid_to = instant_of(until, zone_of(client, kind, name)) if until else None

@@ -106,9 +106,16 @@ def refund(
 @booking_options("corrected on the command line")
 @click.pass_obj
 def correct(
-    context: Context, namespace: str, pod_uid: str, start: str | None, end: str | None, uid: str, reason: str,
-    key: str, output: str,
-) -> None:  # fmt: skip
+    context: Context,
+    namespace: str,
+    pod_uid: str,
+    start: str | None,
+    end: str | None,
+    uid: str,
+    reason: str,
+    key: str,
+    output: str,
+) -> None:
     """Correct the interval of the pod POD_UID: its charge is reversed, and booked again as corrected."""
     client = timekeeper(context)
     zone = zone_of(client, Budget, namespace, uid)

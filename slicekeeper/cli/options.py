@@ -84,9 +84,13 @@ def rule_of(
     Raises UsageError if nothing was.
     """
     named = {
-        "amountMs": amount, "period": period, "timeZone": time_zone, "creditMs": credit, "rolloverMs": rollover,
+        "amountMs": amount,
+        "period": period,
+        "timeZone": time_zone,
+        "creditMs": credit,
+        "rolloverMs": rollover,
         "anchor": anchor,
-    }  # fmt: skip
+    }
     found: dict[str, object] = {name: value for name, value in named.items() if value is not None}
     if anchor is not None and anchor.lower() == "none":
         found["anchor"] = None

@@ -195,11 +195,15 @@ def _add_periods(group: click.Group) -> None:
 def _show_periods(client: TimekeeperClient, name: str, uid: str, output: str) -> None:
     found = gathered(client.records("budgets", name, "periods", query={"uid": uid} if uid else {}), "periods")
     columns: list[Column[_Record]] = [
-        *_at("start", "START"), *_at("end", "END"), Column("STATE", lambda p: p["state"]),
-        *_amount("grantedMs", "GRANTED"), *_amount("chargedMs", "CHARGED"), *_amount("overBudgetMs", "OVER-BUDGET"),
+        *_at("start", "START"),
+        *_at("end", "END"),
+        Column("STATE", lambda p: p["state"]),
+        *_amount("grantedMs", "GRANTED"),
+        *_amount("chargedMs", "CHARGED"),
+        *_amount("overBudgetMs", "OVER-BUDGET"),
         Column("EXPIRED", lambda p: format_duration(p["expiredMs"]), wide=True),
         Column("CORRECTIONS", lambda p: p["corrections"], wide=True),
-    ]  # fmt: skip
+    ]
     show_list(found, output, columns, lambda p: str(p["start"]))
 
 

@@ -230,8 +230,9 @@ def schema(folder: Path) -> dict[str, Any]:
     entry["properties"]["match"] = {"anyOf": [{"type": "string"}, rule["properties"]["match"]]}
     # Helm must refuse what the parts would refuse after it has installed them.
     known["SchedulerSettings"]["properties"]["shards"] |= {
-        "items": {"type": "string", "pattern": f"^{SHARD.pattern}$"}, "uniqueItems": True,
-    }  # fmt: skip
+        "items": {"type": "string", "pattern": f"^{SHARD.pattern}$"},
+        "uniqueItems": True,
+    }
     images = known["Images"]["properties"]
     properties = {
         "images": {

@@ -62,9 +62,15 @@ class ReferenceGpu:
     memory_mib: int | None = None
 
     def share(
-        self, reading: Reading, container: str, path: str, *,
-        core: int | None = None, part: Fraction | None = None, mib: Fraction | None = None,
-    ) -> ConvertedShare | None:  # fmt: skip
+        self,
+        reading: Reading,
+        container: str,
+        path: str,
+        *,
+        core: int | None = None,
+        part: Fraction | None = None,
+        mib: Fraction | None = None,
+    ) -> ConvertedShare | None:
         """Return the share of a container that names compute in percent, and memory as a part of a GPU or in MiB.
 
         If one is missing, it follows the other: half of the memory has half of the compute. None if it is refused.

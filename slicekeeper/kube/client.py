@@ -120,9 +120,15 @@ class KubeClient:
         return found if not uid or found["metadata"]["uid"] == uid else None
 
     def create(
-        self, resource: Resource, body: Object, namespace: str = "", *, name: str = "", subresource: str = "",
+        self,
+        resource: Resource,
+        body: Object,
+        namespace: str = "",
+        *,
+        name: str = "",
+        subresource: str = "",
         dry_run: bool = False,
-    ) -> Object:  # fmt: skip
+    ) -> Object:
         """Create an object, or a subresource of one (`binding`, `eviction`); with `dry_run` it is only admitted."""
         query = {"dryRun": "All"} if dry_run else None
         return self._object("POST", resource.url(namespace, name, subresource), query=query, body=body)

@@ -17,9 +17,18 @@ log = logging.getLogger(__name__)
 
 
 def tell_namespace(
-    client: KubeClient, clock: Clock, namespace: str, uid: str, *, name: str, kind: str, reason: str, action: str,
-    note: str, reporter: str,
-) -> None:  # fmt: skip
+    client: KubeClient,
+    clock: Clock,
+    namespace: str,
+    uid: str,
+    *,
+    name: str,
+    kind: str,
+    reason: str,
+    action: str,
+    note: str,
+    reporter: str,
+) -> None:
     """Write one event on a namespace, once for its `name`: an existing one is not changed.
 
     `kind`, `reason` and `action` are as for `tell`. Raises ServiceError if it could not be written.
@@ -55,16 +64,30 @@ def tell(
 
 
 def tell_again(
-    client: KubeClient, clock: Clock, pod: Object, *, times: int, kind: str, reason: str, action: str, note: str,
+    client: KubeClient,
+    clock: Clock,
+    pod: Object,
+    *,
+    times: int,
+    kind: str,
+    reason: str,
+    action: str,
+    note: str,
     reporter: str,
-) -> None:  # fmt: skip
+) -> None:
     """Write an event on a pod that replaces the one with the same reason, with a count of `times`; else like `tell`."""
     metadata = pod["metadata"]
     key = hashlib.sha256(f"{metadata.get('uid', '')}/{reason}".encode()).hexdigest()[:16]
     event = _event(
-        clock, f"{metadata['name'][:200]}.{key}", _about(pod), kind=kind, reason=reason, action=action, note=note,
+        clock,
+        f"{metadata['name'][:200]}.{key}",
+        _about(pod),
+        kind=kind,
+        reason=reason,
+        action=action,
+        note=note,
         reporter=reporter,
-    )  # fmt: skip
+    )
     event["count"] = times
     changes = {field: event[field] for field in ("message", "count", "lastTimestamp")}
     try:

@@ -33,9 +33,19 @@ _MOST_BYTES: Final = 512 << 10
 """Of one ConfigMap, which may have 1 MiB."""
 
 _NOT_CHARGED_BY: Final = frozenset(
-    ("env", "envFrom", "command", "args", "volumeMounts", "livenessProbe", "readinessProbe", "startupProbe",
-     "lifecycle", "securityContext")
-)  # fmt: skip
+    (
+        "env",
+        "envFrom",
+        "command",
+        "args",
+        "volumeMounts",
+        "livenessProbe",
+        "readinessProbe",
+        "startupProbe",
+        "lifecycle",
+        "securityContext",
+    )
+)
 """Of containers: what users write at length, and secrets perhaps."""
 
 

@@ -222,9 +222,14 @@ class TimekeeperClient:
             cursor = page.next_cursor
 
     def _send(
-        self, method: str, url: str, body: Mapping[str, object], kind: type[T], key: str = "",
+        self,
+        method: str,
+        url: str,
+        body: Mapping[str, object],
+        kind: type[T],
+        key: str = "",
         query: Mapping[str, str] | None = None,
-    ) -> T:  # fmt: skip
+    ) -> T:
         headers = {"Idempotency-Key": key} if key else {}
         _, _, data = self._http.request(method, url, body=body, headers=headers, query=query)
         return _decode(data, kind)

@@ -233,8 +233,15 @@ def test_the_charts_version_is_the_releases() -> None:
 SCHEDULER = ("Deployment", "scheduler")
 CRITICAL = ("system-cluster-critical", "system-node-critical")
 RESTRICTED_VOLUMES = {
-    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret",
-}  # fmt: skip
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
 """What OpenShift's `restricted-v2` lets pods mount."""
 
 

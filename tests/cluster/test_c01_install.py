@@ -36,8 +36,13 @@ def test_every_part_is_ready_and_all_but_those_of_the_node_are_restricted(site: 
     pods = site.pods(NAMESPACE)
     restricted = site.namespace(labels={"pod-security.kubernetes.io/enforce": "restricted"})
     assert {p["metadata"]["labels"]["app.kubernetes.io/name"] for p in pods} == {
-        "arbiter", "certificates", "nodeagent", "scheduler", "timekeeper", "webhook",
-    }  # fmt: skip
+        "arbiter",
+        "certificates",
+        "nodeagent",
+        "scheduler",
+        "timekeeper",
+        "webhook",
+    }
     for part in pods:
         ready = {c["type"]: c["status"] for c in part["status"]["conditions"]}
         assert ready["Ready"] == "True", part["metadata"]["name"]

@@ -157,8 +157,13 @@ def test_after_a_reboot_of_the_node_slices_are_held_again_and_what_ended_is_paid
     site.kubectl.create(deployment("train", training), pod("alone", training), namespace=team)
 
     def running(but: frozenset[str] = frozenset()) -> list[Object]:
-        return [one for one in site.pods(team) if one["status"].get("phase") == "Running"
-                and one["metadata"]["uid"] not in but and "deletionTimestamp" not in one["metadata"]]  # fmt: skip
+        return [
+            one
+            for one in site.pods(team)
+            if one["status"].get("phase") == "Running"
+            and one["metadata"]["uid"] not in but
+            and "deletionTimestamp" not in one["metadata"]
+        ]
 
     before = wait_for("both pods", lambda: found if len(found := running()) == 2 else [])
     held = (30, 100, 4 * GIB, "in-budget", 1)

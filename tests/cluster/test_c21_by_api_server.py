@@ -37,11 +37,16 @@ def _viewer(site: Site, team: str) -> tuple[Path, str]:
     """Create a user who may read a namespace's budget; return their kubeconfig and their token."""
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "jane"}}
     binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "jane"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
-                    "name": "slicekeeper-budget-viewer"},
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "jane"},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": "slicekeeper-budget-viewer",
+        },
         "subjects": [{"kind": "ServiceAccount", "name": "jane", "namespace": team}],
-    }  # fmt: skip
+    }
     site.kubectl.apply(account, binding, namespace=team)
     token = site.kubectl("create", "token", "jane", "-n", team).strip()
     config = yaml.safe_load(site.kubectl.kubeconfig.read_text())
@@ -96,8 +101,12 @@ def test_a_namespaces_user_reads_its_own_budget_and_gets_no_further(site: Site) 
     code, told = site.slicekeeper("budget", "get", other, "--kubeconfig", str(kubeconfig))
     assert code == 1
     assert f"system:serviceaccount:{mine}:jane may not get gpubudgets in namespace {other}" in told
-    as_admin = {"X-Remote-User": "admin", "X-Remote-Group": "system:masters", "X_Remote_User": "admin",
-                "X_Remote_Group": "system:masters"}  # fmt: skip
+    as_admin = {
+        "X-Remote-User": "admin",
+        "X-Remote-Group": "system:masters",
+        "X_Remote_User": "admin",
+        "X_Remote_Group": "system:masters",
+    }
     impersonation = {"Impersonate-User": "admin"}
     client = site.client(token)
     refused: list[tuple[str, str, Any, dict[str, str]]] = [
@@ -144,13 +153,21 @@ def test_a_lead_grants_to_the_teams_namespaces_alone_and_an_auditor_reads_all(si
     wait_for("the API", lambda: _available(site))
     mine, other = site.namespace(), site.namespace()
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole"}
-    binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "c21-lead"},
-               "roleRef": {**role, "name": "slicekeeper-budget-manager"},
-               "subjects": [{"kind": "User", "name": "c21-lead"}]}  # fmt: skip
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "c21-lead"},
+        "roleRef": {**role, "name": "slicekeeper-budget-manager"},
+        "subjects": [{"kind": "User", "name": "c21-lead"}],
+    }
     site.kubectl.apply(binding, namespace=mine)
-    everywhere = {**binding, "kind": "ClusterRoleBinding", "metadata": {"name": "c21-auditor"},
-                  "roleRef": {**role, "name": "slicekeeper-budget-auditor"},
-                  "subjects": [{"kind": "User", "name": "c21-auditor"}]}  # fmt: skip
+    everywhere = {
+        **binding,
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "c21-auditor"},
+        "roleRef": {**role, "name": "slicekeeper-budget-auditor"},
+        "subjects": [{"kind": "User", "name": "c21-auditor"}],
+    }
     site.kubectl.apply(everywhere)
     try:
         lead, auditor = _acting(site, "c21-lead"), _acting(site, "c21-auditor")

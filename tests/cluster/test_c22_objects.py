@@ -30,18 +30,30 @@ def objects(site: Site) -> Iterator[Site]:
 
 
 def gpu_budget(name: str = "default", **spec: object) -> Object:
-    return {"apiVersion": "slicekeeper.io/v1alpha1", "kind": "GpuBudget", "metadata": {"name": name},
-            "spec": {**SPEC, **spec}}  # fmt: skip
+    return {
+        "apiVersion": "slicekeeper.io/v1alpha1",
+        "kind": "GpuBudget",
+        "metadata": {"name": name},
+        "spec": {**SPEC, **spec},
+    }
 
 
 def cluster_gpu_budget(name: str, **spec: object) -> Object:
-    return {"apiVersion": "slicekeeper.io/v1alpha1", "kind": "ClusterGpuBudget", "metadata": {"name": name},
-            "spec": {**SPEC, "kind": "team", **spec}}  # fmt: skip
+    return {
+        "apiVersion": "slicekeeper.io/v1alpha1",
+        "kind": "ClusterGpuBudget",
+        "metadata": {"name": name},
+        "spec": {**SPEC, "kind": "team", **spec},
+    }
 
 
 def gpu_policy(name: str, *match: str, **spec: object) -> Object:
-    return {"apiVersion": "slicekeeper.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": name},
-            "spec": {"match": list(match), **spec}}  # fmt: skip
+    return {
+        "apiVersion": "slicekeeper.io/v1alpha1",
+        "kind": "GpuPolicy",
+        "metadata": {"name": name},
+        "spec": {"match": list(match), **spec},
+    }
 
 
 def ready(site: Site, kind: str, name: str, namespace: str = "") -> Object:
@@ -143,11 +155,16 @@ def test_teams_and_who_may_say_what_is_under_them(objects: Site) -> None:
     kubectl, team, name = objects.kubectl, objects.namespace(), "c22-physics"
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "lead"}}
     binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "lead"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
-                    "name": "slicekeeper-budget-editor"},
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "lead"},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": "slicekeeper-budget-editor",
+        },
         "subjects": [{"kind": "ServiceAccount", "name": "lead", "namespace": team}],
-    }  # fmt: skip
+    }
     kubectl.apply(account, binding, namespace=team)
     lead = kubectl.acting(f"--as=system:serviceaccount:{team}:lead")
     kubectl.apply(cluster_gpu_budget(name))
@@ -191,11 +208,16 @@ def _refusal(kubectl: Kubectl, team: str, **spec: object) -> str:
 def test_the_audit_log_names_who_wrote_an_object_and_nobody_forges_it(objects: Site) -> None:
     kubectl, team = objects.kubectl, objects.namespace()
     binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "editors"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
-                    "name": "slicekeeper-budget-editor"},
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "editors"},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": "slicekeeper-budget-editor",
+        },
         "subjects": [{"kind": "User", "name": name} for name in ("alice", "bob")],
-    }  # fmt: skip
+    }
     kubectl.apply(binding, namespace=team)
     alice, bob = kubectl.acting("--as=alice"), kubectl.acting("--as=bob")
     wait_for("right to edit", lambda: not _refusal(alice, team) and not _refusal(bob, team), 120)

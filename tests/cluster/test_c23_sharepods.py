@@ -24,8 +24,16 @@ def sharepods(site: Site) -> Iterator[Site]:
         yield site
 
 
-def sharepod(name: str, request: str = "0.2", limit: str = "1.0", *, prefix: str = "kubeshare/", node: str = "",
-             script: str = "sleep 600", **words: str) -> Object:  # fmt: skip
+def sharepod(
+    name: str,
+    request: str = "0.2",
+    limit: str = "1.0",
+    *,
+    prefix: str = "kubeshare/",
+    node: str = "",
+    script: str = "sleep 600",
+    **words: str,
+) -> Object:
     said = {"gpu_request": request, "gpu_limit": limit, "gpu_mem": MEM, **words}
     spec = {
         "restartPolicy": "Never",
@@ -143,8 +151,12 @@ def test_the_operator_is_killed_and_each_sharepod_has_one_pod_that_is_charged(sh
 def test_its_account_makes_and_takes_no_pods_but_sharepods_own(sharepods: Site) -> None:
     kubectl, team = sharepods.kubectl, sharepods.namespace()
     operator = kubectl.acting(f"--as=system:serviceaccount:{NAMESPACE}:sharepods")
-    plain = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "plain"},
-             "spec": {"containers": [plain_container()], "terminationGracePeriodSeconds": 1}}  # fmt: skip
+    plain = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "plain"},
+        "spec": {"containers": [plain_container()], "terminationGracePeriodSeconds": 1},
+    }
     kubectl.create(plain, namespace=team)
     theirs = {**plain, "metadata": {"name": "mine"}}
     for act in (

@@ -76,9 +76,16 @@ def test_hostile_reports_move_no_charge_and_honest_ones_count_once(local: LocalC
 
     def report(seq: int, used_ms: int | None, **changes: object) -> UsageReport:
         made = UsageReport(
-            namespace="team", pod_name="one", pod_uid=one["metadata"]["uid"], container="main", epoch=epoch, seq=seq,
-            used_ms=used_ms, monotonic_ns=seq * SECOND_NS, source="simulator",
-        )  # fmt: skip
+            namespace="team",
+            pod_name="one",
+            pod_uid=one["metadata"]["uid"],
+            container="main",
+            epoch=epoch,
+            seq=seq,
+            used_ms=used_ms,
+            monotonic_ns=seq * SECOND_NS,
+            source="simulator",
+        )
         return msgspec.structs.replace(made, **changes)
 
     # Honest reports, a third of them lost, the rest twice and in any order.

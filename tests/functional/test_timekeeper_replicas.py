@@ -197,9 +197,15 @@ def test_no_replica_hears_a_pod_that_is_gone(both: tuple[Site, Site]) -> None:
     pod = site.kube.get(PODS, "a", "rich")
     token = site.cluster.tokens.issue(pod, "timekeeper")
     report = {
-        "namespace": "rich", "podName": "a", "podUid": pod["metadata"]["uid"], "container": "main",
-        "epoch": 1, "seq": 1, "usedMs": 1, "monotonicNs": 1,
-    }  # fmt: skip
+        "namespace": "rich",
+        "podName": "a",
+        "podUid": pod["metadata"]["uid"],
+        "container": "main",
+        "epoch": 1,
+        "seq": 1,
+        "usedMs": 1,
+        "monotonicNs": 1,
+    }
     assert [told(one, token, report) for one in both] == [200, 200]
     site.finish("a", "rich")
     check(site)

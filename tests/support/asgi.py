@@ -19,9 +19,14 @@ class Answer:
 
 def ask(app, method, path, body=b""):
     scope = {
-        "type": "http", "method": method, "path": path, "root_path": "", "query_string": b"", "http_version": "1.1",
+        "type": "http",
+        "method": method,
+        "path": path,
+        "root_path": "",
+        "query_string": b"",
+        "http_version": "1.1",
         "headers": [(b"content-length", str(len(body)).encode())],
-    }  # fmt: skip
+    }
     sent = []
 
     async def receive():

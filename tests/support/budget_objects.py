@@ -109,9 +109,14 @@ class _FlaskHttp:
         self._app = app
 
     def request(
-        self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Any = None,
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
         headers: Mapping[str, str] | None = None,
-    ) -> tuple[int, Mapping[str, str], bytes]:  # fmt: skip
+    ) -> tuple[int, Mapping[str, str], bytes]:
         sent = {"Authorization": "Bearer operator-token", **(headers or {})}
         data = None if body is None else msgspec.json.encode(body)
         answer = self._app.test_client().open(

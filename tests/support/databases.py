@@ -108,9 +108,14 @@ class Postgres:
 
     def _run(self, program: str, *arguments: str) -> None:
         done = subprocess.run(
-            [str(self._programs / program), *arguments], user=self.user.pw_uid, group=self.user.pw_gid,
-            extra_groups=[] if os.geteuid() == 0 else None, cwd=self._folder, capture_output=True, check=False,
-        )  # fmt: skip
+            [str(self._programs / program), *arguments],
+            user=self.user.pw_uid,
+            group=self.user.pw_gid,
+            extra_groups=[] if os.geteuid() == 0 else None,
+            cwd=self._folder,
+            capture_output=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr.decode()
 
     def start(self) -> None:
@@ -128,9 +133,13 @@ class Postgres:
         run_as: dict[str, Any] = {}
         if self._network:  # which only root may enter
             command = [
-                "nsenter", f"--net=/proc/{self._network}/ns/net", f"--setgid={self.user.pw_gid}",
-                f"--setuid={self.user.pw_uid}", "--", *command,
-            ]  # fmt: skip
+                "nsenter",
+                f"--net=/proc/{self._network}/ns/net",
+                f"--setgid={self.user.pw_gid}",
+                f"--setuid={self.user.pw_uid}",
+                "--",
+                *command,
+            ]
         else:
             groups = [] if os.geteuid() == 0 else None
             run_as = {"user": self.user.pw_uid, "group": self.user.pw_gid, "extra_groups": groups}

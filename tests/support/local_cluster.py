@@ -45,8 +45,15 @@ def namespace(client: KubeClient, name: str) -> None:
     client.create(NAMESPACES, {"metadata": {"name": name}})
 
 
-def pod(client: KubeClient, where: str, name: str, core: int, blocks: int = 1, seconds: int | None = None,
-        **annotations: str) -> Object:  # fmt: skip
+def pod(
+    client: KubeClient,
+    where: str,
+    name: str,
+    core: int,
+    blocks: int = 1,
+    seconds: int | None = None,
+    **annotations: str,
+) -> Object:
     """Create a pod with one GPU container that runs for so many seconds of the cluster's time, or until deleted."""
     limits = {"tencent.com/vcuda-core": core, "tencent.com/vcuda-memory": blocks}
     command = ["sleep", "infinity" if seconds is None else str(seconds)]

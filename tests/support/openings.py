@@ -11,6 +11,15 @@ from timekeeper.ledger.intake import Opening
 def opening(uid: str, start: int, share: Fraction | int = 1, namespace: str = "team", *, model: str = "") -> Opening:
     """Return the opening of a pod that holds `share` of a GPU; names and UIDs follow from `uid` and `namespace`."""
     return Opening(
-        pod_uid=uid, pod_name=uid, namespace=namespace, namespace_uid=f"uid-{namespace}", node="n", gpus=("GPU-1",),
-        holders='{"main":1}', gpu_class="standard", shares={model: Fraction(share)}, start=start, flags=(),
-    )  # fmt: skip
+        pod_uid=uid,
+        pod_name=uid,
+        namespace=namespace,
+        namespace_uid=f"uid-{namespace}",
+        node="n",
+        gpus=("GPU-1",),
+        holders='{"main":1}',
+        gpu_class="standard",
+        shares={model: Fraction(share)},
+        start=start,
+        flags=(),
+    )

@@ -74,9 +74,15 @@ def grant(key: str, amount: int, now: int, end: int | None = None) -> Step:
 
 def report(pod: str, seq: int) -> UsageReport:
     return UsageReport(
-        namespace="team", pod_name=pod, pod_uid=pod, container="main",
-        epoch=1, seq=seq, used_ms=seq * 10, monotonic_ns=seq * 10**9,
-    )  # fmt: skip
+        namespace="team",
+        pod_name=pod,
+        pod_uid=pod,
+        container="main",
+        epoch=1,
+        seq=seq,
+        used_ms=seq * 10,
+        monotonic_ns=seq * 10**9,
+    )
 
 
 def debt(now: int, *, carry: bool) -> Step:

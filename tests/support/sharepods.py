@@ -41,8 +41,14 @@ def spec(**more: Any) -> Object:
 
 def sharepod(name: str = "one", annotations: dict[str, str] | None = None, **more: Any) -> Object:
     """Return a SharePod as the API server has it."""
-    metadata = {"name": name, "namespace": TEAM, "uid": f"uid-{name}", "generation": 1, "resourceVersion": "1",
-                "annotations": SHARE if annotations is None else annotations}  # fmt: skip
+    metadata = {
+        "name": name,
+        "namespace": TEAM,
+        "uid": f"uid-{name}",
+        "generation": 1,
+        "resourceVersion": "1",
+        "annotations": SHARE if annotations is None else annotations,
+    }
     return {"metadata": metadata, "spec": spec(**more)}
 
 

@@ -75,9 +75,16 @@ class SmallCluster:
         self.client.create(NODES, {"metadata": {"name": name, "annotations": {names.NODE_GPUS: listed}}, "spec": spec})
 
     def pod(
-        self, name: str, core: int = 60, blocks: int = 4, *, state: str = names.IN_BUDGET,
-        annotations: dict[str, str] | None = None, managed: bool = True, **spec: Any,
-    ) -> Object:  # fmt: skip
+        self,
+        name: str,
+        core: int = 60,
+        blocks: int = 4,
+        *,
+        state: str = names.IN_BUDGET,
+        annotations: dict[str, str] | None = None,
+        managed: bool = True,
+        **spec: Any,
+    ) -> Object:
         limits = {"tencent.com/vcuda-core": str(core)} | ({"tencent.com/vcuda-memory": str(blocks)} if blocks else {})
         return self.client.create(
             PODS,

@@ -180,14 +180,18 @@ def process_site(tmp_path: Path, database_url: str) -> Iterator[Site]:
         "kubernetes": {"server": server.url},
         "policy": {"file": str(tmp_path / "policy.yaml"), "reloadSeconds": 0.2},
         "timekeeper": {
-            "bind": f"127.0.0.1:{port}", "database": database_url,
+            "bind": f"127.0.0.1:{port}",
+            "database": database_url,
             "operatorTokenFile": str(tmp_path / "token"),
             "tls": {"certificateFile": str(tls.certificate), "keyFile": str(tls.key)},
         },
         "timekeeperClient": {
-            "url": url, "caFile": str(tls.ca), "tokenFile": str(tmp_path / "token"), "timeoutSeconds": PATIENCE,
+            "url": url,
+            "caFile": str(tls.ca),
+            "tokenFile": str(tmp_path / "token"),
+            "timeoutSeconds": PATIENCE,
         },
-    }  # fmt: skip
+    }
     config.write_text(json.dumps(settings))
     kube = KubeClient(KubernetesSettings(server=server.url))
     for namespace in ("rich", "poor", "watched"):

@@ -123,10 +123,16 @@ class FakeTimekeeper:
     @staticmethod
     def decision(namespace: str) -> dict[str, Any]:
         return {
-            "enforcement": "hard" if namespace == "spent" else "soft", "namespace": namespace, "state": "exhausted",
-            "balanceMs": 0, "usedMs": 1, "asOf": "", "since": "",
-            "staleAfter": "", "priorityClassName": "",
-        }  # fmt: skip
+            "enforcement": "hard" if namespace == "spent" else "soft",
+            "namespace": namespace,
+            "state": "exhausted",
+            "balanceMs": 0,
+            "usedMs": 1,
+            "asOf": "",
+            "since": "",
+            "staleAfter": "",
+            "priorityClassName": "",
+        }
 
 
 class Webhook:

@@ -28,9 +28,15 @@ def rule_of(it: Service, given: BudgetBody) -> Rule:
     zone = requests.time_zone(given.time_zone)
     anchor = None if given.anchor is None else _anchor(given.anchor, given.period)
     return Rule(
-        it.clock.now_ms(), given.amount_ms, given.period, zone, given.credit_ms, given.rollover_ms, anchor=anchor,
+        it.clock.now_ms(),
+        given.amount_ms,
+        given.period,
+        zone,
+        given.credit_ms,
+        given.rollover_ms,
+        anchor=anchor,
         used="reset" if given.new_period else "counts",
-    )  # fmt: skip
+    )
 
 
 def patched(it: Service, given: BudgetPatch) -> Change:

@@ -67,9 +67,13 @@ def read(data: Mapping[str, object]) -> Trust:
     if not user:
         raise ValueError("the API server names no header for users")
     return Trust(
-        bundle, names, user, _texts(data, "group-headers"), _texts(data, "uid-headers"),
+        bundle,
+        names,
+        user,
+        _texts(data, "group-headers"),
+        _texts(data, "uid-headers"),
         _texts(data, "extra-headers-prefix"),
-    )  # fmt: skip
+    )
 
 
 def _texts(data: Mapping[str, object], key: str) -> tuple[str, ...]:

@@ -34,9 +34,16 @@ class BudgetStates:
     """The states that pods must have. Used by the controller's one thread."""
 
     def __init__(
-        self, client: KubeClient, clock: Clock, books: Books, policy: PolicyFile, pods: Pods, gates: Gates,
-        evictions: Evictions, each: Callable[[list[Object], Callable[[Object], None]], None],
-    ) -> None:  # fmt: skip
+        self,
+        client: KubeClient,
+        clock: Clock,
+        books: Books,
+        policy: PolicyFile,
+        pods: Pods,
+        gates: Gates,
+        evictions: Evictions,
+        each: Callable[[list[Object], Callable[[Object], None]], None],
+    ) -> None:
         self._client = client
         self._clock = clock
         self._books = books

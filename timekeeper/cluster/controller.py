@@ -71,9 +71,14 @@ class Controller:
     """Follows the cluster's pods and keeps their charges, finalizers and budget states."""
 
     def __init__(
-        self, settings: Settings, clock: Clock, client: KubeClient, books: Books, policy: PolicyFile,
+        self,
+        settings: Settings,
+        clock: Clock,
+        client: KubeClient,
+        books: Books,
+        policy: PolicyFile,
         on_end: Callable[[str], None] = lambda _uid: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._settings = settings
         self._clock = clock
         self._client = client

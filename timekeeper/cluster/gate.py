@@ -75,9 +75,16 @@ class Gates:
     """
 
     def __init__(
-        self, client: KubeClient, clock: Clock, books: Books, openings: Openings, pods: Pods, *,
-        margin_ms: int, each: Each,
-    ) -> None:  # fmt: skip
+        self,
+        client: KubeClient,
+        clock: Clock,
+        books: Books,
+        openings: Openings,
+        pods: Pods,
+        *,
+        margin_ms: int,
+        each: Each,
+    ) -> None:
         self._client = client
         self._clock = clock
         self._books = books
@@ -251,9 +258,14 @@ class Gates:
         if one.told != why.kind:
             one.told = why.kind
             pod_patch.say(
-                self._client, self._clock, one.pod,
-                kind="Warning", reason="WaitsForGpuTime", action="Reserve", note=f"This pod {why.note}",
-            )  # fmt: skip
+                self._client,
+                self._clock,
+                one.pod,
+                kind="Warning",
+                reason="WaitsForGpuTime",
+                action="Reserve",
+                note=f"This pod {why.note}",
+            )
 
 
 def _words(need: Need) -> str:

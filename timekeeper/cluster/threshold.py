@@ -122,10 +122,17 @@ class Thresholds:
             try:
                 for namespace in self._namespaces_of(position):
                     events.tell_namespace(
-                        self._client, self._clock, namespace, self._uid_of(namespace) or "", name=name,
-                        kind="Warning", reason="BudgetThreshold", action="WatchBudget", note=note,
+                        self._client,
+                        self._clock,
+                        namespace,
+                        self._uid_of(namespace) or "",
+                        name=name,
+                        kind="Warning",
+                        reason="BudgetThreshold",
+                        action="WatchBudget",
+                        note=note,
                         reporter=pod_patch.REPORTER,
-                    )  # fmt: skip
+                    )
             except Unavailable as error:
                 log.info("threshold %d %% of %s again later: %s", percent, account.title, error)
                 return False

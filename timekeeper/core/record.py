@@ -15,9 +15,17 @@ from timekeeper.core.charge import Claim
 from timekeeper.core.period import PeriodName
 
 PostingKind = Literal[
-    "charge", "over-budget", "allowance", "expiry", "adjustment", "debt", "refund", "withdrawal", "transfer-in",
+    "charge",
+    "over-budget",
+    "allowance",
+    "expiry",
+    "adjustment",
+    "debt",
+    "refund",
+    "withdrawal",
+    "transfer-in",
     "transfer-out",
-]  # fmt: skip
+]
 
 
 AccountId = NewType("AccountId", int)

@@ -103,14 +103,18 @@ def _shares_by_model(
     places = [dict.fromkeys(named, gpu) for gpu in smallest.values() if request.sharing != names.MIG]
     return [
         metering.meter(
-            pod, request,
+            pod,
+            request,
             inventory=inventory,
-            weight=weight, background=background, quota=quota,
-            device_model=_ANY_MODEL, device_labels=labels,
+            weight=weight,
+            background=background,
+            quota=quota,
+            device_model=_ANY_MODEL,
+            device_labels=labels,
         ).shares
         for inventory in (*places, *_slices_by_model(request, gpus, weight))
         for labels in (device_nodes if request.devices and device_nodes else ({},))
-    ]  # fmt: skip
+    ]
 
 
 def _slices_by_model(request: PodRequest, gpus: Collection[Gpu], weight: metering.Weight) -> Iterator[dict[str, Gpu]]:

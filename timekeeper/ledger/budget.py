@@ -119,9 +119,16 @@ def _rule(
 
 
 def unset_budget(
-    books: Books, uid: str, name: str, policy: NamespacePolicy, *, reason: str, actor: str,
-    if_match: frozenset[str] | None, now: Instant,
-) -> None:  # fmt: skip
+    books: Books,
+    uid: str,
+    name: str,
+    policy: NamespacePolicy,
+    *,
+    reason: str,
+    actor: str,
+    if_match: frozenset[str] | None,
+    now: Instant,
+) -> None:
     """Give a namespace the policy's budget again; what the current period has used still counts.
 
     Raises LedgerError if `if_match` has not the budget's version, the budget is closed, or an object keeps it.

@@ -68,10 +68,18 @@ def correct(books: Books, find: Callable[[Session], BudgetAccount], wanted: Requ
             return False
         turns = [at for old, new in zip(was, (start, end), strict=True) if old != new for at in (old, new)]
         values = {
-            "namespace_id": account.id, "pod_uid": pod.pod_uid, "started_at": start, "ended_at": end,
-            "started_before": was[0], "ended_before": was[1], "reason": wanted.reason, "idempotency_key": wanted.key,
-            "request_hash": digest, "actor": wanted.actor, "booked_at": wanted.now,
-        }  # fmt: skip
+            "namespace_id": account.id,
+            "pod_uid": pod.pod_uid,
+            "started_at": start,
+            "ended_at": end,
+            "started_before": was[0],
+            "ended_before": was[1],
+            "reason": wanted.reason,
+            "idempotency_key": wanted.key,
+            "request_hash": digest,
+            "actor": wanted.actor,
+            "booked_at": wanted.now,
+        }
         row = corrections.add(session, values)
         flags = ",".join(sorted({*filter(None, pod.flags.split(",")), FLAG}))
         workloads.correct(session, pod.pod_uid, start, end, flags)

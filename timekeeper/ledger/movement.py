@@ -78,10 +78,7 @@ def grant(
         account = ensure(books, session, place.uid, place.name, place.policy, order.now)
         if _repeated(session, account, order, "grant"):
             return False
-        _append(
-            books, session, account, order, "grant",
-            valid_from=valid_from, valid_to=valid_to, priority=priority,
-        )  # fmt: skip
+        _append(books, session, account, order, "grant", valid_from=valid_from, valid_to=valid_to, priority=priority)
         return True
 
     return books.database.write(change)
@@ -239,10 +236,19 @@ def _apart(session: Session, giver: BudgetAccount, taker: BudgetAccount) -> None
 
 
 def _append(
-    books: Books, session: Session, account: BudgetAccount, order: Order, kind: MovementKind, *,
-    amount: GpuMilliseconds | None = None, key: str = "", valid_from: Instant | None = None,
-    valid_to: Instant | None = None, priority: int = 0, counterpart: str = "",
-) -> None:  # fmt: skip
+    books: Books,
+    session: Session,
+    account: BudgetAccount,
+    order: Order,
+    kind: MovementKind,
+    *,
+    amount: GpuMilliseconds | None = None,
+    key: str = "",
+    valid_from: Instant | None = None,
+    valid_to: Instant | None = None,
+    priority: int = 0,
+    counterpart: str = "",
+) -> None:
     """Append a movement and settle its namespace."""
     given = order.amount if amount is None else amount
     if budget_rules.rules(session, account.id)[-1].status == "closed":

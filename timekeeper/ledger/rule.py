@@ -19,9 +19,14 @@ ANY_VERSION: Final = "*"
 def policy_rule(budget: BudgetPolicy, since: Instant) -> Rule:
     """Return the rule of a policy's default budget."""
     return Rule(
-        since, budget.amount_ms, budget.period, budget.time_zone, budget.credit_ms, budget.rollover_ms,
+        since,
+        budget.amount_ms,
+        budget.period,
+        budget.time_zone,
+        budget.credit_ms,
+        budget.rollover_ms,
         anchor=budget.anchor_ms,
-    )  # fmt: skip
+    )
 
 
 Change = Rule | Callable[[Rule], Rule]

@@ -128,9 +128,16 @@ def of_cluster(session: Session, cluster: str) -> list[BudgetAccount]:
 
 
 def open_account(
-    session: Session, cluster: str, uid: str, name: str, rule: Rule, now: Instant,
-    *, kind: HolderKind = "namespace", actor: str = "policy",
-) -> BudgetAccount:  # fmt: skip
+    session: Session,
+    cluster: str,
+    uid: str,
+    name: str,
+    rule: Rule,
+    now: Instant,
+    *,
+    kind: HolderKind = "namespace",
+    actor: str = "policy",
+) -> BudgetAccount:
     """Create a namespace's accounts, with the policy's rule from the start of time; or a parent's, with its own."""
     values = {"cluster": cluster, "uid": uid, "name": name, "opened_at": now, "settled_at": now, "version": 1}
     values["kind"] = kind

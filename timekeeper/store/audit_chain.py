@@ -31,9 +31,14 @@ def append(
     previous = session.execute(select(AuditRecord.hash).order_by(AuditRecord.id.desc()).limit(1)).scalar_one_or_none()
     text = msgspec.json.encode(detail, order="sorted").decode()
     values = {
-        "at": now, "cluster": cluster, "actor": actor, "action": action, "namespace": namespace, "detail": text,
+        "at": now,
+        "cluster": cluster,
+        "actor": actor,
+        "action": action,
+        "namespace": namespace,
+        "detail": text,
         "prev_hash": previous or FIRST,
-    }  # fmt: skip
+    }
     session.execute(insert(AuditRecord).values(**values, hash=_hash(values)))
 
 

@@ -269,16 +269,25 @@ def causes(session: Session, namespace: AccountId, after: Instant, at: Instant) 
     due = func.coalesce(due_at(undone), due_at())
     query = (
         select(
-            Transaction.id, func.coalesce(undone.kind, Transaction.kind), due, Transaction.subject,
-            Transaction.started_at, Transaction.amount_ms, Transaction.reverses, Transaction.corrects_at,
-            Transaction.effective_at, WorkloadRow.pod_name, WorkloadRow.ended_at, WorkloadRow.end_source,
+            Transaction.id,
+            func.coalesce(undone.kind, Transaction.kind),
+            due,
+            Transaction.subject,
+            Transaction.started_at,
+            Transaction.amount_ms,
+            Transaction.reverses,
+            Transaction.corrects_at,
+            Transaction.effective_at,
+            WorkloadRow.pod_name,
+            WorkloadRow.ended_at,
+            WorkloadRow.end_source,
         )
         .outerjoin(undone, undone.id == Transaction.reverses)
         .outerjoin(WorkloadRow, WorkloadRow.pod_uid == Transaction.subject)
         .where(Transaction.namespace_id == namespace, Transaction.effective_at > after, due <= at)
         .order_by(due, Transaction.id)
         .execution_options(yield_per=1000)
-    )  # fmt: skip
+    )
     for key, kind, instant, subject, start, amount, reverses, corrects, effective, name, end, source in session.execute(
         query
     ):

@@ -34,9 +34,16 @@ class RuleRow:
 def _rule_row(row: BudgetRule) -> RuleRow:
     status = cast(Status, row.status)
     rule = Rule(
-        row.effective_at, row.amount_ms, cast(PeriodName, row.period), row.time_zone, row.credit_ms, row.rollover_ms,
-        status == "active", row.anchor_at, cast(Used, row.used),
-    )  # fmt: skip
+        row.effective_at,
+        row.amount_ms,
+        cast(PeriodName, row.period),
+        row.time_zone,
+        row.credit_ms,
+        row.rollover_ms,
+        status == "active",
+        row.anchor_at,
+        cast(Used, row.used),
+    )
     return RuleRow(row.id, rule, row.source, status)
 
 

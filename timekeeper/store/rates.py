@@ -68,9 +68,13 @@ def _stored(row: Rate) -> StoredRate:
 def add(session: Session, model: str, rate: Fraction, since: Instant, source: Source, *, now: Instant) -> None:
     """Append a rate that is set at `now`."""
     values = {
-        "model": model, "numerator": rate.numerator, "denominator": rate.denominator, "effective_at": since,
-        "source": source, "booked_at": now,
-    }  # fmt: skip
+        "model": model,
+        "numerator": rate.numerator,
+        "denominator": rate.denominator,
+        "effective_at": since,
+        "source": source,
+        "booked_at": now,
+    }
     session.execute(insert(Rate).values(values))
 
 

@@ -39,10 +39,15 @@ def put(session: Session, namespace: AccountId, at: Instant, *, actor: str, now:
         sums.update(_moved(session, namespace, before, at))
         session.execute(
             insert(Seal).values(
-                namespace_id=namespace, until=at, sealed_at=now, actor=actor, last_txn=last, transactions=count,
+                namespace_id=namespace,
+                until=at,
+                sealed_at=now,
+                actor=actor,
+                last_txn=last,
+                transactions=count,
                 balances=msgspec.json.encode(dict(sums), order="sorted").decode(),
             )
-        )  # fmt: skip
+        )
     session.execute(update(Namespace).where(Namespace.id == namespace).values(sealed_until=at))
 
 

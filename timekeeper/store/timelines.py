@@ -164,13 +164,19 @@ def _births(session: Session, keys: Collection[AccountId]) -> dict[AccountId, In
     first = select(func.min(BudgetRule.id)).where(BudgetRule.namespace_id.in_(keys)).group_by(BudgetRule.namespace_id)
     found = {key: Instant(start - 1) for key, start in first_starts(session, keys).items()}
     for column, instant, counts in (
-        (BudgetGrant.namespace_id, BudgetGrant.valid_from,
-         BudgetGrant.namespace_id.in_(keys) & BudgetGrant.withdrawn_at.is_(None)),
+        (
+            BudgetGrant.namespace_id,
+            BudgetGrant.valid_from,
+            BudgetGrant.namespace_id.in_(keys) & BudgetGrant.withdrawn_at.is_(None),
+        ),
         (Membership.child_id, Membership.effective_at, Membership.child_id.in_(keys) & memberships.HOLDS),
         (Membership.parent_id, Membership.effective_at, Membership.parent_id.in_(keys) & memberships.HOLDS),
-        (BudgetRule.namespace_id, BudgetRule.effective_at,
-         BudgetRule.namespace_id.in_(keys) & BudgetRule.id.not_in(first)),
-    ):  # fmt: skip
+        (
+            BudgetRule.namespace_id,
+            BudgetRule.effective_at,
+            BudgetRule.namespace_id.in_(keys) & BudgetRule.id.not_in(first),
+        ),
+    ):
         for key, since in session.execute(select(column, func.min(instant)).where(counts).group_by(column)):
             if key is not None:
                 born = Instant(since - 1)

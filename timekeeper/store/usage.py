@@ -46,11 +46,17 @@ def add(session: Session, over: Sequence[tuple[str, str, HourUsed]]) -> None:
         session.execute(
             insert(UsageHour),
             [
-                {"pod_uid": uid, "container": container, "epoch": one.epoch, "hour": one.hour,
-                 "used_ms": one.used_ms, "observed_ms": one.observed_ms}
+                {
+                    "pod_uid": uid,
+                    "container": container,
+                    "epoch": one.epoch,
+                    "hour": one.hour,
+                    "used_ms": one.used_ms,
+                    "observed_ms": one.observed_ms,
+                }
                 for uid, container, one in over
             ],
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -89,21 +95,28 @@ def by_time(session: Session, wanted: UsageQuery, after: tuple[int, str], limit:
     span = values(*columns).data(rows).cte("span")
     first, last = wanted.spans[0][0], wanted.spans[-1][1]
 
-    until = case((func.coalesce(WorkloadRow.ended_at, wanted.now) < span.c.until,
-                  func.coalesce(WorkloadRow.ended_at, wanted.now)), else_=span.c.until)  # fmt: skip
+    until = case(
+        (
+            func.coalesce(WorkloadRow.ended_at, wanted.now) < span.c.until,
+            func.coalesce(WorkloadRow.ended_at, wanted.now),
+        ),
+        else_=span.c.until,
+    )
     since = case((WorkloadRow.started_at > span.c.start, WorkloadRow.started_at), else_=span.c.start)
     group = {"namespace": Namespace.name, "workload": WorkloadRow.pod_uid, "model": WorkloadRow.models}[wanted.group_by]
     held = (
         select(
-            span.c.index, group.label("name"), WorkloadRow.pod_uid, WorkloadRow.gpus_ppm, (until - since).label("wall"),
+            span.c.index, group.label("name"), WorkloadRow.pod_uid, WorkloadRow.gpus_ppm, (until - since).label("wall")
         )
         .select_from(span)
-        .join(WorkloadRow, and_(WorkloadRow.started_at < span.c.until,
-                             func.coalesce(WorkloadRow.ended_at, wanted.now) > span.c.start))
+        .join(
+            WorkloadRow,
+            and_(WorkloadRow.started_at < span.c.until, func.coalesce(WorkloadRow.ended_at, wanted.now) > span.c.start),
+        )
         .join(Namespace, Namespace.id == WorkloadRow.namespace_id)
         .where(Namespace.cluster == wanted.cluster, tuple_(span.c.index, group) > tuple_(*after))
         .where(or_(WorkloadRow.ended_at.is_(None), WorkloadRow.ended_at > first), WorkloadRow.started_at < last)
-    )  # fmt: skip
+    )
     for name, given in (
         (Namespace.name, wanted.namespace),
         (WorkloadRow.pod_uid, wanted.pod_uid),
@@ -121,15 +134,20 @@ def by_time(session: Session, wanted: UsageQuery, after: tuple[int, str], limit:
     )
     query = (
         select(
-            pods.c.index, pods.c.name, func.count(), func.count(seen.c.used), func.sum(_gpu_ms(pods, pods.c.wall)),
-            func.sum(seen.c.used), func.sum(_gpu_ms(pods, pods.c.wall - observed)),
+            pods.c.index,
+            pods.c.name,
+            func.count(),
+            func.count(seen.c.used),
+            func.sum(_gpu_ms(pods, pods.c.wall)),
+            func.sum(seen.c.used),
+            func.sum(_gpu_ms(pods, pods.c.wall - observed)),
         )
         .select_from(pods)
         .outerjoin(seen, and_(seen.c.index == pods.c.index, seen.c.pod_uid == pods.c.pod_uid))
         .group_by(pods.c.index, pods.c.name)
         .order_by(pods.c.index, pods.c.name)
         .limit(limit)
-    )  # fmt: skip
+    )
     return [
         GroupUsage(
             index, name, count, count - known, int(allocated), None if used is None else int(used), int(unobserved)
@@ -159,12 +177,17 @@ def _seen(span: Any, pods: Any, first: int, last: int) -> Any:
         running.where(WatermarkRow.hour >= first, WatermarkRow.hour < last, WatermarkRow.pod_uid.in_(mine)),
     ).cte("reported")
     containers = (
-        select(span.c.index, rows.c.pod_uid, rows.c.container, func.sum(rows.c.used_ms).label("used"),
-               cast(func.sum(rows.c.observed_ms), BigInteger).label("observed"))
+        select(
+            span.c.index,
+            rows.c.pod_uid,
+            rows.c.container,
+            func.sum(rows.c.used_ms).label("used"),
+            cast(func.sum(rows.c.observed_ms), BigInteger).label("observed"),
+        )
         .select_from(span)
         .join(rows, and_(rows.c.hour >= span.c.start, rows.c.hour < span.c.until))
         .group_by(span.c.index, rows.c.pod_uid, rows.c.container)
-    ).cte("container")  # fmt: skip
+    ).cte("container")
     return (
         select(
             containers.c.index,

@@ -55,9 +55,15 @@ class _Statements(NamedTuple):
 
 
 def _statements(
-    array_of: str, array: str, among: str, rows: str, place: str, field: Callable[[int, str], str],
-    place_type: str = "", running_by: str = "",
-) -> _Statements:  # fmt: skip
+    array_of: str,
+    array: str,
+    among: str,
+    rows: str,
+    place: str,
+    field: Callable[[int, str], str],
+    place_type: str = "",
+    running_by: str = "",
+) -> _Statements:
     numbers = [field(n, "bigint") for n in range(8)]
     read = partial(_READ.format, array_of=array_of, array=array, among=among, place=place)
     return _Statements(

@@ -74,9 +74,13 @@ def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: ReferenceGpu, read
             )
             continue
         share = gpu.share(
-            reading, name, path, core=cores or None,
-            part=None if mib else Fraction(percentage or 100, 100), mib=Fraction(mib) if mib else None,
-        )  # fmt: skip
+            reading,
+            name,
+            path,
+            core=cores or None,
+            part=None if mib else Fraction(percentage or 100, 100),
+            mib=Fraction(mib) if mib else None,
+        )
         if share is not None:
             reading.shares[name] = share
     if reading.shares and annotations_of(pod).get(names.mode) == "mig":

@@ -18,8 +18,13 @@ from slicekeeper.errors import NotFound, SettingsError
 from slicekeeper.kube.client import CONFIG_MAPS, KubeClient, Object
 
 COMPARED: Final = (
-    "resources.", "images.", "webhook.schedulerName", "policy.exemptNamespaces", "classes.", "timekeeper.audience",
-)  # fmt: skip
+    "resources.",
+    "images.",
+    "webhook.schedulerName",
+    "policy.exemptNamespaces",
+    "classes.",
+    "timekeeper.audience",
+)
 """Settings that are in the manifests too."""
 
 _NAME_THE_FILE: Final = "slicekeeper --config FILE check, with the settings that are installed"
@@ -58,9 +63,13 @@ def settings_of(
 
 
 def differences(
-    client: KubeClient, namespace: str, settings: Settings, workloads: Mapping[str, Object],
-    webhooks: Mapping[str, Object], guards: Mapping[str, Object],
-) -> Iterator[Difference]:  # fmt: skip
+    client: KubeClient,
+    namespace: str,
+    settings: Settings,
+    workloads: Mapping[str, Object],
+    webhooks: Mapping[str, Object],
+    guards: Mapping[str, Object],
+) -> Iterator[Difference]:
     """Yield where the installed images, webhooks, guards, tokens and kube-scheduler are not as the settings say."""
     resources, spared = settings.resources, manifests.left_alone(settings, namespace)
     yield from _images(workloads, settings)

@@ -36,9 +36,13 @@ class LeftBehind:
         part = "status" if self.resource == NODES else ""
         try:
             self.client.patch(
-                self.resource, metadata["name"], self.patch, metadata.get("namespace", ""),
-                content_type=kind, subresource=part,
-            )  # fmt: skip
+                self.resource,
+                metadata["name"],
+                self.patch,
+                metadata.get("namespace", ""),
+                content_type=kind,
+                subresource=part,
+            )
         except NotFound:
             pass  # another was faster
         except ServiceError as error:

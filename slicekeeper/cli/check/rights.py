@@ -85,9 +85,13 @@ def lacking(client: KubeClient, namespace: str, settings: Settings, policy: str)
 def _allowed(client: KubeClient, namespace: str, right: Right) -> bool:
     resource, _, subresource = right.resource.partition("/")
     attributes = {
-        "verb": right.verb, "group": right.group, "resource": resource, "subresource": subresource,
-        "name": right.name, "namespace": namespace if right.at_home else "",
-    }  # fmt: skip
+        "verb": right.verb,
+        "group": right.group,
+        "resource": resource,
+        "subresource": subresource,
+        "name": right.name,
+        "namespace": namespace if right.at_home else "",
+    }
     review = {
         "apiVersion": f"{_RBAC}/v1",
         "kind": "SubjectAccessReview",

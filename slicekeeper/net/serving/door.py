@@ -136,11 +136,15 @@ class Door:
 
     async def _welcome(self, client: socket.socket, connection: Connection) -> None:
         """Complete a client's handshake."""
-        tls = {} if self._context is None else {
-            "ssl": self._context,
-            "ssl_handshake_timeout": self._request_seconds,
-            "ssl_shutdown_timeout": LINGER_SECONDS,
-        }  # fmt: skip
+        tls = (
+            {}
+            if self._context is None
+            else {
+                "ssl": self._context,
+                "ssl_handshake_timeout": self._request_seconds,
+                "ssl_shutdown_timeout": LINGER_SECONDS,
+            }
+        )
         try:
             await self._loop.connect_accepted_socket(lambda: connection, client, **tls)  # type: ignore[arg-type]
         except (OSError, asyncio.CancelledError) as error:

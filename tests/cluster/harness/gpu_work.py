@@ -99,9 +99,15 @@ def seats(site: Site) -> dict[str, Any]:
 def seat_of(site: Site, namespace: str, name: str) -> dict[str, Any] | None:
     """Return the arbiter's seat of a pod's container."""
     text = site.kubectl(
-        "exec", "daemonset/nodeagent", "-n", NAMESPACE, "--", "/usr/local/bin/python3", "-c",
+        "exec",
+        "daemonset/nodeagent",
+        "-n",
+        NAMESPACE,
+        "--",
+        "/usr/local/bin/python3",
+        "-c",
         "import glob; print(*(open(f).read() for f in glob.glob('/var/lib/slicekeeper/seats/*.json')), sep='\\n')",
-    )  # fmt: skip
+    )
     held = seats(site)
     for record in map(json.loads, filter(None, text.splitlines())):
         seat = f"{record['id']}-{record['nonce']}"

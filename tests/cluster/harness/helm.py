@@ -35,9 +35,14 @@ class Helm:
         if values is not None:
             command += ["--values", "-"]
         done = subprocess.run(
-            command, input=yaml.safe_dump(dict(values or {})), capture_output=True, text=True, check=False,
-            timeout=timeout, env=self._environ,
-        )  # fmt: skip
+            command,
+            input=yaml.safe_dump(dict(values or {})),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+            env=self._environ,
+        )
         if done.returncode != 0:
             raise Refused(done.stderr.strip())
         return done.stdout

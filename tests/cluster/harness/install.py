@@ -22,8 +22,14 @@ ROOT = Path(__file__).resolve().parents[3]
 NAMESPACE = "slicekeeper-system"
 PLAYGROUND = ROOT / "manifests/overlays/playground"
 SUITE = ROOT / "tests/cluster/overlay"
-WORKLOADS = ("deployment/certificates", "deployment/timekeeper", "deployment/webhook", "deployment/scheduler",
-             "daemonset/nodeagent", "daemonset/arbiter")  # fmt: skip
+WORKLOADS = (
+    "deployment/certificates",
+    "deployment/timekeeper",
+    "deployment/webhook",
+    "deployment/scheduler",
+    "daemonset/nodeagent",
+    "daemonset/arbiter",
+)
 ROLLOUT_SECONDS = 120
 IMAGES = Images(registry="slicekeeper.test")
 """The images as the node has them: a name of its own, so that `slicekeeper check` finds a whole installation."""

@@ -137,9 +137,13 @@ class Programs:
         plugin = {
             "type": "ptp",
             "mtu": 1500,
-            "ipam": {"type": "host-local", "ranges": [[{"subnet": POD_CIDR}]], "dataDir": "/run/cni",
-                     "routes": [{"dst": "0.0.0.0/0"}]},
-        }  # fmt: skip
+            "ipam": {
+                "type": "host-local",
+                "ranges": [[{"subnet": POD_CIDR}]],
+                "dataDir": "/run/cni",
+                "routes": [{"dst": "0.0.0.0/0"}],
+            },
+        }
         conflist = {"cniVersion": "0.4.0", "name": "pods", "plugins": [plugin]}
         (network / "10-pods.conflist").write_text(json.dumps(conflist))
         config = self._folder / "containerd.toml"

@@ -103,12 +103,18 @@ class ControlPlane:
         client = self.client()
         wait_for("API server", lambda: is_there(client), seconds=180)
         cluster = {"server": self.url, "certificate-authority": str(self._pki.ca_file)}
-        self.kubeconfig.write_text(yaml.safe_dump({
-            "apiVersion": "v1", "kind": "Config", "current-context": "bench",
-            "clusters": [{"name": "bench", "cluster": cluster}],
-            "users": [{"name": "bench", "user": {"token": "bench"}}],
-            "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "bench"}}],
-        }))  # fmt: skip
+        self.kubeconfig.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "current-context": "bench",
+                    "clusters": [{"name": "bench", "cluster": cluster}],
+                    "users": [{"name": "bench", "user": {"token": "bench"}}],
+                    "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "bench"}}],
+                }
+            )
+        )
 
     def client(self) -> KubeClient:
         """Return a client that may do all."""
@@ -155,9 +161,13 @@ class ControlPlane:
         file = self._folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(config))
         process = self.run(
-            name, self._found.kubernetes / "kube-scheduler", f"--config={file}",
-            "--bind-address=127.0.0.1", f"--secure-port={free_port()}", "--authentication-skip-lookup=true",
-        )  # fmt: skip
+            name,
+            self._found.kubernetes / "kube-scheduler",
+            f"--config={file}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={free_port()}",
+            "--authentication-skip-lookup=true",
+        )
         return Program(process)
 
     def run(self, name: str, *command: object) -> subprocess.Popen[bytes]:
@@ -232,18 +242,23 @@ def pod(name: str) -> Object:
     requests = {"cpu": "4", "memory": "16Gi"}
     return {
         "metadata": {
-            "name": name, "labels": {names.MANAGED_LABEL: names.MANAGED_VALUE},
+            "name": name,
+            "labels": {names.MANAGED_LABEL: names.MANAGED_VALUE},
             "annotations": {names.BUDGET_STATE: names.IN_BUDGET},
         },
         "spec": {
             "schedulerName": OURS,
-            "containers": [{
-                "name": "main", "image": "registry.example/train:1.0", "command": ["python", "train.py"],
-                "env": [{"name": f"OPTION_{i}", "value": "x" * 40} for i in range(20)],
-                "resources": {"limits": HALF, "requests": {**requests, **HALF}},
-            }],
+            "containers": [
+                {
+                    "name": "main",
+                    "image": "registry.example/train:1.0",
+                    "command": ["python", "train.py"],
+                    "env": [{"name": f"OPTION_{i}", "value": "x" * 40} for i in range(20)],
+                    "resources": {"limits": HALF, "requests": {**requests, **HALF}},
+                }
+            ],
         },
-    }  # fmt: skip
+    }
 
 
 def each(client: KubeClient, work: list[Object], namespace: str) -> None:

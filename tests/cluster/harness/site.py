@@ -191,8 +191,13 @@ class Site:
         environ = {"PATH": os.environ["PATH"], "KUBECONFIG": str(self.kubectl.kubeconfig), "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
             [sys.executable, "-c", "from slicekeeper.cli.main import main; main()", *arguments],
-            env=environ, cwd=self.folder, capture_output=True, text=True, check=False, timeout=120,
-        )  # fmt: skip
+            env=environ,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
         return done.returncode, done.stdout + done.stderr
 
     @contextmanager

@@ -183,9 +183,15 @@ class Bench:
         owners = PodResources(self.folder / "plugins/pods.sock", "slicekeeper.io/seat").owners
         shares = Shares(Arbiter(self.folder / "run"), self.store, Resources(), limits=False)
         self.seats = Seats(
-            self.store, files, self.pods, GPUS, Resources(), owners,  # type: ignore[arg-type]
-            lambda _pod, why: self.refused.append(why), shares,
-        )  # fmt: skip
+            self.store,
+            files,
+            self.pods,
+            GPUS,
+            Resources(),
+            owners,  # type: ignore[arg-type]
+            lambda _pod, why: self.refused.append(why),
+            shares,
+        )
         self.seats.restore()
         ids = [f"seat-{number:04}" for number in range(seats)]
         self.plugin = SeatPlugin(self.folder / "plugins", "slicekeeper.io/seat", ids, self.seats)

@@ -26,11 +26,17 @@ from slicekeeper.kube.client import NODES, PODS
 
 def settings(folder: Path, server: str, port: int) -> Settings:
     mine = msgspec.structs.replace(
-        Settings().node_agent, node_name="node-1", seats=4, plugin_dir=str(folder / "plugins"),
-        pod_resources_socket=str(folder / "plugins/pods.sock"), cdi_dir=str(folder / "cdi"),
-        state_dir=str(folder / "state"), run_dir=str(folder / "run"), metrics_bind=f"127.0.0.1:{port}",
+        Settings().node_agent,
+        node_name="node-1",
+        seats=4,
+        plugin_dir=str(folder / "plugins"),
+        pod_resources_socket=str(folder / "plugins/pods.sock"),
+        cdi_dir=str(folder / "cdi"),
+        state_dir=str(folder / "state"),
+        run_dir=str(folder / "run"),
+        metrics_bind=f"127.0.0.1:{port}",
         pod_ip="127.0.0.1",
-    )  # fmt: skip
+    )
     # Without an arbiter: that one's being away is no matter here.
     return Settings(
         kubernetes=KubernetesSettings(server=server), node_agent=mine, webhook=WebhookSettings(injection="seats")

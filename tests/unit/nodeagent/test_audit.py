@@ -42,9 +42,16 @@ class Bench:
         self.watched: list[Object] = []
         self.now = 0.0
         self.audit = Audit(
-            small.client, "node-1", self, self, self.source, Resources(), lambda _namespace: self.policy,  # type: ignore[arg-type]
-            self._say, lambda: self.now,
-        )  # fmt: skip
+            small.client,
+            "node-1",
+            self,
+            self,
+            self.source,
+            Resources(),
+            lambda _namespace: self.policy,  # type: ignore[arg-type]
+            self._say,
+            lambda: self.now,
+        )
 
     def read(self) -> Telemetry:
         if self.away:
@@ -56,8 +63,16 @@ class Bench:
         return self.watched
 
     def _say(self, pod: Object, reason: str, action: str, note: str) -> None:
-        tell(self.small.client, self.small.clock, pod, kind="Warning", reason=reason, action=action, note=note,
-             reporter="test")  # fmt: skip
+        tell(
+            self.small.client,
+            self.small.clock,
+            pod,
+            kind="Warning",
+            reason=reason,
+            action=action,
+            note=note,
+            reporter="test",
+        )
 
     def pod(
         self, name: str, core: int = 50, gpu: str = "GPU-0", *, watched: bool = True, container: str = "", **more: Any
@@ -165,9 +180,14 @@ def test_a_process_of_no_pod_is_in_the_log_and_the_metrics(bench: Bench, caplog:
     }
     assert samples["slicekeeper_gpu_stray_memory_bytes"].value == 5 * MIB
     assert samples["slicekeeper_gpu_stray_processes"].labels == {
-        "gpu": "0", "UUID": "GPU-0", "modelName": "A100-SXM4-80GB", "Hostname": "node-1",
-        "namespace": "", "pod": "", "container": "",
-    }  # fmt: skip
+        "gpu": "0",
+        "UUID": "GPU-0",
+        "modelName": "A100-SXM4-80GB",
+        "Hostname": "node-1",
+        "namespace": "",
+        "pod": "",
+        "container": "",
+    }
 
 
 def test_a_container_that_kubelet_has_not_told_of_yet_is_waited_for(bench: Bench) -> None:

@@ -27,18 +27,36 @@ class Node:
         self.now, self.pid = 100.0, 1
         self.live = Live(self.store, now=lambda: self.now)
         half = Seat(
-            id="a", nonce="1", namespace="team", pod="p", uid="u", container="train", gpus=("GPU-0",), core=50,
-            memory_mib=2048, limit=70, background=True,
-        )  # fmt: skip
+            id="a",
+            nonce="1",
+            namespace="team",
+            pod="p",
+            uid="u",
+            container="train",
+            gpus=("GPU-0",),
+            core=50,
+            memory_mib=2048,
+            limit=70,
+            background=True,
+        )
         self.store.put(half)
         self.store.put(Seat(id="s", nonce="1", namespace="team", pod="p", uid="u", container=names.SIDECAR))
 
     def take(self, seconds: float, busy: float, granted: float) -> None:
         wall, busy_ns, granted_ns = (int(value * SECOND) for value in (seconds, busy, granted))
         seat = ArbiterSeat(
-            "a-1", gpu=0, core=50, limit=70, memory_limit=2048 * MIB, vclass="background", wall_ns=wall,
-            busy_ns=busy_ns, granted_ns=granted_ns, memory=300 * MIB, memory_overhead=12 * MIB,
-        )  # fmt: skip
+            "a-1",
+            gpu=0,
+            core=50,
+            limit=70,
+            memory_limit=2048 * MIB,
+            vclass="background",
+            wall_ns=wall,
+            busy_ns=busy_ns,
+            granted_ns=granted_ns,
+            memory=300 * MIB,
+            memory_overhead=12 * MIB,
+        )
         self.now += 1
         told = Telemetry(pid=self.pid, now_ns=wall, gpus=[ArbiterGpu(0, "GPU-0")], seats=[seat])
         self.live.take(of_arbiter(told))

@@ -226,9 +226,13 @@ def test_pods_on_a_slice_that_fails_or_is_gone_are_told(gpus: NvmlGpus, driver: 
 
     changed = threading.Event()
     watch = GpuWatch(
-        gpus, Pods(), Resources(), 0.01, changed.set,  # type: ignore[arg-type]
+        gpus,
+        Pods(),
+        Resources(),
+        0.01,
+        changed.set,  # type: ignore[arg-type]
         lambda pod, why: told.append((pod["metadata"]["name"], why)),
-    )  # fmt: skip
+    )
     watch.look()
     assert told == [], "MIG mode is no trouble for who has a slice"
     driver.mig(1, "3g.20gb")

@@ -213,20 +213,31 @@ def test_a_failing_gpu_leaves_the_node_and_its_pods_are_told(gpus: NvmlGpus, dri
         def all(self) -> list[Any]:
             limits = {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "4"}
             return [
-                {"metadata": {"namespace": "team", "name": name, "uid": name,
-                              "annotations": {names.gpu_annotation("train"): uuid}},
-                 "spec": {"containers": [{"name": "train", "resources": {"limits": limits}}]}, "status": {}}
+                {
+                    "metadata": {
+                        "namespace": "team",
+                        "name": name,
+                        "uid": name,
+                        "annotations": {names.gpu_annotation("train"): uuid},
+                    },
+                    "spec": {"containers": [{"name": "train", "resources": {"limits": limits}}]},
+                    "status": {},
+                }
                 for name, uuid in (("one", first), ("two", second))
-            ]  # fmt: skip
+            ]
 
     told = []
     with small_cluster() as small:
         small.client.create(NODES, {"metadata": {"name": "node-1"}, "status": {}})
         publisher = GpuPublisher(small.client, "node-1", gpus, Resources(), 600.0)
         watch = GpuWatch(
-            gpus, Pods(), Resources(), 600.0, publisher.changed,  # type: ignore[arg-type]
+            gpus,
+            Pods(),
+            Resources(),
+            600.0,
+            publisher.changed,  # type: ignore[arg-type]
             lambda pod, why: told.append((pod["metadata"]["name"], why)),
-        )  # fmt: skip
+        )
         publisher.start()
         assert publisher.published.wait(30)
         looking = threading.Thread(target=watch.look)

@@ -68,17 +68,31 @@ class Bench:
         uid = f"c0ffee00-0000-4000-8000-00000000000{number}"
         limits = {"tencent.com/vcuda-core": str(core), "tencent.com/vcuda-memory": "8"}
         pod = {
-            "metadata": {"namespace": "team", "name": f"p{number}", "uid": uid,
-                         "annotations": {names.CORE_LIMIT: limit, **annotations}},
+            "metadata": {
+                "namespace": "team",
+                "name": f"p{number}",
+                "uid": uid,
+                "annotations": {names.CORE_LIMIT: limit, **annotations},
+            },
             "spec": {"containers": [{"name": "train", "resources": {"limits": limits}}]},
             "status": {"phase": "Running"},
-        }  # fmt: skip
+        }
         self.pods.append(pod)
         seat = self.shares.said(
             pod,
-            Seat(id=f"seat-000{number}", nonce="ab", namespace="team", pod=f"p{number}", uid=uid, container="train",
-                 gpus=(self.gpu,), core=core, memory_mib=2048, limited=True),
-        )  # fmt: skip
+            Seat(
+                id=f"seat-000{number}",
+                nonce="ab",
+                namespace="team",
+                pod=f"p{number}",
+                uid=uid,
+                container="train",
+                gpus=(self.gpu,),
+                core=core,
+                memory_mib=2048,
+                limited=True,
+            ),
+        )
         self.store.put(seat)
         self.shares.give(seat)
         return seat
@@ -283,9 +297,14 @@ def test_metrics_name_the_container(bench: Bench) -> None:
     metrics = ShareMetrics(Arbiter(bench.running.folder), bench.store, bench.gpus, Live(bench.store), "node-1")
     found = {sample.name: sample for metric in metrics.collect() for sample in metric.samples}
     assert found["DCGM_FI_DEV_FB_USED"].labels == {
-        "gpu": "1", "UUID": bench.gpu, "modelName": "A100-SXM4-40GB", "Hostname": "node-1",
-        "namespace": "team", "pod": "p1", "container": "train",
-    }  # fmt: skip
+        "gpu": "1",
+        "UUID": bench.gpu,
+        "modelName": "A100-SXM4-40GB",
+        "Hostname": "node-1",
+        "namespace": "team",
+        "pod": "p1",
+        "container": "train",
+    }
     assert found["slicekeeper_gpu_busy_seconds_total"].value == 0
     assert found["slicekeeper_gpu_memory_limit_bytes"].value == 2 * GIB
     assert (found["slicekeeper_gpu_request_ratio"].value, found["slicekeeper_gpu_background"].value) == (0.4, 1)
@@ -304,15 +323,30 @@ def test_metrics_have_whole_gpus_by_the_drivers_word_without_an_arbiter(made: An
         )
     metrics = ShareMetrics(Arbiter(tmp_path), store, gpus, live, "node-1")
     for seconds in (1, 2):
-        live.take([
-            Count(seat="whole-1", gpu="GPU-1", life="1", by="1", wall_ns=seconds * 10**9, busy_ns=seconds * 4 * 10**8,
-                  granted_ns=seconds * 10**9, memory=3 << 30)
-        ])  # fmt: skip
+        live.take(
+            [
+                Count(
+                    seat="whole-1",
+                    gpu="GPU-1",
+                    life="1",
+                    by="1",
+                    wall_ns=seconds * 10**9,
+                    busy_ns=seconds * 4 * 10**8,
+                    granted_ns=seconds * 10**9,
+                    memory=3 << 30,
+                )
+            ]
+        )
     found = {sample.name: (sample.value, sample.labels) for metric in metrics.collect() for sample in metric.samples}
     labels = {
-        "gpu": "1", "UUID": "GPU-1", "modelName": "A100-SXM4-80GB", "Hostname": "node-1",
-        "namespace": "team", "pod": "whole", "container": "c",
-    }  # fmt: skip
+        "gpu": "1",
+        "UUID": "GPU-1",
+        "modelName": "A100-SXM4-80GB",
+        "Hostname": "node-1",
+        "namespace": "team",
+        "pod": "whole",
+        "container": "c",
+    }
     assert found == {
         "slicekeeper_gpu_busy_seconds_total": (0.8, labels),
         "DCGM_FI_DEV_FB_USED": (3072, labels),

@@ -59,9 +59,16 @@ class Bench:
         """Give the seats of a pod and return the folder that its sidecar sees."""
         uid = f"c0ffee00-0000-4000-8000-00000000000{number}"
         train = Seat(
-            id=f"seat-000{number}", nonce="ab", namespace="team", pod=f"p{number}", uid=uid, container="train",
-            gpus=(self.gpu,), core=core, memory_mib=2048,
-        )  # fmt: skip
+            id=f"seat-000{number}",
+            nonce="ab",
+            namespace="team",
+            pod=f"p{number}",
+            uid=uid,
+            container="train",
+            gpus=(self.gpu,),
+            core=core,
+            memory_mib=2048,
+        )
         sidecar = Seat(
             id=f"seat-100{number}", nonce="ab", namespace="team", pod=f"p{number}", uid=uid, container=names.SIDECAR
         )
@@ -80,9 +87,13 @@ class Bench:
         build = built()
         seat = self.running.folder / f"seats/seat-000{number}-ab/seat.sock"
         environ = {
-            **os.environ, **self.driver.environ, "SLICEKEEPER_SEAT": str(seat), "CUDA_VISIBLE_DEVICES": self.gpu,
-            "LD_PRELOAD": str(build / "libvcuda.so"), "LD_LIBRARY_PATH": str(build / "fake"),
-        }  # fmt: skip
+            **os.environ,
+            **self.driver.environ,
+            "SLICEKEEPER_SEAT": str(seat),
+            "CUDA_VISIBLE_DEVICES": self.gpu,
+            "LD_PRELOAD": str(build / "libvcuda.so"),
+            "LD_LIBRARY_PATH": str(build / "fake"),
+        }
         command = [str(build / "fake" / program), *arguments]
         self.processes.append(subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL))
         return self.processes[-1]

@@ -87,12 +87,17 @@ class Life:
                 state = {"waiting": {"reason": "CrashLoopBackOff"}}
             statuses.append({"name": name, "state": state})
         metadata: Object = {
-            "name": "a", "namespace": "team", "uid": "uid-a", "creationTimestamp": format_seconds(T0),
-            "labels": {names.MANAGED_LABEL: "true"}, "finalizers": [names.FINALIZER],
+            "name": "a",
+            "namespace": "team",
+            "uid": "uid-a",
+            "creationTimestamp": format_seconds(T0),
+            "labels": {names.MANAGED_LABEL: "true"},
+            "finalizers": [names.FINALIZER],
             "annotations": {
-                names.BOUND_AT: format_instant(T0), **{names.gpu_annotation(name): GPU.uuid for name in self.holders},
+                names.BOUND_AT: format_instant(T0),
+                **{names.gpu_annotation(name): GPU.uuid for name in self.holders},
             },
-        }  # fmt: skip
+        }
         if self.deleted is not None and now >= self.deleted:
             grace = {"deletionGracePeriodSeconds": 60}
             metadata |= {"deletionTimestamp": format_seconds(T0 + (self.deleted + 60) * SECOND), **grace}

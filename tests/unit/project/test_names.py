@@ -9,9 +9,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 PARTS = (
-    "slicekeeper", "webhook", "timekeeper", "sidecar", "scheduler", "nodeagent", "certificates", "objects", "simulator",
+    "slicekeeper",
+    "webhook",
+    "timekeeper",
+    "sidecar",
+    "scheduler",
+    "nodeagent",
+    "certificates",
+    "objects",
+    "simulator",
     "images",
-)  # fmt: skip
+)
 
 
 def test_no_two_types_share_a_name() -> None:

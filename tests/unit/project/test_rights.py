@@ -222,12 +222,17 @@ def pod(state: str = names.OVER_BUDGET, node: str = "n") -> Object:
     limits = {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "4"}
     return {
         "metadata": {
-            "name": "p", "namespace": TEAM, "uid": "uid-p", "resourceVersion": "1", "finalizers": [names.FINALIZER],
-            "labels": {names.MANAGED_LABEL: "true"}, "annotations": {names.BUDGET_STATE: state},
+            "name": "p",
+            "namespace": TEAM,
+            "uid": "uid-p",
+            "resourceVersion": "1",
+            "finalizers": [names.FINALIZER],
+            "labels": {names.MANAGED_LABEL: "true"},
+            "annotations": {names.BUDGET_STATE: state},
         },
         "spec": {"nodeName": node, "containers": [{"name": "c", "resources": {"limits": limits}}]},
         "status": {"phase": "Running"},
-    }  # fmt: skip
+    }
 
 
 def follow(watch: Watch) -> None:
@@ -333,9 +338,15 @@ def run_nodeagent(server: Server) -> None:
     attempt(lambda: pods.ask(TEAM, "p"))
     tell(client, ManualClock(NOW), pod(), kind="Warning", reason="A", action="B", note="c", reporter="agent")
     audit = Audit(
-        client, "n", mock.Mock(), mock.Mock(), mock.Mock(), Resources(), lambda _: NamespacePolicy(audit="evict"),
+        client,
+        "n",
+        mock.Mock(),
+        mock.Mock(),
+        mock.Mock(),
+        Resources(),
+        lambda _: NamespacePolicy(audit="evict"),
         lambda *_: None,
-    )  # fmt: skip
+    )
     attempt(lambda: audit._evict(mock.Mock(note=""), pod(), 0.0))
 
 
@@ -384,9 +395,15 @@ class Timekeeper:
 
 
 FIGURES: dict[str, Any] = {
-    "amount_ms": 1, "period": "none", "time_zone": "UTC", "balance_ms": 1, "used_ms": 0, "over_budget_ms": 0,
-    "granted_ms": 0, "state": "ok",
-}  # fmt: skip
+    "amount_ms": 1,
+    "period": "none",
+    "time_zone": "UTC",
+    "balance_ms": 1,
+    "used_ms": 0,
+    "over_budget_ms": 0,
+    "granted_ms": 0,
+    "state": "ok",
+}
 
 
 def run_objects(server: Server) -> None:
@@ -418,8 +435,13 @@ def run_sharepods(server: Server) -> None:
         ("failed", [{"kind": "SharePod", "uid": "uid-failed", "controller": True}], "Failed"),
         ("orphaned", [], "Running"),
     ):
-        metadata = {"name": name, "namespace": TEAM, "labels": {MADE: "true"}, "ownerReferences": owners,
-                    "creationTimestamp": "2025-01-01T00:00:00Z"}  # fmt: skip
+        metadata = {
+            "name": name,
+            "namespace": TEAM,
+            "labels": {MADE: "true"},
+            "ownerReferences": owners,
+            "creationTimestamp": "2025-01-01T00:00:00Z",
+        }
         server.put("pods", {"metadata": metadata, "spec": {}, "status": {"phase": phase}})
     for watch in keeper._watches:
         attempt(lambda watch=watch: follow(watch))  # type: ignore[misc]

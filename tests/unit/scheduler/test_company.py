@@ -37,11 +37,16 @@ def pod(name, *asked, on="", namespace="team-a", **wishes):
     annotations = {f"slicekeeper.io/{key.replace('_', '-')}": value for key, value in wishes.items()}
     given = {names.gpu_annotation(f"c{index}"): on for index in range(len(asked))} if on else {}
     return {
-        "metadata": {"name": name, "namespace": namespace, "uid": name, "labels": {names.MANAGED_LABEL: "true"},
-                     "annotations": annotations | given},
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": name,
+            "labels": {names.MANAGED_LABEL: "true"},
+            "annotations": annotations | given,
+        },
         "spec": {"containers": containers, **({"nodeName": "n"} if on else {})},
         "status": {"phase": "Running" if on else "Pending"},
-    }  # fmt: skip
+    }
 
 
 def share(core, namespace="team-a", **wishes):

@@ -154,8 +154,13 @@ def test_the_place_is_expected_at_the_first_deadline_that_makes_room(cluster):
     cluster.pod("a", 60, on="n1-0", started=100, activeDeadlineSeconds=1000)
     cluster.pod("b", 30, on="n2-0", started=0, activeDeadlineSeconds=400)  # leaves only 60 with it
     cluster.pod("c", 60, on="n2-0", started=0, job="j")
-    cluster.jobs = [{"metadata": {"uid": "j"}, "spec": {"activeDeadlineSeconds": 1700},
-                     "status": {"startTime": format_seconds(NOW - 1_000_000)}}]  # fmt: skip
+    cluster.jobs = [
+        {
+            "metadata": {"uid": "j"},
+            "spec": {"activeDeadlineSeconds": 1700},
+            "status": {"startTime": format_seconds(NOW - 1_000_000)},
+        }
+    ]
     cluster.pod("w", 70)
     expected = cluster.told("w").expected
     assert (expected.at_ms, expected.node, expected.after) == (NOW + 700_000, "n2", "team/c")
@@ -164,8 +169,13 @@ def test_the_place_is_expected_at_the_first_deadline_that_makes_room(cluster):
 def test_a_deadline_that_has_no_date_makes_no_room(cluster):
     cluster.node("n1")
     cluster.pod("a", 100, 0, on="n1-0", job="j")
-    cluster.jobs = [{"metadata": {"uid": "j"}, "spec": {"activeDeadlineSeconds": 10**18},
-                     "status": {"startTime": format_seconds(NOW)}}]  # fmt: skip
+    cluster.jobs = [
+        {
+            "metadata": {"uid": "j"},
+            "spec": {"activeDeadlineSeconds": 10**18},
+            "status": {"startTime": format_seconds(NOW)},
+        }
+    ]
     cluster.pod("w", 100, 0)
     assert cluster.told("w").expected is None
 
@@ -285,8 +295,16 @@ def test_what_kube_scheduler_said_last_is_the_condition_as_it_is_now(real):
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
     ]
     real.client.patch(PODS, "w", {"status": {"conditions": said}}, NAMESPACE, subresource="status")
-    tell(real.client, real.clock, made, kind="Warning", reason="FailedScheduling", action="Scheduling",
-         note="0/1 nodes are available", reporter="slicekeeper-scheduler")  # fmt: skip
+    tell(
+        real.client,
+        real.clock,
+        made,
+        kind="Warning",
+        reason="FailedScheduling",
+        action="Scheduling",
+        note="0/1 nodes are available",
+        reporter="slicekeeper-scheduler",
+    )
     assert explain("w", "-n", NAMESPACE).endswith("kube-scheduler said last:\n  0/3 nodes are available\n")
 
 

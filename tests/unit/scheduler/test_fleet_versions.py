@@ -13,11 +13,19 @@ SHARE = Demand((Slice(("c",), 30, 0, whole=False),), affinity="ns/x", anti_affin
 LABELS = st.sampled_from([frozenset(), frozenset({"ns/x"}), frozenset({"ns/y"})])
 GPUS = st.lists(
     st.builds(
-        GpuRow, st.sampled_from(["u0", "u1", "u2"]), st.sampled_from(["T4", "A100"]), st.just(1024),
-        core=st.integers(0, 100), idle=st.booleans(), healthy=st.booleans(), affinity=LABELS, anti_affinity=LABELS,
+        GpuRow,
+        st.sampled_from(["u0", "u1", "u2"]),
+        st.sampled_from(["T4", "A100"]),
+        st.just(1024),
+        core=st.integers(0, 100),
+        idle=st.booleans(),
+        healthy=st.booleans(),
+        affinity=LABELS,
+        anti_affinity=LABELS,
         exclusion=st.sampled_from(["", "ns/z"]),
-    ), max_size=4,
-)  # fmt: skip
+    ),
+    max_size=4,
+)
 NAMES = st.sampled_from([f"n{i}" for i in range(3)])
 STEPS = st.lists(
     st.one_of(

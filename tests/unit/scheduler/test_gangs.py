@@ -38,17 +38,26 @@ def pod(name, core=60, *, gang="g", size=4, on="", gpus="", phase="Pending", own
     owners = [{"kind": "Job", "name": "train", "uid": controller, "controller": True}] if controller else []
     return {
         "metadata": {
-            "name": name, "namespace": "team-a", "uid": f"uid-{name}", "labels": {names.MANAGED_LABEL: "true"},
+            "name": name,
+            "namespace": "team-a",
+            "uid": f"uid-{name}",
+            "labels": {names.MANAGED_LABEL: "true"},
             "annotations": {
-                names.BUDGET_STATE: names.IN_BUDGET, **said, **({names.GANG_SIZE: str(size)} if size else {}),
-                **({names.gpu_annotation("c"): gpus} if gpus else {}), **(more or {}),
+                names.BUDGET_STATE: names.IN_BUDGET,
+                **said,
+                **({names.GANG_SIZE: str(size)} if size else {}),
+                **({names.gpu_annotation("c"): gpus} if gpus else {}),
+                **(more or {}),
             },
             "ownerReferences": owners,
         },
-        "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}], **({"nodeName": on} if on else {}),
-                 **spec},
+        "spec": {
+            "containers": [{"name": "c", "resources": {"limits": limits}}],
+            **({"nodeName": on} if on else {}),
+            **spec,
+        },
         "status": {"phase": phase},
-    }  # fmt: skip
+    }
 
 
 class Calls:

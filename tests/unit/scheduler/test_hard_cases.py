@@ -52,13 +52,16 @@ class Pod:
         gpus = {names.gpu_annotation(f"c{index}"): on for index, on in enumerate(self.on.split())}
         return {
             "metadata": {
-                "name": name, "namespace": self.ns, "uid": name, "labels": {names.MANAGED_LABEL: "true"},
+                "name": name,
+                "namespace": self.ns,
+                "uid": name,
+                "labels": {names.MANAGED_LABEL: "true"},
                 "annotations": self.wishes | gpus,
                 **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if self.leaving else {}),
             },
             "spec": {"containers": containers, **({"nodeName": self.on.partition("-")[0]} if self.on else {})},
             "status": {"phase": "Succeeded" if self.ended else "Running" if self.on else "Pending"},
-        }  # fmt: skip
+        }
 
 
 def gpus(count, *, models=(), memory=(), links=(), switches=(), ill=()):

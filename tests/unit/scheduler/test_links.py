@@ -37,18 +37,28 @@ def machine(count, *, pairs=(), switches=(), numas=(), models=(), unhealthy=()):
 
 def pod(name, *asked, on="", model=""):
     containers = [
-        {"name": f"c{i}", "resources": {"limits": {"tencent.com/vcuda-core": str(core)} | (
-            {"tencent.com/vcuda-memory": "4"} if core < 100 else {})}}
+        {
+            "name": f"c{i}",
+            "resources": {
+                "limits": {"tencent.com/vcuda-core": str(core)}
+                | ({"tencent.com/vcuda-memory": "4"} if core < 100 else {})
+            },
+        }
         for i, core in enumerate(asked)
-    ]  # fmt: skip
+    ]
     annotations = {names.gpu_annotation("c0"): on} if on else {}
     annotations |= {names.GPU_MODEL: model} if model else {}
     return {
-        "metadata": {"name": name, "namespace": "team", "uid": name, "labels": {names.MANAGED_LABEL: "true"},
-                     "annotations": annotations},
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": name,
+            "labels": {names.MANAGED_LABEL: "true"},
+            "annotations": annotations,
+        },
         "spec": {"containers": containers, **({"nodeName": "n"} if on else {})},
         "status": {"phase": "Running" if on else "Pending"},
-    }  # fmt: skip
+    }
 
 
 def placed(gpus, *asked, taken=(), shared=(), model="", policy="best-fit"):

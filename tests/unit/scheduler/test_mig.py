@@ -50,13 +50,18 @@ def pod(name, core=14, blocks=36, annotations=None, *, containers=1, on="", gpus
     chosen = {names.gpu_annotation(f"c{i}"): uuid for i, uuid in enumerate(gpus or ())}
     return {
         "metadata": {
-            "name": name, "namespace": "team-a", "uid": f"uid-{name}", "labels": {names.MANAGED_LABEL: "true"},
+            "name": name,
+            "namespace": "team-a",
+            "uid": f"uid-{name}",
+            "labels": {names.MANAGED_LABEL: "true"},
             "annotations": {names.BUDGET_STATE: names.IN_BUDGET, **(annotations or {}), **chosen},
         },
-        "spec": {"containers": [{"name": f"c{i}", "resources": {"limits": limits}} for i in range(containers)],
-                 **({"nodeName": on} if on else {})},
+        "spec": {
+            "containers": [{"name": f"c{i}", "resources": {"limits": limits}} for i in range(containers)],
+            **({"nodeName": on} if on else {}),
+        },
         "status": {"phase": phase},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture

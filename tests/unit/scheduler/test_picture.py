@@ -44,13 +44,27 @@ def pod(number, core, *, state="in-budget", on="", gpus="", label=""):
     annotations |= {names.GPU_AFFINITY: label} if label else {}
     return {
         "metadata": {
-            "name": f"p{number}", "namespace": "x", "uid": f"u{number}", "labels": {names.MANAGED_LABEL: "true"},
-            "annotations": annotations, **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if state == "leaving" else {}),
+            "name": f"p{number}",
+            "namespace": "x",
+            "uid": f"u{number}",
+            "labels": {names.MANAGED_LABEL: "true"},
+            "annotations": annotations,
+            **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if state == "leaving" else {}),
         },
-        "spec": {"containers": [{"name": "c", "resources": {"limits": {"tencent.com/vcuda-core": str(core)} | (
-            {"tencent.com/vcuda-memory": "4"} if core < 100 else {})}}], **({"nodeName": on} if on else {})},
+        "spec": {
+            "containers": [
+                {
+                    "name": "c",
+                    "resources": {
+                        "limits": {"tencent.com/vcuda-core": str(core)}
+                        | ({"tencent.com/vcuda-memory": "4"} if core < 100 else {})
+                    },
+                }
+            ],
+            **({"nodeName": on} if on else {}),
+        },
         "status": {"phase": "Running" if on else "Pending"},
-    }  # fmt: skip
+    }
 
 
 class _Cluster:

@@ -215,8 +215,14 @@ def test_a_whole_gpu_comes_from_the_node_with_the_fewest_idle_ones():
 
 def test_where_placing_in_order_fails_the_search_finds_the_place():
     # Best fit puts 50 % with little memory beside the tightest GPU, where the second container alone would fit.
-    fleet = build({"n": [GpuRow("GPU-0", "A100", 2048, core=60, memory=2048, idle=False),
-                         GpuRow("GPU-1", "A100", 2048, core=90, memory=512, idle=False)]})  # fmt: skip
+    fleet = build(
+        {
+            "n": [
+                GpuRow("GPU-0", "A100", 2048, core=60, memory=2048, idle=False),
+                GpuRow("GPU-1", "A100", 2048, core=90, memory=512, idle=False),
+            ]
+        }
+    )
     demand = demand_of(PodRequest((GpuRequest("a", 60, 1), GpuRequest("b", 50, 4))), "x")
     result = survey(fleet.view(["n"], demand), demand, BestFit())
     assert result.fits.tolist() == [True]

@@ -184,8 +184,15 @@ def test_of_equals_fgd_takes_the_node_that_is_left_with_the_least_cores_and_gpus
     assert prices["few-cores"] < prices["more-cores"] < prices["more-gpus"]
 
 
-DEMANDS = st.sampled_from([share(30), share(60, 4096), share(100), replace(share(30), affinity="ns/x"),
-                           replace(share(10), slices=share(10).slices * 2)])  # fmt: skip
+DEMANDS = st.sampled_from(
+    [
+        share(30),
+        share(60, 4096),
+        share(100),
+        replace(share(30), affinity="ns/x"),
+        replace(share(10), slices=share(10).slices * 2),
+    ]
+)
 CHANGES = st.lists(
     st.tuples(st.sampled_from("abcdefgh"), st.lists(st.sampled_from([0, 20, 50, 80, 100]), max_size=3), DEMANDS),
     min_size=1,

@@ -36,13 +36,19 @@ def pod(name, core=60, blocks=4, *, on="", gpus=None, phase="Pending", annotatio
     given_ = {**(annotations or {}), **({names.gpu_annotation("c"): gpus} if gpus else {})}
     return {
         "metadata": {
-            "name": name, "namespace": "team-a", "uid": f"uid-{name}", "labels": {names.MANAGED_LABEL: "true"},
+            "name": name,
+            "namespace": "team-a",
+            "uid": f"uid-{name}",
+            "labels": {names.MANAGED_LABEL: "true"},
             "annotations": given_,
         },
-        "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}], **(spec or {}),
-                 **({"nodeName": on} if on else {})},
+        "spec": {
+            "containers": [{"name": "c", "resources": {"limits": limits}}],
+            **(spec or {}),
+            **({"nodeName": on} if on else {}),
+        },
         "status": {"phase": phase},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture

@@ -86,12 +86,24 @@ def sidecar_pod() -> dict[str, Any]:
         "spec": {
             "nodeName": "n",
             "volumes": [
-                {"name": "token", "projected": {"sources": [{"serviceAccountToken": {
-                    "audience": "timekeeper", "path": "token", "expirationSeconds": 3600}}]}},
+                {
+                    "name": "token",
+                    "projected": {
+                        "sources": [
+                            {
+                                "serviceAccountToken": {
+                                    "audience": "timekeeper",
+                                    "path": "token",
+                                    "expirationSeconds": 3600,
+                                }
+                            }
+                        ]
+                    },
+                },
                 {"name": "spool", "emptyDir": {}},
             ],
         },
-    }  # fmt: skip
+    }
 
 
 def test_a_sidecar_gets_its_volumes_token_and_environment(tmp_path: Path) -> None:

@@ -73,18 +73,27 @@ class World:
         self.cluster.store.create(names_pods(), pod, namespace)
         stored = self.cluster.store.get(names_pods(), f"{uid}-pod", namespace)
         self.service.controller.pods.on_event("ADDED", stored)
-        intake.apply(self.service.books,
+        intake.apply(
+            self.service.books,
             [
                 Opening(
-                    pod_uid=stored["metadata"]["uid"], pod_name=f"{uid}-pod", namespace=namespace,
-                    namespace_uid=f"uid-{namespace}", node="n", gpus=("GPU-1",), holders='{"main":1}',
-                    gpu_class="standard", shares={"": rate}, start=self.clock.now_ms(), flags=(),
+                    pod_uid=stored["metadata"]["uid"],
+                    pod_name=f"{uid}-pod",
+                    namespace=namespace,
+                    namespace_uid=f"uid-{namespace}",
+                    node="n",
+                    gpus=("GPU-1",),
+                    holders='{"main":1}',
+                    gpu_class="standard",
+                    shares={"": rate},
+                    start=self.clock.now_ms(),
+                    flags=(),
                 )
             ],
             [],
             {namespace: self.service.policy.of(namespace)},
             self.clock.now_ms(),
-        )  # fmt: skip
+        )
         return self.cluster.tokens.issue(stored, "timekeeper")
 
     def uid(self, name: str, namespace: str = "team") -> str:
@@ -191,9 +200,13 @@ def test_a_budget_is_changed_only_by_who_has_read_it(world: World) -> None:
 
 
 _OWN = {
-    "amountMs": 9_000_000, "period": "week", "timeZone": "Europe/Berlin", "creditMs": 5_000, "rolloverMs": 6_000,
+    "amountMs": 9_000_000,
+    "period": "week",
+    "timeZone": "Europe/Berlin",
+    "creditMs": 5_000,
+    "rolloverMs": 6_000,
     "anchor": "2025-12-29T05:00:00.000Z",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("path", ["/api/v1/budgets/team", "/api/v1/parents/physics"])
@@ -478,8 +491,13 @@ def test_an_interval_is_put_right_by_hand(world: World) -> None:
     assert (other.status_code, other.json["code"]) == (409, "idempotency-key-reused")
     (row,) = world.get(url)["items"]
     assert (row["podUid"], row["start"], row["end"], row["endBefore"], row["actor"], row["reason"]) == (
-        uid, format_instant(T0), format_instant(T0 + 60_000), format_instant(T0 + HOUR), "operator", "the node's clock",
-    )  # fmt: skip
+        uid,
+        format_instant(T0),
+        format_instant(T0 + 60_000),
+        format_instant(T0 + HOUR),
+        "operator",
+        "the node's clock",
+    )
     (pod,) = world.get("/api/v1/budgets/team/statement")["workloads"]
     assert (pod["chargedMs"], pod["intervalCorrected"]) == (60_000, True)
     assert "corrected" in world.get("/api/v1/workloads")["items"][0]["flags"]
@@ -529,9 +547,16 @@ def test_the_originals_routes_answer_with_its_payloads(world: World) -> None:
 
 def report(world: World, name: str, seq: int, used: int | None, **more: Any) -> dict[str, Any]:
     return {
-        "namespace": "team", "podName": name, "podUid": world.uid(name), "container": "main",
-        "epoch": T0 * 1_000_000, "seq": seq, "usedMs": used, "monotonicNs": seq * 10**10, "source": "node",
-    } | more  # fmt: skip
+        "namespace": "team",
+        "podName": name,
+        "podUid": world.uid(name),
+        "container": "main",
+        "epoch": T0 * 1_000_000,
+        "seq": seq,
+        "usedMs": used,
+        "monotonicNs": seq * 10**10,
+        "source": "node",
+    } | more
 
 
 def send(world: World, token: str, *reports: dict[str, Any]) -> list[tuple[str, str]]:
@@ -977,8 +1002,14 @@ def test_teams_and_organisations_are_made_put_above_each_other_and_bind(world: W
     assert [item["name"] for item in world.get("/api/v1/parents")["items"]] == ["physics", "science"]
     audited = world.get("/api/v1/audit")["items"]
     assert [entry["action"] for entry in audited] == [
-        "team", "organisation", "parent", "parent", "parent", "grant", "status",
-    ]  # fmt: skip
+        "team",
+        "organisation",
+        "parent",
+        "parent",
+        "parent",
+        "grant",
+        "status",
+    ]
     assert world.get("/api/v1/audit?namespace=team")["items"][0]["detail"]["parent"] == "physics"
     assert verify(world.service.books.database.engine, carry=False).differences == []
 

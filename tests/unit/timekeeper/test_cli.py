@@ -70,8 +70,12 @@ def test_teams_are_made_moved_granted_and_shown(run: Run) -> None:
     made = run("parent", "set", "physics", "10h", "--period", "year", "--credit", "1h", "--rollover", "30m",
                "--time-zone", "Europe/Berlin", "--anchor", "2026-04-01T00:00:00+02:00")  # fmt: skip
     assert (made["kind"], made["amountMs"], made["creditMs"], made["rolloverMs"], made["periodEnd"]) == (
-        "team", 36_000_000, 3_600_000, 1_800_000, "2026-03-31T22:00:00.000Z",
-    )  # fmt: skip
+        "team",
+        36_000_000,
+        3_600_000,
+        1_800_000,
+        "2026-03-31T22:00:00.000Z",
+    )
     assert run("parent", "set", "science", "100h", "--kind", "organisation", "--period", "none")["anchor"] is None
     assert run("parent", "move", "physics", "science")["parent"] == "science"
     assert run("budget", "move", "team", "physics", "--reason", "theirs")["parent"] == "physics"
@@ -85,8 +89,13 @@ def test_teams_are_made_moved_granted_and_shown(run: Run) -> None:
 
 
 def test_options_that_are_not_named_keep_their_value(run: Run, world: Service) -> None:
-    rest = {"period": "week", "timeZone": "Europe/Berlin", "creditMs": 3_600_000, "rolloverMs": 1_800_000,
-            "anchor": "2025-12-29T05:00:00.000Z"}  # fmt: skip
+    rest = {
+        "period": "week",
+        "timeZone": "Europe/Berlin",
+        "creditMs": 3_600_000,
+        "rolloverMs": 1_800_000,
+        "anchor": "2025-12-29T05:00:00.000Z",
+    }
     options = ("--period", "week", "--time-zone", "Europe/Berlin", "--credit", "1h", "--rollover", "30m",
                "--anchor", "2025-12-29T05:00:00Z")  # fmt: skip
     for group, name in (("budget", "team"), ("parent", "physics")):

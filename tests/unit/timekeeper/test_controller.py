@@ -87,11 +87,15 @@ class Stage:
             name,
             phase=phase,
             containerStatuses=[
-                {"name": container, "state": {"running": {}} if at is None else
-                 {"terminated": {"exitCode": 0, "finishedAt": format_seconds(at)}}}
+                {
+                    "name": container,
+                    "state": {"running": {}}
+                    if at is None
+                    else {"terminated": {"exitCode": 0, "finishedAt": format_seconds(at)}},
+                }
                 for container, at in ends.items()
             ],
-        )  # fmt: skip
+        )
 
     def finalizers(self, name: str = "a") -> list[str]:
         found: list[str] = self.kube.get(PODS, name, "team")["metadata"]["finalizers"]

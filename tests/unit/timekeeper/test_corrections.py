@@ -34,9 +34,15 @@ TEAM = NamespaceRef("uid-team", "team", POLICY)
 
 
 def run(
-    books: Books, uid: str, start: int, end: int | None = None, *, now: int = 0, created: int | None = T0,
+    books: Books,
+    uid: str,
+    start: int,
+    end: int | None = None,
+    *,
+    now: int = 0,
+    created: int | None = T0,
     share: Fraction = Fraction(1),
-) -> None:  # fmt: skip
+) -> None:
     begun = opening(uid, start, share)
     begun = type(begun)(**{**begun.__dict__, "created": created})
     closing = [] if end is None else [Closing(uid, end, "finished")]

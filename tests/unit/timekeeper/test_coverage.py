@@ -104,9 +104,13 @@ def test_whoever_started_on_a_reservation_finishes_in_budget(databases: Database
         books = Books(Database(make_engine(url)), "default", carry=False)
         try:
             rule = Rule(
-                T0, data.draw(amounts), data.draw(st.sampled_from(["none", "hour", "day"])), "UTC",
-                data.draw(st.sampled_from([0, 3_000])), data.draw(st.sampled_from([0, 5_000])),
-            )  # fmt: skip
+                T0,
+                data.draw(amounts),
+                data.draw(st.sampled_from(["none", "hour", "day"])),
+                "UTC",
+                data.draw(st.sampled_from([0, 3_000])),
+                data.draw(st.sampled_from([0, 5_000])),
+            )
             set_budget(books, "uid-team", "team", POLICY, rule, actor="me", if_match=None)
             for number, (amount, until, priority) in enumerate(
                 data.draw(st.lists(st.tuples(amounts, st.none() | spans, st.integers(-1, 1)), max_size=3))
@@ -153,9 +157,13 @@ def two_budgets(draw: st.DrawFn) -> Cover:
     amounts, records = st.integers(0, 40_000), {}
     for key in (1, 2):
         rule = Rule(
-            T0, draw(amounts), draw(st.sampled_from(["none", "hour", "day"])), "UTC",
-            draw(st.sampled_from([0, 3_000])), draw(st.sampled_from([0, 5_000])),
-        )  # fmt: skip
+            T0,
+            draw(amounts),
+            draw(st.sampled_from(["none", "hour", "day"])),
+            "UTC",
+            draw(st.sampled_from([0, 3_000])),
+            draw(st.sampled_from([0, 5_000])),
+        )
         spans = st.none() | st.integers(2, 3 * HOUR)
         grants = [
             GrantRecord(f"grant:{key}.{number}", amount, T0 + 1, until and T0 + until, priority=priority)

@@ -180,9 +180,13 @@ def test_a_balance_is_explained_booking_by_booking(databases: Databases) -> None
         lines = json.loads(ok(url, "explain", "team", "--at", format_instant(T0 + 27 * HOUR), "-o", "json"))
         minute = 60_000
         assert [(one["kind"], one["amount_ms"]) for one in lines] == [
-            ("sealed", HOUR), ("charge", -minute), ("expiry", HOUR), ("expiry", minute - HOUR), ("allowance", 2 * HOUR),
+            ("sealed", HOUR),
+            ("charge", -minute),
+            ("expiry", HOUR),
+            ("expiry", minute - HOUR),
+            ("allowance", 2 * HOUR),
             ("charge", -HOUR),
-        ]  # fmt: skip
+        ]
         assert lines[-1]["balance_ms"] == 2 * HOUR
         assert "pod runs (runs) runs" in lines[-1]["cause"]
         assert "correction, effective 2026-01-02T02:00:00" in next(e["cause"] for e in lines if "late" in e["cause"])

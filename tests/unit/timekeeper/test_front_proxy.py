@@ -124,9 +124,14 @@ class World:
         return http.client.HTTPSConnection("127.0.0.1", self.server.port, timeout=60, context=made)
 
     def ask(
-        self, headers: list[tuple[str, str]], shows: KeyPair | None, path: str = TEAM, method: str = "GET",
-        body: object = None, on: http.client.HTTPSConnection | None = None,
-    ) -> tuple[int, dict[str, Any]]:  # fmt: skip
+        self,
+        headers: list[tuple[str, str]],
+        shows: KeyPair | None,
+        path: str = TEAM,
+        method: str = "GET",
+        body: object = None,
+        on: http.client.HTTPSConnection | None = None,
+    ) -> tuple[int, dict[str, Any]]:
         connection = on or self.connect(shows)
         try:
             connection.putrequest(method, path)
@@ -239,8 +244,13 @@ def test_a_name_that_is_not_allowed_is_refused_whatever_token_comes_with_it(
 
 
 def test_users_pass_no_headers_of_their_own_by_another_spelling(known: World) -> None:
-    smuggled = [("X_Remote_User", "admin"), ("X_Remote_Group", "system:masters"), ("X-Remote-Users", "admin"),
-                ("X_Remote_Extra_Scopes", "all"), ("Authorization", "Bearer operator-token")]  # fmt: skip
+    smuggled = [
+        ("X_Remote_User", "admin"),
+        ("X_Remote_Group", "system:masters"),
+        ("X-Remote-Users", "admin"),
+        ("X_Remote_Extra_Scopes", "all"),
+        ("Authorization", "Bearer operator-token"),
+    ]
     group = ("X-Remote-Group", "a,system:masters")
     status, _ = known.ask([*smuggled, *JANE, group], known.front())
     [spec] = known.api.reviews
@@ -266,8 +276,13 @@ def test_nobody_reports_for_a_pod_by_way_of_the_api_server(known: World) -> None
 
 def test_until_it_is_known_whom_to_believe_nobody_is_and_tokens_go_on(world: World) -> None:
     bob = [("Authorization", "Bearer bobs")]
-    for wrong in (NotFound("no", 404), Unavailable("away"), {}, told("no certificate"), told(world.ca) | {
-        "requestheader-username-headers": "{", }):  # fmt: skip
+    for wrong in (
+        NotFound("no", 404),
+        Unavailable("away"),
+        {},
+        told("no certificate"),
+        told(world.ca) | {"requestheader-username-headers": "{"},
+    ):
         world.api.data = wrong  # type: ignore[assignment]
         assert not world.proxy.look()
         with pytest.raises((OSError, http.client.HTTPException)):

@@ -172,9 +172,15 @@ def test_batches_and_single_reports_about_the_same_pods_leave_the_newest(databas
 
     def told(uid: str, seq: int) -> UsageReport:
         return UsageReport(
-            namespace="team", pod_name=uid, pod_uid=uid, container="main",
-            epoch=1, seq=seq, used_ms=seq * 10, monotonic_ns=seq * 10**9,
-        )  # fmt: skip
+            namespace="team",
+            pod_name=uid,
+            pod_uid=uid,
+            container="main",
+            epoch=1,
+            seq=seq,
+            used_ms=seq * 10,
+            monotonic_ns=seq * 10**9,
+        )
 
     def client(number: int) -> set[str]:
         chance, books = random.Random(number), replicas[number % len(replicas)]

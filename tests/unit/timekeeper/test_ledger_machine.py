@@ -168,10 +168,16 @@ class Ledger(RuleBasedStateMachine):
     def debts_are_carried_or_forgiven(self, carry: bool) -> None:
         follow_debt(Books(self.books.database, "default", carry=carry), self.now)
 
-    @rule(name=places, amount=amounts, period=st.sampled_from(["none", "hour", "day", "month"]),
-          credit=st.sampled_from([0, 5 * MINUTE]), rollover=st.sampled_from([0, 9 * MINUTE]),
-          zone=st.sampled_from(["Europe/Berlin", "Asia/Kolkata"]), used=st.sampled_from(["counts", "counts", "reset"]),
-          behind=behind)  # fmt: skip
+    @rule(
+        name=places,
+        amount=amounts,
+        period=st.sampled_from(["none", "hour", "day", "month"]),
+        credit=st.sampled_from([0, 5 * MINUTE]),
+        rollover=st.sampled_from([0, 9 * MINUTE]),
+        zone=st.sampled_from(["Europe/Berlin", "Asia/Kolkata"]),
+        used=st.sampled_from(["counts", "counts", "reset"]),
+        behind=behind,
+    )
     def a_budget(
         self, name: str, amount: int, period: Any, credit: int, rollover: int, zone: str, used: Any, behind: int
     ) -> None:

@@ -145,8 +145,12 @@ def test_the_audit_log_is_that_of_one_account(world: World) -> None:
     for uid, reason in (("old", forged), ("new", "n")):
         body = {"amountMs": 5, "reason": reason}
         assert told("namespace=team") == []
-        assert world.call("POST", f"{BASE}/adjustments?uid={uid}" if uid == "old" else f"{BASE}/adjustments",
-                          body, uid).status_code == 201  # fmt: skip
+        assert (
+            world.call(
+                "POST", f"{BASE}/adjustments?uid={uid}" if uid == "old" else f"{BASE}/adjustments", body, uid
+            ).status_code
+            == 201
+        )
     assert told("namespace=team") == told("namespace=team&uid=new") == [("adjustment", "n")]
     assert told("namespace=team&uid=old") == [("adjustment", forged)]
     assert told("") == [("adjustment", forged), ("adjustment", "n")]
@@ -162,9 +166,13 @@ def test_the_last_account_of_a_name_that_nobody_has_is_still_found_by_the_name(w
 
 @pytest.mark.parametrize("path", ["", "/statement", "/entries", "/periods", "/grants", "/refunds"])
 def test_a_uid_that_has_no_account_of_the_name_is_refused(world: World, path: str) -> None:
-    intake.apply(world.service.books,
-        [opening("x", T0, 1, "other")], [], {"other": world.service.policy.of("other")}, world.clock.now_ms()
-    )  # fmt: skip
+    intake.apply(
+        world.service.books,
+        [opening("x", T0, 1, "other")],
+        [],
+        {"other": world.service.policy.of("other")},
+        world.clock.now_ms(),
+    )
     for uid in ("nobody", "uid-other", "new"):
         answer = world.call("GET", f"{BASE}{path}?uid={uid}")
         assert (answer.status_code, answer.json["code"], answer.json["field"]) == (404, "namespace-unknown", "uid")

@@ -112,8 +112,12 @@ class Sealed(RuleBasedStateMachine):
 
         self.do(act)
 
-    @rule(amount=st.integers(0, 90 * MINUTE), period=st.sampled_from(["none", "hour", "day"]),
-          credit=st.sampled_from([0, 5 * MINUTE]), rollover=st.sampled_from([0, 9 * MINUTE]))  # fmt: skip
+    @rule(
+        amount=st.integers(0, 90 * MINUTE),
+        period=st.sampled_from(["none", "hour", "day"]),
+        credit=st.sampled_from([0, 5 * MINUTE]),
+        rollover=st.sampled_from([0, 9 * MINUTE]),
+    )
     def a_budget(self, amount: int, period: Any, credit: int, rollover: int) -> None:
         given = Rule(0, amount, period, "Europe/Berlin", credit, rollover)
         self.do(
@@ -246,9 +250,14 @@ def test_a_pod_that_is_known_late_is_charged_to_its_own_period_by_corrections_in
         ("over-budget", "late", 5 * MINUTE, T0 + 30 * MINUTE),
     ]
     assert balances(books) == {
-        "issued": -20 * MINUTE, "budget": 0, "charged": 20 * MINUTE, "expired": 0,
-        "unfunded": -5 * MINUTE, "over-budget": 5 * MINUTE, "transferred": 0,
-    }  # fmt: skip
+        "issued": -20 * MINUTE,
+        "budget": 0,
+        "charged": 20 * MINUTE,
+        "expired": 0,
+        "unfunded": -5 * MINUTE,
+        "over-budget": 5 * MINUTE,
+        "transferred": 0,
+    }
     assert verify(books.database.engine, carry=False).differences == []
 
 

@@ -131,8 +131,12 @@ def test_each_threshold_is_told_once_per_period_by_two_controllers_and_after_a_r
     assert stage.after(96) == [50, 80, 95, 100, 50, 80, 95], "one look that comes late tells all of them"
     (first, *_) = stage.events()
     assert first["involvedObject"] == {
-        "apiVersion": "v1", "kind": "Namespace", "name": NAMESPACE, "namespace": NAMESPACE, "uid": stage.uid,
-    }  # fmt: skip
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "name": NAMESPACE,
+        "namespace": NAMESPACE,
+        "uid": stage.uid,
+    }
     assert first["message"] == "50 % of the budget is used: 51s of 1m40s since 2026-01-01T00:00:00.000Z"
     assert first["type"] == "Warning"
 

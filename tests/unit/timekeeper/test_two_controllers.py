@@ -69,17 +69,28 @@ class Stage:
         annotations = {names.gpu_annotation("main"): GPU.uuid, names.BOUND_AT: format_instant(bound)}
         pod: Object = {
             "metadata": {
-                "name": name, "namespace": "team", "finalizers": ["example.com/keeps", names.FINALIZER],
-                "labels": {names.MANAGED_LABEL: "true"}, "annotations": annotations,
+                "name": name,
+                "namespace": "team",
+                "finalizers": ["example.com/keeps", names.FINALIZER],
+                "labels": {names.MANAGED_LABEL: "true"},
+                "annotations": annotations,
             },
             "spec": {
-                "restartPolicy": "Never", "nodeName": "n",
+                "restartPolicy": "Never",
+                "nodeName": "n",
                 "containers": [{"name": "main", "resources": {"limits": limits}}],
             },
-            "status": {"phase": "Running", "conditions": [
-                {"type": "PodScheduled", "status": "True", "lastTransitionTime": format_seconds(self.clock.now_ms())}
-            ]},
-        }  # fmt: skip
+            "status": {
+                "phase": "Running",
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "True",
+                        "lastTransitionTime": format_seconds(self.clock.now_ms()),
+                    }
+                ],
+            },
+        }
         self.cluster.store.create(PODS, pod, "team")
 
     def end(self, name: str, at: int) -> None:

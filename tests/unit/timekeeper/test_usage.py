@@ -72,9 +72,16 @@ def pod(books: Books, uid: str, start: int, end: int | None, **shares: Fraction)
 
 def report(uid: str, at: int, seq: int, used_ms: int | None, begun: int) -> UsageReport:
     return UsageReport(
-        namespace="team", pod_name=uid, pod_uid=uid, container="main", epoch=begun * 1_000_000, seq=seq,
-        used_ms=used_ms, memory_mib=1_000 - seq, monotonic_ns=(at - begun) * 1_000_000,
-    )  # fmt: skip
+        namespace="team",
+        pod_name=uid,
+        pod_uid=uid,
+        container="main",
+        epoch=begun * 1_000_000,
+        seq=seq,
+        used_ms=used_ms,
+        memory_mib=1_000 - seq,
+        monotonic_ns=(at - begun) * 1_000_000,
+    )
 
 
 def tell(books: Books, uid: str, begun: int, until: int, *, every: int = MINUTE) -> None:

@@ -72,9 +72,14 @@ class Shell:
         """Send a body in chunks; after None nothing comes any more."""
         coming, sent = iter(chunks), [] if into is None else into
         scope = {
-            "type": "http", "method": method, "path": path, "root_path": "", "query_string": b"", "http_version": "1.1",
+            "type": "http",
+            "method": method,
+            "path": path,
+            "root_path": "",
+            "query_string": b"",
+            "http_version": "1.1",
             "headers": [(name.encode(), value.encode()) for name, value in (headers or {}).items()],
-        }  # fmt: skip
+        }
 
         async def receive() -> dict[str, Any]:
             chunk = next(coming, b"")

@@ -41,9 +41,13 @@ def patched(obj: dict[str, Any], old: dict[str, Any] | None = None, user: str = 
     """Return the object as the API server goes on with it, after two passes, of which the second changes nothing."""
     kind = {"group": "slicekeeper.io", "version": "v1alpha1", "kind": "GpuBudget"}
     request: dict[str, Any] = {
-        "uid": "u-1", "kind": kind, "operation": "UPDATE" if old else "CREATE", "oldObject": old,
-        "userInfo": {"username": user}, **more,
-    }  # fmt: skip
+        "uid": "u-1",
+        "kind": kind,
+        "operation": "UPDATE" if old else "CREATE",
+        "oldObject": old,
+        "userInfo": {"username": user},
+        **more,
+    }
     for _ in range(2):
         before = deepcopy(obj)
         body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {**request, "object": obj}}

@@ -21,9 +21,16 @@ POLICY = NamespacePolicy()
 
 def decision(namespace: str, state: State, enforcement: str = "soft") -> Decision:
     return Decision(
-        namespace=namespace, state=state, balance_ms=0, used_ms=0, enforcement=enforcement, priority_class_name="",
-        as_of="", since="", stale_after="",
-    )  # fmt: skip
+        namespace=namespace,
+        state=state,
+        balance_ms=0,
+        used_ms=0,
+        enforcement=enforcement,
+        priority_class_name="",
+        as_of="",
+        since="",
+        stale_after="",
+    )
 
 
 class Upstream:
@@ -64,8 +71,12 @@ def test_states_and_namespaces_without_a_decision() -> None:
     decisions.refresh()
     later(clock, decisions, 62)
     assert {ns: decisions.standing(ns, POLICY).over_budget for ns in "abcdx"} == {
-        "a": True, "b": False, "c": True, "d": False, "x": False,
-    }  # fmt: skip
+        "a": True,
+        "b": False,
+        "c": True,
+        "d": False,
+        "x": False,
+    }
     assert decisions.standing("a", POLICY).settled
 
 

@@ -41,9 +41,13 @@ def told(endpoint: str, kind: str, obj: dict[str, Any], mode: str, groups: list[
     """Return the refusal's message, empty if the review is allowed."""
     policy = NamespacePolicy(mode=mode)  # type: ignore[arg-type]
     request = {
-        "uid": "u", "kind": {"group": "apps" if kind == "Deployment" else "", "version": "v1", "kind": kind},
-        "operation": "CREATE", "namespace": "team", "object": obj, "userInfo": {"username": "x", "groups": groups},
-    }  # fmt: skip
+        "uid": "u",
+        "kind": {"group": "apps" if kind == "Deployment" else "", "version": "v1", "kind": kind},
+        "operation": "CREATE",
+        "namespace": "team",
+        "object": obj,
+        "userInfo": {"username": "x", "groups": groups},
+    }
     body = orjson.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request})
     reviewer = Reviewer(ADMISSION, lambda namespace: Case(namespace, policy))
     response = orjson.loads(getattr(reviewer, endpoint)(body).body)["response"]

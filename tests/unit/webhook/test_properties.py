@@ -313,9 +313,13 @@ def test_gpu_pods_get_all_that_belongs_to_them(judge: Admission, pod: Pod, case:
 
 
 scalars = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False), st.text(max_size=12),
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(allow_nan=False),
+    st.text(max_size=12),
     st.sampled_from(["CREATE", "Pod", "50", "9E99", "", "Always", CORE, "gpu-sidecar", names.FINALIZER]),
-)  # fmt: skip
+)
 keys = st.one_of(
     st.text(max_size=6),
     st.sampled_from(

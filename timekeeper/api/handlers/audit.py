@@ -35,11 +35,16 @@ def listed() -> Response:
             rows = audit_chain.page(session, it.books.cluster, account.title, after, limit + 1, uid=account.uid)
     items = [
         AuditEntry(
-            id=row.id, at=format_instant(row.at), actor=row.actor, action=row.action, namespace=row.namespace,
+            id=row.id,
+            at=format_instant(row.at),
+            actor=row.actor,
+            action=row.action,
+            namespace=row.namespace,
             detail=msgspec.json.decode(row.detail, type=dict[str, str | int]),
-            prev_hash=row.prev_hash, hash=row.hash,
+            prev_hash=row.prev_hash,
+            hash=row.hash,
         )
         for row in rows[:limit]
-    ]  # fmt: skip
+    ]
     more = paging.next_cursor(items[-1].id) if len(rows) > limit else None
     return requests.answer(AuditList(items=items, next_cursor=more))

@@ -30,12 +30,16 @@ def listed() -> Response:
     held = reservation.held(it.books, now)
     items = [
         budget.budget(
-            p.account.name, p, it.policy.of(p.account.name), now, held[p.account.id],
+            p.account.name,
+            p,
+            it.policy.of(p.account.name),
+            now,
+            held[p.account.id],
             uid=p.account.uid,
             gone=it.controller.namespaces.is_gone(p.account.name, p.account.uid),
         )
         for p in positions[:limit]
-    ]  # fmt: skip
+    ]
     last = positions[limit - 1].account if len(positions) > limit else None
     more = None if last is None else paging.next_cursor((last.name, last.id))
     return requests.answer(BudgetList(items=items, next_cursor=more))
@@ -74,9 +78,15 @@ def unset(namespace: str) -> Response:
     place = whose.place()
     if whose.position() is not None:  # one without an account has the policy's
         unset_budget(
-            it.books, place.uid, place.name, place.policy, reason=reason, actor=caller.name,
-            if_match=requests.if_match(), now=it.clock.now_ms(),
-        )  # fmt: skip
+            it.books,
+            place.uid,
+            place.name,
+            place.policy,
+            reason=reason,
+            actor=caller.name,
+            if_match=requests.if_match(),
+            now=it.clock.now_ms(),
+        )
     return changed(whose)
 
 
@@ -99,8 +109,14 @@ def status(**path: str) -> Response:
     caller = whose.allow("update")
     given = requests.body(StatusBody)
     place = whose.place()
-    set_status(it.books,
-        place.uid, place.name, place.policy, given.status,
-        reason=given.reason, actor=caller.name, now=it.clock.now_ms(),
-    )  # fmt: skip
+    set_status(
+        it.books,
+        place.uid,
+        place.name,
+        place.policy,
+        given.status,
+        reason=given.reason,
+        actor=caller.name,
+        now=it.clock.now_ms(),
+    )
     return changed(whose)

@@ -34,9 +34,14 @@ def listed() -> Response:
     limit, (after, group) = paging.limit(), paging.cursor(tuple[int, str]) or (-1, "")
     spans = _spans(start, end, bucket, zone)
     wanted = UsageQuery(
-        cluster=it.books.cluster, spans=spans, group_by=group_by, now=now, namespace=name,
-        pod_uid=requests.plain("podUid", 64), model=requests.plain("model"),
-    )  # fmt: skip
+        cluster=it.books.cluster,
+        spans=spans,
+        group_by=group_by,
+        now=now,
+        namespace=name,
+        pod_uid=requests.plain("podUid", 64),
+        model=requests.plain("model"),
+    )
     with it.books.database.reading() as session:
         rows = usage.by_time(session, wanted, (after, group), limit + 1)
     last = rows[limit - 1] if len(rows) > limit else None

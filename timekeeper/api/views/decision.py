@@ -73,8 +73,13 @@ def decisions_tag(decisions: Sequence[Decision]) -> str:
     digest = hashlib.sha256()
     for one in decisions:
         parts = (
-            one.namespace, one.state, one.since, one.priority_class_name, one.enforcement, one.run_out_at or "",
+            one.namespace,
+            one.state,
+            one.since,
+            one.priority_class_name,
+            one.enforcement,
+            one.run_out_at or "",
             one.bound_by,
-        )  # fmt: skip
+        )
         digest.update("\0".join(parts).encode() + b"\n")
     return f'W/"{digest.hexdigest()[:32]}"'

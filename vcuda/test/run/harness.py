@@ -45,9 +45,14 @@ class Node:
     """An arbiter of its own, with a fake GPU of its own, or on the machine's if it is `real`."""
 
     def __init__(
-        self, virtual: bool = True, rule: str = "slicekeeper", hold: int = 0, build: str = ".", real: bool = False,
+        self,
+        virtual: bool = True,
+        rule: str = "slicekeeper",
+        hold: int = 0,
+        build: str = ".",
+        real: bool = False,
         **fake: str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.build = build
         self.kind = [] if real else ["--fake"]
         self.dir = Path(tempfile.mkdtemp(prefix="vcuda-"))
@@ -143,8 +148,13 @@ class Node:
             op="set", seat=seat.name, gpu=0, core=seat.core, limit=seat.limit, memory=1 << 30, **{"class": seat.vclass}
         )
         env = self.env | {"LD_LIBRARY_PATH": str(BUILD / "fake"), "SLICEKEEPER_SEAT": answer["socket"]}
-        p = subprocess.Popen([str(BUILD / self.build / f"linked-{program}"), *args], env=env,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+        p = subprocess.Popen(
+            [str(BUILD / self.build / f"linked-{program}"), *args],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self.tenants.append(p)
         return p
 
@@ -180,9 +190,16 @@ def result(p: subprocess.Popen[str], timeout: float = 240) -> dict[str, Any]:
     return answer
 
 
-def together(seats: Sequence[Seat], seconds: float, bare: bool = False, rule: str = "slicekeeper",
-             virtual: bool = True, timeout: float = 300, threads: int = 0,
-             **fake: str) -> list[dict[str, Any]]:  # fmt: skip
+def together(
+    seats: Sequence[Seat],
+    seconds: float,
+    bare: bool = False,
+    rule: str = "slicekeeper",
+    virtual: bool = True,
+    timeout: float = 300,
+    threads: int = 0,
+    **fake: str,
+) -> list[dict[str, Any]]:
     """Run the seats side by side from one start; their shares of the GPU are added to the results.
 
     Time stands still until all threads have arrived: one of each seat, unless `threads` says how many.

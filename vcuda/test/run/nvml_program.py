@@ -40,10 +40,17 @@ def main() -> None:
     nvml.nvmlDeviceGetUtilizationRates(device, ctypes.byref(rates))
     time.sleep(float(sys.argv[1]))
     nvml.nvmlDeviceGetUtilizationRates(device, ctypes.byref(rates))
-    print(json.dumps({
-        "taken": taken, "verdict": verdict, "processes": [[listed[i].pid, listed[i].used] for i in range(room.value)],
-        "too_small": [too_small, small.value], "gpu": rates.gpu,
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "taken": taken,
+                "verdict": verdict,
+                "processes": [[listed[i].pid, listed[i].used] for i in range(room.value)],
+                "too_small": [too_small, small.value],
+                "gpu": rates.gpu,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

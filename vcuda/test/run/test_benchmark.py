@@ -23,8 +23,12 @@ def peer() -> str:
     mark.unlink(missing_ok=True)
     out = subprocess.run(
         [sys.executable, str(BENCH), "launch", "--rounds", "1", "--peer", str(BUILD / "fake" / "libpeer.so")],
-        capture_output=True, text=True, check=False, timeout=120, env=os.environ | {"PEER_MARK": str(mark)},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=os.environ | {"PEER_MARK": str(mark)},
+    )
     check(out.returncode == 0, out.stderr[-400:])
     rows = {cells[0]: cells for line in out.stdout.splitlines()[2:] if (cells := line.strip("| ").split(" | "))}
     check(list(rows) == ["bare", "limited", "peer"], out.stdout)
@@ -35,8 +39,13 @@ def peer() -> str:
 
 def gpu_suite() -> str:
     suite = ROOT.parent / "benchmarks" / "gpu" / "suite.py"
-    out = subprocess.run([sys.executable, str(suite), str(headers.fetch("13")), "--fake", "--seconds", "2"],
-                         capture_output=True, text=True, check=False, timeout=200)  # fmt: skip
+    out = subprocess.run(
+        [sys.executable, str(suite), str(headers.fetch("13")), "--fake", "--seconds", "2"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
     failed = [line for line in out.stdout.splitlines() if line.startswith("failed")]
     check(out.returncode == 0 and not failed, f"{failed}{out.stderr[-300:]}")
     return out.stdout.strip().splitlines()[-1]

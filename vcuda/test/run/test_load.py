@@ -63,8 +63,14 @@ def layers() -> None:
 
 
 def run(program: list[str], **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(program, env={**os.environ, "LD_PRELOAD": str(LIBRARY), **env},
-                          capture_output=True, text=True, check=False, timeout=240)  # fmt: skip
+    return subprocess.run(
+        program,
+        env={**os.environ, "LD_PRELOAD": str(LIBRARY), **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
 
 
 @case("load: programs without CUDA run as without it")

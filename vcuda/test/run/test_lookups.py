@@ -126,6 +126,10 @@ def new_call() -> None:
             shutil.copy(headers.fetch("13") / name, folder)
         with (Path(folder) / "cuda.h").open("a") as header:
             header.write("CUresult CUDAAPI cuCtxAllocEverything(CUcontext ctx);\n")
-        done = subprocess.run([sys.executable, ROOT / "src/hookgen.py", "hooks", folder, f"{folder}/out"],
-                              capture_output=True, text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, ROOT / "src/hookgen.py", "hooks", folder, f"{folder}/out"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     check(done.returncode == 1 and "hooks.def why not: cuCtxAllocEverything\n" in done.stderr, done.stderr)

@@ -60,8 +60,12 @@ def storm() -> str:
     source, sent = random.Random(20), 0
     good = (0x534B5643).to_bytes(4, "little") + (1).to_bytes(4, "little")
     hello = [good + (n & 0xFFFFFFFF).to_bytes(4, "little") + bytes(4) for n in (-1, 0, 5, 255, 256, 1 << 30)]
-    lines = [b'{"op":"read"}\n', b'{"op":"drop","seat":"f"}\n', b'{"op":"change","seat":"f","core":9}\n',
-             b'{"op":"set","seat":"f","gpu":0,"core":40,"limit":70,"memory":99999,"class":"background"}\n']  # fmt: skip
+    lines = [
+        b'{"op":"read"}\n',
+        b'{"op":"drop","seat":"f"}\n',
+        b'{"op":"change","seat":"f","core":9}\n',
+        b'{"op":"set","seat":"f","gpu":0,"core":40,"limit":70,"memory":99999,"class":"background"}\n',
+    ]
     with Node(virtual=False, build="asan") as node:
         end = time.monotonic() + STORM_SECONDS
         while time.monotonic() < end:

@@ -44,9 +44,13 @@ def test_an_object_becomes_a_budget_and_its_status_tells_how_it_stands(world: Ob
     }
     [ready] = status["conditions"]
     assert ready == {
-        "type": "Ready", "status": "True", "reason": "Synced", "message": "the timekeeper uses this spec",
-        "observedGeneration": 1, "lastTransitionTime": format_seconds(T0),
-    }  # fmt: skip
+        "type": "Ready",
+        "status": "True",
+        "reason": "Synced",
+        "message": "the timekeeper uses this spec",
+        "observedGeneration": 1,
+        "lastTransitionTime": format_seconds(T0),
+    }
     assert (status["observedGeneration"], status["asOf"]) == (1, format_seconds(T0))
     # Nothing of ours is on the object but that, and nothing is written while nothing changes.
     before = world.store.get(TEAM, "default", "team")

@@ -27,10 +27,21 @@ step = st.one_of(
     st.tuples(st.just("killed before"), st.integers(0, CALLS)),
     st.tuples(st.just("killed after"), st.integers(0, CALLS)),
     st.tuples(st.just("late"), st.integers(0, CALLS)),
-    *(st.tuples(st.just(what), st.just(0)) for what in (
-        "delete", "orphan", "garbage", "runs", "succeeds", "fails", "pod removed", "foreign pod", "label taken",
-    )),
-)  # fmt: skip
+    *(
+        st.tuples(st.just(what), st.just(0))
+        for what in (
+            "delete",
+            "orphan",
+            "garbage",
+            "runs",
+            "succeeds",
+            "fails",
+            "pod removed",
+            "foreign pod",
+            "label taken",
+        )
+    ),
+)
 
 
 @pytest.fixture(scope="module")

@@ -69,8 +69,14 @@ def test_nothing_of_it_moves_by_itself_and_nothing_is_on_the_object_but_the_stat
         world.look()
     assert world.store.version == version
     assert set(world.sharepod()["metadata"]) == {
-        "name", "namespace", "uid", "creationTimestamp", "resourceVersion", "generation", "annotations",
-    }  # fmt: skip
+        "name",
+        "namespace",
+        "uid",
+        "creationTimestamp",
+        "resourceVersion",
+        "generation",
+        "annotations",
+    }
 
 
 def test_without_a_list_or_the_lease_nothing_is_done(world: SharePodWorld) -> None:

@@ -34,9 +34,15 @@ def test_its_pod_is_its_own_and_has_its_labels_and_annotations() -> None:
     assert metadata["annotations"].items() >= {**SHARE, "team.io/note": "x"}.items()
     assert "kubectl.kubernetes.io/last-applied-configuration" not in metadata["annotations"]
     assert metadata["ownerReferences"] == [
-        {"apiVersion": "kubeshare.nthu/v1", "kind": "SharePod", "name": "one", "uid": "uid-one",
-         "controller": True, "blockOwnerDeletion": True}
-    ]  # fmt: skip
+        {
+            "apiVersion": "kubeshare.nthu/v1",
+            "kind": "SharePod",
+            "name": "one",
+            "uid": "uid-one",
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+    ]
     assert not {"uid", "resourceVersion", "generation", "finalizers"} & metadata.keys()
 
 

@@ -802,10 +802,14 @@ def lease(name: str, renewed: str, written: str, manager: str = "kubelet") -> di
     """Return a node's Lease as the API server keeps it: the instant of the write is in managedFields."""
     fields = {"f:holderIdentity": {}, "f:leaseDurationSeconds": {}, "f:renewTime": {}}
     entries = [
-        {"manager": "kubectl", "operation": "Update", "time": "2026-01-01T00:00:00Z",
-         "fieldsV1": {"f:metadata": {"f:labels": {}}}},
+        {
+            "manager": "kubectl",
+            "operation": "Update",
+            "time": "2026-01-01T00:00:00Z",
+            "fieldsV1": {"f:metadata": {"f:labels": {}}},
+        },
         {"manager": manager, "operation": "Update", "time": written, "fieldsV1": {"f:spec": fields}},
-    ]  # fmt: skip
+    ]
     spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": renewed}
     return {"metadata": {"name": name, "namespace": "kube-node-lease", "managedFields": entries}, "spec": spec}
 

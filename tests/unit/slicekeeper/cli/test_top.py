@@ -31,9 +31,17 @@ TEAM = "team-a"
 
 def seat(pod: str, gpu: str, **known: Any) -> SeatUse:
     fields = {
-        "namespace": TEAM, "pod": pod, "uid": f"uid-{pod}", "container": "c", "gpu": gpu, "vclass": "in-budget",
-        "asked_percent": 40, "limit_percent": 100, "memory_limit_mib": 1024, **known,
-    }  # fmt: skip
+        "namespace": TEAM,
+        "pod": pod,
+        "uid": f"uid-{pod}",
+        "container": "c",
+        "gpu": gpu,
+        "vclass": "in-budget",
+        "asked_percent": 40,
+        "limit_percent": 100,
+        "memory_limit_mib": 1024,
+        **known,
+    }
     return SeatUse(**fields)
 
 
@@ -95,9 +103,17 @@ def test_top_shows_each_gpu_and_who_shares_it(site: Site) -> None:
     assert (one["askedPercent"], one["givenPercent"], one["usedPercent"], one["memoryUsedMib"]) == (80, 96.5, 90.3, 612)
     first, second = one["seats"]
     assert first == {
-        "namespace": TEAM, "pod": "a", "container": "c", "class": "in-budget", "askedPercent": 40, "limitPercent": 100,
-        "givenPercent": 61.5, "usedPercent": 60, "memoryUsedMib": 512, "memoryMib": 1024,
-    }  # fmt: skip
+        "namespace": TEAM,
+        "pod": "a",
+        "container": "c",
+        "class": "in-budget",
+        "askedPercent": 40,
+        "limitPercent": 100,
+        "givenPercent": 61.5,
+        "usedPercent": 60,
+        "memoryUsedMib": 512,
+        "memoryMib": 1024,
+    }
     assert second["class"] == "background"
     assert (gpus["node-2-0"]["usedPercent"], gpus["node-2-0"]["seats"]) == (0, []), "nobody is there"
     assert gpus["node-2-1"]["usedPercent"] is None, "nobody counts whole GPUs"
@@ -160,10 +176,21 @@ def test_nodes_and_pods_show_the_same_figures_where_they_are_known(site: Site, m
     assert [pods["a"][key] for key in keys] == [50, 20.5, 7]
     assert [pods["away"][key] for key in keys] == [None, None, None]
     gone = Workload(
-        namespace=TEAM, pod_name="gone", pod_uid="uid-gone", node="node-1", gpus=["node-1-0"], gpu_class="standard",
-        state="closed", budget_state="in-budget", start="", end="", charged_ms=1, over_budget_ms=0, used_ms=None,
+        namespace=TEAM,
+        pod_name="gone",
+        pod_uid="uid-gone",
+        node="node-1",
+        gpus=["node-1-0"],
+        gpu_class="standard",
+        state="closed",
+        budget_state="in-budget",
+        start="",
+        end="",
+        charged_ms=1,
+        over_budget_ms=0,
+        used_ms=None,
         peak_memory_mib=2_048,
-    )  # fmt: skip
+    )
     known += [gone, msgspec.structs.replace(gone, pod_name="a", pod_uid=uid, peak_memory_mib=512)]
     pods = {pod["name"]: pod for pod in json.loads(site.run("pods", "-o", "json").stdout)}
     assert {name: pod["peakMemoryMib"] for name, pod in pods.items()} == {"a": 512, "away": None, "gone": 2_048}
@@ -182,9 +209,14 @@ def test_on_a_terminal_it_is_shown_again_and_again_until_ctrl_c(site: Site) -> N
     command = [sys.executable, "-c", main, "top", "--interval", "0.5"]
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        command, env={**site.environ(), "PATH": "/usr/bin"}, stdin=theirs, stdout=theirs, stderr=theirs,
-        start_new_session=True, close_fds=True,
-    )  # fmt: skip
+        command,
+        env={**site.environ(), "PATH": "/usr/bin"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        close_fds=True,
+    )
     try:
         seen, end = b"", time.monotonic() + 30
         while seen.count(b"\x1b[2J") < 3 and time.monotonic() < end:
@@ -211,10 +243,21 @@ def test_tables_fit_80_columns_and_wide_ones_have_it_all(site: Site, monkeypatch
         for pod in held
     ]
     charged = Workload(
-        namespace=TEAM, pod_name=held[0], pod_uid=site.seats["node-1"][0].uid, node="node-1", gpus=[uuid],
-        gpu_class="standard", state="open", budget_state="over-budget", start="", end="", charged_ms=412_345_678,
-        over_budget_ms=9, used_ms=None, peak_memory_mib=None,
-    )  # fmt: skip
+        namespace=TEAM,
+        pod_name=held[0],
+        pod_uid=site.seats["node-1"][0].uid,
+        node="node-1",
+        gpus=[uuid],
+        gpu_class="standard",
+        state="open",
+        budget_state="over-budget",
+        start="",
+        end="",
+        charged_ms=412_345_678,
+        over_budget_ms=9,
+        used_ms=None,
+        peak_memory_mib=None,
+    )
     monkeypatch.setattr("slicekeeper.cli.connection.TimekeeperClient.workloads", lambda *_: [charged])
     monkeypatch.setenv("SLICEKEEPER_TIMEKEEPER_CLIENT_URL", "http://127.0.0.1:9")
     for command in ("pods", "nodes", "top"):

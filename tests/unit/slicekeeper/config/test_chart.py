@@ -181,5 +181,7 @@ def test_helm_refuses_names_of_shards_that_no_part_would_take() -> None:
     assert shards["uniqueItems"]
     taken = re.compile(shards["items"]["pattern"])
     assert [name for name in ("b", "team-x", "1", "", "Team_x", "-b", "b.c", "b" * 41) if taken.search(name)] == [
-        "b", "team-x", "1",
-    ]  # fmt: skip
+        "b",
+        "team-x",
+        "1",
+    ]

@@ -31,8 +31,13 @@ def test_what_nothing_changes_is_as_it_is() -> None:
 
 def test_another_value_has_the_template_ask() -> None:
     assert lines(x=changed(replicas=1))[1:7] == [
-        "spec:", "{{- if x }}", "  replicas: 1", "{{- else }}", "  replicas: 2", "{{- end }}",
-    ]  # fmt: skip
+        "spec:",
+        "{{- if x }}",
+        "  replicas: 1",
+        "{{- else }}",
+        "  replicas: 2",
+        "{{- end }}",
+    ]
 
 
 def test_what_a_variant_adds_or_takes_away_is_asked_about() -> None:

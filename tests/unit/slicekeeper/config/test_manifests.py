@@ -118,8 +118,12 @@ def test_namespaces_classes_and_audience_hold_everywhere(folder: Path) -> None:
     before = texts(folder)
     configure(folder, DECIDED)
     assert {file.name for file in manifests.write(folder)} == {
-        "admission.yaml", "guards.yaml", "objects.yaml", "priority-classes.yaml", "webhook.yaml",
-    }  # fmt: skip
+        "admission.yaml",
+        "guards.yaml",
+        "objects.yaml",
+        "priority-classes.yaml",
+        "webhook.yaml",
+    }
     after = texts(folder)
     spared = ["kube-system", "infra", "slicekeeper-system"]  # our own always, and no pattern
     hooks = [hook for one in yaml.safe_load_all(after["base/admission.yaml"]) for hook in one["webhooks"]]

@@ -168,8 +168,13 @@ def test_the_server_learns_who_asks(
 
 def test_who_acts_as_somebody_else_is_nobody_else(api: ApiServer, tmp_path: Path) -> None:
     """As kubectl has it: the API server is told, and decides by that user's rights."""
-    user = {"token": "secret", "as": "lead", "as-uid": "7", "as-groups": ["team", "all"],
-            "as-user-extra": {"Scopes/a": ["x", "y"]}}  # fmt: skip
+    user = {
+        "token": "secret",
+        "as": "lead",
+        "as-uid": "7",
+        "as-groups": ["team", "all"],
+        "as-user-extra": {"Scopes/a": ["x", "y"]},
+    }
     file = write(tmp_path / "config", api.cluster, user)
     assert nodes("--kubeconfig", str(file), home=tmp_path).exit_code == 0
     assert set(api.asked) == {("Bearer secret", "")}

@@ -29,9 +29,14 @@ def candidate(cluster):
 
     def make(identity, seconds=15.0, renew=0.02):
         return LeaderElection(
-            cluster.client, SystemClock(), namespace=NAMESPACE, name=NAME, identity=identity,
-            duration_seconds=seconds, renew_seconds=renew,
-        )  # fmt: skip
+            cluster.client,
+            SystemClock(),
+            namespace=NAMESPACE,
+            name=NAME,
+            identity=identity,
+            duration_seconds=seconds,
+            renew_seconds=renew,
+        )
 
     return make
 
@@ -125,9 +130,14 @@ def test_a_renewal_under_way_while_it_stops_makes_no_leader(cluster, candidate):
 def test_a_server_that_is_away_ends_the_leadership_in_time(candidate):
     with small_cluster() as away:
         one = LeaderElection(
-            away.client, SystemClock(), namespace=NAMESPACE, name=NAME, identity="one",
-            duration_seconds=0.6, renew_seconds=0.05,
-        )  # fmt: skip
+            away.client,
+            SystemClock(),
+            namespace=NAMESPACE,
+            name=NAME,
+            identity="one",
+            duration_seconds=0.6,
+            renew_seconds=0.05,
+        )
         one.start()
         wait_for(lambda: one.is_leader, "one leads")
     wait_for(lambda: not one.is_leader, "it has stopped to lead")
