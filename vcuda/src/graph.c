@@ -4,11 +4,11 @@
  * nodes allocate is reserved by the driver when the graph first runs and stays until it is trimmed:
  * it is taken from the cap before, and settled by the device's attribute after.
  */
+#include "context_limit.h"
 #include "launch.h"
 #include "memory.h"
 #include "connection.h"
 #include "meter.h"
-#include "overhead.h"
 #include "pool.h"
 
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launch.h"
+#include "context_limit.h"
 #include "flight.h"
-#include "overhead.h"
 #include "turn.h"
 
 #define GATE_LOOK_NS (20 * VC_MS)

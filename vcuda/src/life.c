@@ -6,12 +6,12 @@
 #include "memory_account.h"
 #include "connection.h"
 #include "context.h"
+#include "context_limit.h"
 #include "flight.h"
 #include "keeper.h"
 #include "launch.h"
 #include "memory.h"
 #include "nvml.h"
-#include "overhead.h"
 #include "pool.h"
 #include "table.h"
 
@@ -19,7 +19,7 @@ static void forget_parent(void) {
   vc_account_reset();
   vc_table_clear();
   vc_context_reset();
-  vc_overhead_reset();
+  vc_context_limit_reset();
   vc_graph_reset();
   vc_vmm_reset();
   vc_pools_reset();

@@ -14,10 +14,5 @@ void vc_context_end(CUresult result, CUcontext context, struct vc_making *making
 bool vc_context_known(CUcontext context);
 /* It was made again under its old name; the cap is not asked. */
 void vc_context_again(CUcontext context);
-/* How many kernels are known that need deeper stacks than there are and run in any context. */
-extern _Atomic uint32_t vc_deep_kernels;
-/* Take what a context needs to run a kernel; false when it does not fit. */
-bool vc_context_runs(const void *kernel, CUcontext context);
-void vc_overhead_reset(void);
 
 #endif

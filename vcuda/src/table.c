@@ -141,6 +141,11 @@ void vc_table_hand_over(const void *from, void *to) {
   vc_unlock(&guard);
 }
 
+uint64_t vc_table_place(void) {
+  static _Atomic uint64_t count;
+  return 1ull << 63 | atomic_fetch_add(&count, 1);
+}
+
 /* For a forked child: what the parent holds is not the child's. */
 void vc_table_clear(void) {
   atomic_store(&guard.word, 0);

@@ -32,6 +32,8 @@ struct vc_item *vc_table_list(enum vc_kind kind, uint32_t *count);
 void vc_table_hand_over(const void *from, void *to);
 /* Remove all entries of an owner, of one kind or (0) of any, and hand them over, in one pass. */
 void vc_table_sweep(const void *owner, uint32_t kind, void (*gone)(const struct vc_item *));
+/* A key that no handle or address is, for an entry that is made before there is one; never the same twice. */
+uint64_t vc_table_place(void);
 void vc_table_clear(void);
 
 #endif

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The global variables of modules and libraries. A module's are in the context that was current when it was loaded. A
+ * library is loaded into every context, those made later too, each with its own variables: at once, or when it is first
+ * used there.
+ */
+#include "module.h"
+#include "connection.h"
+#include "context_limit.h"
+#include "image.h"
+#include "memory.h"
+#include "memory_account.h"
+
+#include <stdlib.h>
+
+/* ---- modules: of the context that is current ---- */
+
+static CUresult module_end(CUresult r, void *handle, uint64_t bytes) {
+  return bytes ? vc_memory_end(r, VC_MODULE, (uint64_t)(uintptr_t)handle, bytes) : r;
+}
+
+static CUresult load(CUmodule *out, const void *image, uint64_t bytes, CUresult (*real)(CUmodule *, const void *)) {
+  if (bytes && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = real(out, image);
+  return module_end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
+}
+
+/* The driver is given what we have read: a file can become another one. */
+VC_HOOK CUresult cuModuleLoad(CUmodule *out, const char *path) {
+  uint64_t bytes;
+  void *image = vc_image_read(path, &bytes);
+  if (!image) return path ? CUDA_ERROR_FILE_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
+  CUresult r = load(out, image, bytes, VC_REAL(cuModuleLoadData));
+  free(image);
+  return r;
+}
+VC_HOOK CUresult cuModuleLoadData(CUmodule *out, const void *image) {
+  return load(out, image, vc_image_globals(image), VC_REAL(cuModuleLoadData));
+}
+VC_HOOK CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned n, CUjit_option *o, void **v) {
+  uint64_t bytes = vc_image_globals(image);
+  if (bytes && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = VC_CALL(cuModuleLoadDataEx)(out, image, n, o, v);
+  return module_end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
+}
+VC_HOOK CUresult cuModuleLoadFatBinary(CUmodule *out, const void *image) {
+  return load(out, image, vc_image_globals(image), VC_REAL(cuModuleLoadFatBinary));
+}
+VC_HOOK CUresult cuModuleUnload(CUmodule module) {
+  struct vc_item item;
+  bool known = vc_table_take(VC_MODULE, (uint64_t)(uintptr_t)module, &item);
+  vc_context_limit_forget(module);
+  CUresult r = VC_CALL(cuModuleUnload)(module);
+  if (known && r == CUDA_SUCCESS)
+    vc_give_back(&item);
+  else if (known)
+    vc_table_put(item);
+  return r;
+}
+
+/* ---- libraries: an entry for each context, all under the library's handle ---- */
+
+static void rename_each(uint64_t from, uint64_t to) {
+  while (vc_table_rename(VC_MODULE, from, to)) continue;
+}
+
+static void give_each(uint64_t key) {
+  struct vc_item item;
+  while (vc_table_take(VC_MODULE, key, &item)) vc_give_back(&item);
+}
+
+bool vc_libraries_into(const void *context, bool forced) {
+  uint32_t count;
+  struct vc_item *list = vc_table_list(VC_LIBRARY, &count);
+  bool ok = list || !count;
+  for (uint32_t i = 0; list && i < count && ok; i++) {
+    struct vc_item item = {.key = list[i].key, .bytes = list[i].bytes, .owner = (void *)(uintptr_t)context,
+                           .kind = VC_MODULE};
+    ok = vc_memory_take(item.bytes, context);
+    if (!ok && forced) {
+      item.bytes = vc_granules(item.bytes);
+      vc_book(item.bytes);
+      ok = true;
+    }
+    if (ok) vc_table_put(item);
+  }
+  free(list);
+  return ok;
+}
+
+static bool library_begin(uint64_t key, uint64_t bytes) {
+  uint32_t count;
+  struct vc_item item = {.key = key, .bytes = bytes, .kind = VC_LIBRARY};
+  if (!bytes) return true;
+  if (!vc_seat_ready() || !vc_table_put(item)) return false;
+  struct vc_item *list = vc_table_list(VC_CONTEXT, &count);
+  bool ok = list || !count;
+  for (uint32_t i = 0; list && i < count && ok; i++) {
+    void *context = (void *)(uintptr_t)list[i].key;
+    ok = vc_memory_take(bytes, context);
+    if (ok) vc_table_put((struct vc_item){.key = key, .bytes = bytes, .owner = context, .kind = VC_MODULE});
+  }
+  free(list);
+  if (ok) return true;
+  vc_table_take(VC_LIBRARY, key, &item);
+  give_each(key);
+  return false;
+}
+
+static CUresult library_end(CUresult r, CUlibrary *out, uint64_t key, uint64_t bytes) {
+  struct vc_item item;
+  if (!bytes) return r;
+  if (r != CUDA_SUCCESS) {
+    vc_table_take(VC_LIBRARY, key, &item);
+    give_each(key);
+    return r;
+  }
+  vc_table_rename(VC_LIBRARY, key, (uint64_t)(uintptr_t)*out);
+  rename_each(key, (uint64_t)(uintptr_t)*out);
+  return r;
+}
+
+static CUresult library_load(CUlibrary *out, const void *image, uint64_t bytes, CUjit_option *jo, void **jv,
+                             unsigned jn, CUlibraryOption *lo, void **lv, unsigned ln) {
+  uint64_t key = vc_table_place();
+  if (!library_begin(key, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  return library_end(VC_CALL(cuLibraryLoadData)(out, image, jo, jv, jn, lo, lv, ln), out, key, bytes);
+}
+
+VC_HOOK CUresult cuLibraryLoadData(CUlibrary *out, const void *image, CUjit_option *jo, void **jv, unsigned jn,
+                                   CUlibraryOption *lo, void **lv, unsigned ln) {
+  return library_load(out, image, vc_image_globals(image), jo, jv, jn, lo, lv, ln);
+}
+VC_HOOK CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, CUjit_option *jo, void **jv, unsigned jn,
+                                       CUlibraryOption *lo, void **lv, unsigned ln) {
+  for (unsigned i = 0; lo && i < ln; i++)
+    if (lo[i] == CU_LIBRARY_BINARY_IS_PRESERVED) return CUDA_ERROR_INVALID_VALUE;
+  uint64_t bytes;
+  void *image = vc_image_read(path, &bytes);
+  if (!image) return path ? CUDA_ERROR_FILE_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
+  CUresult r = library_load(out, image, bytes, jo, jv, jn, lo, lv, ln);
+  free(image);
+  return r;
+}
+VC_HOOK CUresult cuLibraryUnload(CUlibrary library) {
+  struct vc_item item;
+  uint64_t key = (uint64_t)(uintptr_t)library, aside = vc_table_place();
+  /* Under another key first: once unloaded, the handle can be another library's at once. Until then a context that is
+   * made gets the library too. */
+  bool known = vc_table_rename(VC_LIBRARY, key, aside);
+  if (known) rename_each(key, aside);
+  vc_context_limit_forget(library);
+  CUresult r = VC_CALL(cuLibraryUnload)(library);
+  if (known && r == CUDA_SUCCESS) {
+    vc_table_take(VC_LIBRARY, aside, &item);
+    give_each(aside);
+  } else if (known) {
+    vc_table_rename(VC_LIBRARY, aside, key);
+    rename_each(aside, key);
+  }
+  return r;
+}

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef VC_MODULE_H
+#define VC_MODULE_H
+
+#include "hook.h"
+
+/* Take from the cap the variables of all libraries for a context that is made, or for the place of one that is still
+ * to be made; false if they do not fit. Forced, they are booked all the same. */
+bool vc_libraries_into(const void *context, bool forced);
+
+#endif
