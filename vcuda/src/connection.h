@@ -17,6 +17,9 @@ struct vc_seat {
 extern struct vc_seat vc_seat;
 /* What the launch path looks at: the arbiter's gate, our own while it is gone, or a closed one. */
 extern _Atomic uint32_t *_Atomic vc_gate;
+static inline bool vc_gate_open(void) {
+  return atomic_load(atomic_load(&vc_gate)) & 1;
+}
 /* Odd while the process may launch although the arbiter is gone. */
 extern _Atomic uint32_t vc_own_gate;
 

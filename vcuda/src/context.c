@@ -7,6 +7,7 @@
 #include "memory_account.h"
 #include "overhead.h"
 #include "pool.h"
+#include "sync.h"
 #include "connection.h"
 
 /* Memory of a device's pools needs no context there. */
@@ -272,47 +273,47 @@ VC_HOOK CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *ar
 
 static CUresult synced(CUresult r, const CUstream *stream, CUcontext context, uint64_t since) {
   if (r == CUDA_SUCCESS && atomic_load(&vc_seat.policy)) {
-    vc_launch_synced(stream, context, since);
+    vc_sync_end(stream, context, since);
     vc_pools_settle();
   }
   return r;
 }
 
 VC_HOOK CUresult cuCtxSynchronize(void) {
-  uint64_t since = vc_launch_sync();
+  uint64_t since = vc_sync_begin();
   return synced(VC_CALL(cuCtxSynchronize)(), NULL, NULL, since);
 }
 #ifdef VC_HAVE_cuCtxSynchronize_v2
 VC_HOOK CUresult cuCtxSynchronize_v2(CUcontext context) {
-  uint64_t since = vc_launch_sync();
+  uint64_t since = vc_sync_begin();
   return synced(VC_CALL(cuCtxSynchronize_v2)(context), NULL, context, since);
 }
 #endif
 VC_HOOK CUresult cuStreamSynchronize(CUstream stream) {
-  uint64_t since = vc_launch_sync();
+  uint64_t since = vc_sync_begin();
   return synced(VC_CALL(cuStreamSynchronize)(stream), &stream, NULL, since);
 }
 VC_HOOK CUresult cuStreamSynchronize_ptsz(CUstream stream) {
   CUstream own = vc_per_thread(stream);
-  uint64_t since = vc_launch_sync();
+  uint64_t since = vc_sync_begin();
   return synced(VC_CALL(cuStreamSynchronize_ptsz)(stream), &own, NULL, since);
 }
 
 /* ---- contexts that wait ---- */
 
 static CUresult waits(CUcontext context, CUresult r) {
-  if (r == CUDA_SUCCESS && context) vc_launch_context_wait_end(context);
+  if (r == CUDA_SUCCESS && context) vc_sync_context_wait_end(context);
   return r;
 }
 
 VC_HOOK CUresult cuCtxWaitEvent(CUcontext context, CUevent event) {
-  if (context) vc_launch_context_wait_begin(context);
+  if (context) vc_sync_context_wait_begin(context);
   return waits(context, VC_CALL(cuCtxWaitEvent)(context, event));
 }
 VC_HOOK CUresult cuGreenCtxWaitEvent(CUgreenCtx green, CUevent event) {
   CUcontext context = NULL;
   if (green) VC_CALL(cuCtxFromGreenCtx)(&context, green);
-  if (context) vc_launch_context_wait_begin(context);
+  if (context) vc_sync_context_wait_begin(context);
   return waits(context, VC_CALL(cuGreenCtxWaitEvent)(green, event));
 }
 

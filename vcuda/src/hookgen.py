@@ -83,9 +83,9 @@ def wait_wrapper(proto: Proto, stream: str) -> str:
     return (
         f"VC_HOOK CUresult {proto.symbol}({proto.arguments}) {{\n"
         f"  CUstream vc_stream = {stream};\n"
-        f"  vc_launch_wait_begin(vc_stream);\n"
+        f"  vc_sync_wait_begin(vc_stream);\n"
         f"  CUresult vc_result = VC_CALL({proto.symbol})({', '.join(proto.names)});\n"
-        f"  vc_launch_wait_end(vc_stream, vc_result);\n"
+        f"  vc_sync_wait_end(vc_stream, vc_result);\n"
         f"  return vc_result;\n}}\n"
     )
 
@@ -107,7 +107,7 @@ def write_hooks(headers: Path, out: Path) -> None:
     rows = [r for r in lookups(headers, known) if r.symbol in set(hooks)]
     (out / "hooks.gen.c").write_text(
         NOTICE
-        + '#include "hook.h"\n#include "launch.h"\n\n'
+        + '#include "hook.h"\n#include "launch.h"\n#include "sync.h"\n\n'
         + "\n".join(launch_wrapper(known[s], launches[s]) for s in hooks if s in launches)
         + "\n".join(wait_wrapper(known[s], waits[s]) for s in hooks if s in waits)
         + "\nconst char *const vc_names[VC_FN_COUNT] = {\n"

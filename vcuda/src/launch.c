@@ -2,22 +2,13 @@
 #include "launch.h"
 #include "context_limit.h"
 #include "flight.h"
+#include "room.h"
 #include "turn.h"
 
 #define GATE_LOOK_NS (20 * VC_MS)
-#define FENCE_NS (500 * VC_US) /* a fence covers about so much work if no other seat waits */
 #define POLL_NS (2 * VC_US)
 #define POLL_OTHERS_NS (50 * VC_US) /* other threads' work: they ask the driver */
 #define POLL_MAX_NS (200 * VC_US)
-#define ALONE_NS (10 * VC_MS)
-#define QUIET_NS (4 * VC_MS)
-#define SHARED_NS (2 * VC_MS)
-#define PAIR_NS (10 * VC_MS)
-#define SYNC_NS (5 * VC_US) /* a synchronising call that took longer has waited for the GPU */
-#define LATE_NS (4 * VC_MS) /* the keeper looks more often than this */
-#define FEW_NS (200 * VC_US)
-#define FEW_MOST_NS (20 * VC_MS)
-#define CROWD 16u /* launches in flight while others are seated: what is expected can be wrong */
 /* A launch waits no longer than this for those before it. The driver promises that launches return,
  * and a program may count on that to let go of what the GPU waits for. */
 #define PATIENCE_NS (2 * VC_S)
@@ -50,68 +41,6 @@ static void show_waiting(void) {
   atomic_store_explicit(&slot->waited_ns, atomic_load(&waited), memory_order_relaxed);
 }
 
-static bool gate_open(void) {
-  return atomic_load(atomic_load(&vc_gate)) & 1;
-}
-
-/* ---- what is in flight ---- */
-
-struct load {
-  uint64_t ns, launches;
-};
-
-static void add(struct vc_stream *s, struct load *sum) {
-  if (!s->shown) return;
-  sum->ns += s->queued;
-  sum->launches += vc_lane_covers(&s->lane) - s->lane.done;
-}
-
-static void add_each(struct vc_stream *s, uint64_t sum) {
-  add(s, (struct load *)(uintptr_t)sum);
-}
-
-static struct load in_flight(void) {
-  struct load sum = {0, 0};
-  vc_stream_each(add_each, (uint64_t)(uintptr_t)&sum);
-  return sum;
-}
-
-/* What a launch is expected to take, against a bound on what may be in flight. */
-static uint64_t expected(const struct vc_duration *d, uint64_t depth) {
-  if (vc_duration_known(d)) return d->longest;
-  /* An unknown launch runs alone if other seats are active, and at most in pairs if none is. */
-  uint64_t guess = depth >= ALONE_NS ? depth / 2 : depth + 1;
-  return d->longest > guess ? d->longest : guess;
-}
-
-/* How many launches may be in flight at most while others are seated. */
-static uint64_t crowd(const struct vc_duration *d) {
-  uint64_t trust = vc_duration_trust(d);
-  return trust < CROWD ? trust : CROWD;
-}
-
-static bool fits(const struct vc_duration *d, struct load load, uint64_t depth) {
-  uint64_t each = expected(d, depth);
-  if (!depth || !load.launches) return true;
-  if (depth < ALONE_NS && load.launches >= crowd(d)) return false;
-  if (load.ns + each <= depth) return true;
-  if (!vc_duration_known(d)) return depth >= ALONE_NS && load.launches < 2;
-  if (depth < SHARED_NS) return false;
-  /* One waits behind another, so that the GPU does not idle in between. */
-  if (load.launches == 1 && (load.ns + each <= PAIR_NS || 2 * d->mean <= FEW_NS)) return true;
-  return (load.launches + 1) * d->mean <= FEW_NS && load.ns + each <= FEW_MOST_NS;
-}
-
-/* How many launches may follow without another look. */
-static uint32_t step(const struct vc_duration *d, struct load load, uint64_t depth) {
-  if (!vc_duration_known(d) || atomic_load(&vc_captures) > 0) return 1;
-  uint64_t room = depth > load.ns ? depth - load.ns : 0;
-  uint64_t least = depth && depth / 4 < FENCE_NS ? depth / 4 : FENCE_NS;
-  uint64_t count = (depth && room < least ? room : least) / d->longest;
-  if (depth && depth < ALONE_NS && count > crowd(d) / 4) count = crowd(d) / 4;
-  return count < 1 ? 1 : count > VC_STEP_MAX ? VC_STEP_MAX : (uint32_t)count;
-}
-
 /* The longer it has taken, the longer the next step. */
 static uint64_t nap(uint64_t begin, uint64_t now, uint64_t least) {
   uint64_t step = now > begin ? (now - begin) / 32 : 0;
@@ -135,8 +64,6 @@ static uint64_t ask_others_at(uint64_t since, uint64_t now) {
   return now + nap(since, now, POLL_OTHERS_NS);
 }
 
-/* ---- the gate ---- */
-
 struct watch {
   uint64_t since, now, until;
   bool landed;
@@ -159,7 +86,7 @@ static void watch_one(struct vc_stream *s, uint64_t of) {
 static uint64_t watch(uint64_t since, uint64_t now, uint64_t until) {
   struct watch w = {since, now, until, false};
   vc_stream_own(watch_one, (uint64_t)(uintptr_t)&w);
-  if (w.landed && !gate_open()) vc_seat_ring();
+  if (w.landed && !vc_gate_open()) vc_seat_ring();
   return w.until;
 }
 
@@ -197,36 +124,23 @@ static bool wait_gate(struct wait *w) {
   return ok;
 }
 
-/* Whether a launch leaves room for no other while others want the GPU: the seat's processes take turns.
- * In another's pause no more may follow each other than when it is over. */
-static bool is_long(const struct vc_duration *d, uint64_t depth) {
-  uint64_t room = depth < SHARED_NS ? depth : SHARED_NS;
-  return depth && depth < ALONE_NS && expected(d, depth) > room;
-}
-
-/* What it shows the others of its seat: none of them launches just before the end of what was never seen. */
-static uint64_t turn_of(const struct vc_duration *d, uint64_t depth) {
-  uint64_t each = expected(d, depth);
-  return vc_duration_known(d) || each > PAIR_NS ? each : PAIR_NS;
-}
-
 enum room { FULL, STUCK, NOT_YET, ROOM };
 
 static enum room has_room(struct vc_stream *s, struct vc_duration *d, struct wait *w) {
   uint64_t seen = vc_turn_seen();
   vc_lock(&s->lock);
   vc_stream_fold(s);
-  struct load load = in_flight();
+  struct vc_load load = vc_room_load();
   if (!load.launches) vc_turn_over(seen);
   bool stuck = vc_lane_state(&s->lane) == VC_BLOCKED;
-  if (stuck) load = (struct load){s->queued, vc_lane_covers(&s->lane) - s->lane.done};
+  if (stuck) load = (struct vc_load){s->queued, vc_lane_covers(&s->lane) - s->lane.done};
   uint64_t depth = vc_flight_depth();
-  bool room = fits(d, load, depth);
+  bool room = vc_room_fits(d, load, depth);
   vc_unlock(&s->lock);
-  if (room && !stuck && is_long(d, depth)) {
+  if (room && !stuck && vc_room_is_long(d, depth)) {
     uint64_t now = vc_now();
     if (!w->since) w->since = now;
-    w->turn = vc_turn_take(w->since, turn_of(d, depth), load.ns, now);
+    w->turn = vc_turn_take(w->since, vc_room_turn(d, depth), load.ns, now);
     return w->turn ? ROOM : NOT_YET;
   }
   vc_turn_leave();
@@ -249,8 +163,8 @@ static bool wait_room(struct vc_stream *s, struct vc_duration *d, struct wait *w
   uint64_t patience = room == STUCK || vc_launch_blocked() ? BLOCKED_PATIENCE_NS : PATIENCE_NS;
   if (w->full_since && now - w->full_since > patience) {
     uint64_t depth = vc_flight_depth();
-    w->turn = room == FULL && is_long(d, depth);
-    if (w->turn) vc_turn_force(turn_of(d, depth), in_flight().ns, now);
+    w->turn = room == FULL && vc_room_is_long(d, depth);
+    if (w->turn) vc_turn_force(vc_room_turn(d, depth), vc_room_load().ns, now);
     return true;
   }
   _Atomic uint32_t *gate = atomic_load(&vc_gate);
@@ -263,7 +177,7 @@ static void prepare(struct vc_ticket *t, struct vc_stream *s, enum vc_launch_kin
   struct vc_duration *d = t->duration;
   uint64_t depth = vc_flight_depth();
   bool alone = kind == VC_GRAPH || !vc_duration_known(d) || s->per_thread;
-  uint64_t target = depth && depth / 4 < FENCE_NS ? depth / 4 : FENCE_NS;
+  uint64_t target = vc_room_fence(depth);
   vc_stream_fold(s);
   if (s->pending.launches && (alone || s->pending.ns + d->longest > 2 * target))
     vc_stream_fence(s, false, vc_now());
@@ -275,7 +189,7 @@ static void prepare(struct vc_ticket *t, struct vc_stream *s, enum vc_launch_kin
   }
   t->fence = alone || s->pending.ns + d->longest >= target || s->pending.launches >= VC_STEP_MAX - 1;
   s->key = t->key;
-  s->each = expected(d, depth ? depth : ALONE_NS);
+  s->each = vc_room_expected(d, depth ? depth : VC_ROOM_ALONE_NS);
   s->duration = d;
 }
 
@@ -283,12 +197,12 @@ static void prepare(struct vc_ticket *t, struct vc_stream *s, enum vc_launch_kin
 static bool begin_known(struct vc_ticket *t, struct vc_stream *s) {
   struct vc_duration *d = t->duration;
   uint64_t depth = vc_flight_depth();
-  uint64_t target = depth && depth / 4 < FENCE_NS ? depth / 4 : FENCE_NS;
-  if (s->left <= 1 || !vc_duration_known(d) || crowd(d) < CROWD || atomic_load(&vc_deep_kernels)) return false;
+  uint64_t target = vc_room_fence(depth);
+  if (s->left <= 1 || !vc_duration_known(d) || !vc_room_trusts(d) || atomic_load(&vc_deep_kernels)) return false;
   vc_lane_begin(&s->lane);
   vc_lock(&s->lock);
   vc_stream_fold(s);
-  bool ok = s->lane.armed && gate_open() && s->pending.launches &&
+  bool ok = s->lane.armed && vc_gate_open() && s->pending.launches &&
             s->pending.ns + 2 * d->longest < target;
   if (ok) {
     s->left--;
@@ -330,7 +244,7 @@ CUresult vc_launch_begin(struct vc_ticket *t, CUstream handle, const void *key,
     vc_stream_show(s, 0, 0);
     vc_unlock(&s->lock);
     atomic_thread_fence(memory_order_seq_cst);
-    bool open = gate_open();
+    bool open = vc_gate_open();
     if (open && wait_room(s, t->duration, &w)) break;
     vc_lane_abandon(&s->lane);
     if (open) continue;
@@ -359,111 +273,9 @@ void vc_launch_end(struct vc_ticket *t, CUresult result) {
   if (result == CUDA_SUCCESS && t->fence) vc_stream_fence(s, false, now);
   if (t->fence && vc_duration_known(t->duration)) show_unit(t->duration->longest);
   /* The next launch after a fence is the first of what the next fence covers, and notes the time. */
-  s->left = t->fence ? 1 : step(t->duration, in_flight(), vc_flight_depth());
+  s->left = t->fence ? 1 : vc_room_step(t->duration, vc_room_load(), vc_flight_depth());
   atomic_store(&s->lane.armed, s->shown && s->left > 1);
   vc_unlock(&s->lock);
-}
-
-/* ---- what the program itself waits for ---- */
-
-uint64_t vc_launch_sync(void) {
-  return vc_flight_any() ? vc_now() : 0;
-}
-
-/* Idle now, and others want the GPU: a pause begins, as far as is known. */
-static bool leaves(void) {
-  return !vc_flight_any() && vc_flight_linger() < VC_LINGER_NS && atomic_load(&vc_seat.policy->contended);
-}
-
-static void synced(struct vc_stream *s, uint64_t since) {
-  if (!s->shown && s->lane.head == s->lane.tail) return;
-  uint64_t now = vc_now();
-  vc_lock(&s->lock);
-  bool one = s->lane.head == s->lane.tail;
-  struct vc_note p = s->pending;
-  /* The wait ended with the last launch, unless this whole process has not run for a while. */
-  uint64_t looked = s->open_at > since ? s->open_at : since;
-  if (since && now - since > SYNC_NS && now < looked + LATE_NS) s->last_open_at = now;
-  vc_stream_poll(s, now);
-  vc_stream_fold(s);
-  uint64_t begin = p.since > s->last_done ? p.since : s->last_done;
-  if (one && p.duration && p.since && s->pending.launches && now > begin)
-    vc_duration_measured(p.duration, now - begin, now - begin, s->pending.launches, now);
-  vc_stream_drained(s, vc_lane_covers(&s->lane), now);
-  atomic_store(&s->lane.armed, 0);
-  vc_stream_show(s, now, now);
-  bool ring = !s->shown && (!gate_open() || leaves());
-  vc_unlock(&s->lock);
-  if (ring) vc_seat_ring();
-}
-
-void vc_launch_synced(const CUstream *handle, CUcontext context, uint64_t since) {
-  if (handle) {
-    struct vc_stream *s = vc_cached[vc_stream_slot(*handle)];
-    if (VC_LIKELY(s->handle == *handle && s->context && !s->shown && s->lane.head == s->lane.tail))
-      return;
-    if (s->context && s->handle == *handle) {
-      synced(s, since);
-      return;
-    }
-  } else if (!context) {
-    VC_CALL(cuCtxGetCurrent)(&context);
-  }
-  vc_stream_mine(synced, since, handle, context);
-}
-
-void vc_launch_wait_begin(CUstream handle) {
-  if (!atomic_load(&vc_seat.policy) || vc_stream_capturing(handle)) return;
-  struct vc_stream *s = vc_stream_of(handle);
-  if (!s) return;
-  vc_lock(&s->lock);
-  if (vc_lane_dirty(&s->lane)) vc_stream_fence(s, false, vc_now());
-  vc_unlock(&s->lock);
-}
-
-void vc_launch_wait_end(CUstream handle, CUresult result) {
-  if (result != CUDA_SUCCESS || !atomic_load(&vc_seat.policy) || vc_stream_capturing(handle))
-    return;
-  struct vc_stream *s = vc_stream_of(handle);
-  if (!s) return;
-  vc_lock(&s->lock);
-  uint64_t now = vc_now();
-  vc_stream_fence(s, true, now);
-  atomic_store(&s->lane.armed, 0);
-  vc_stream_poll(s, now);
-  vc_unlock(&s->lock);
-  vc_flight_nudge();
-}
-
-static bool waits_with(const struct vc_stream *s, uint64_t context) {
-  return (uint64_t)(uintptr_t)s->context == context && !s->per_thread;
-}
-
-static void before_wait(struct vc_stream *s, uint64_t context) {
-  vc_lock(&s->lock);
-  if (waits_with(s, context) && vc_lane_dirty(&s->lane)) vc_stream_fence(s, false, vc_now());
-  vc_unlock(&s->lock);
-}
-
-static void after_wait(struct vc_stream *s, uint64_t context) {
-  vc_lock(&s->lock);
-  if (waits_with(s, context)) {
-    uint64_t now = vc_now();
-    vc_stream_fence(s, true, now);
-    atomic_store(&s->lane.armed, 0);
-    vc_stream_poll(s, now);
-  }
-  vc_unlock(&s->lock);
-}
-
-void vc_launch_context_wait_begin(CUcontext context) {
-  if (atomic_load(&vc_seat.policy)) vc_stream_each(before_wait, (uint64_t)(uintptr_t)context);
-}
-
-void vc_launch_context_wait_end(CUcontext context) {
-  if (!atomic_load(&vc_seat.policy)) return;
-  vc_stream_each(after_wait, (uint64_t)(uintptr_t)context);
-  vc_flight_nudge();
 }
 
 /* ---- the keeper's look ---- */
@@ -475,7 +287,7 @@ static void look(struct vc_stream *s, uint64_t now) {
   bool tail = ended != s->lane.fenced, quiet = ended == s->seen;
   s->seen = ended;
   vc_stream_poll(s, now);
-  if (tail && !s->per_thread && (!gate_open() || (quiet && s->lane.head == s->lane.tail))) {
+  if (tail && !s->per_thread && (!vc_gate_open() || (quiet && s->lane.head == s->lane.tail))) {
     /* Nothing else would notice the end of what the last fence does not cover. */
     vc_stream_fence(s, false, now);
     vc_stream_poll(s, now);
@@ -488,7 +300,7 @@ uint32_t vc_launch_poll(uint64_t now) {
   atomic_store(&blocked, 0);
   uint64_t seen = vc_turn_seen();
   vc_stream_each(look, now);
-  if (!in_flight().launches) vc_turn_over(seen);
+  if (!vc_room_load().launches) vc_turn_over(seen);
   if (atomic_load(&waiting)) vc_turn_keep(now);
   show_waiting();
   return vc_flight_publish(now);

@@ -40,20 +40,6 @@ CUresult vc_launch_begin(struct vc_ticket *ticket, CUstream handle, const void *
                          enum vc_launch_kind kind);
 void vc_launch_end(struct vc_ticket *ticket, CUresult result);
 
-/* Before a synchronising call of the program; returns when it begins, 0 if nothing is in flight. */
-uint64_t vc_launch_sync(void);
-/* After it: what the thread had launched there before is complete. With no handle: in all streams of the
- * current context, or of the one given. */
-void vc_launch_synced(const CUstream *handle, CUcontext context, uint64_t since);
-/* Before and after a call that lets a stream wait for something else than this GPU's work. */
-void vc_launch_wait_begin(CUstream handle);
-void vc_launch_wait_end(CUstream handle, CUresult result);
-
-/* The same for a call that lets all streams of a context wait; those that only their own threads can name count as at
- * work meanwhile. */
-void vc_launch_context_wait_begin(CUcontext context);
-void vc_launch_context_wait_end(CUcontext context);
-
 /* The keeper's look at all streams; returns how many are active. */
 uint32_t vc_launch_poll(uint64_t now);
 /* Some stream waits, and work is queued behind it. */

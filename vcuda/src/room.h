@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How much work this process may have in flight: by how long launches of each function take, and by the depth that the
+ * arbiter allows, in nanoseconds of work (0: any amount).
+ */
+#ifndef VC_ROOM_H
+#define VC_ROOM_H
+
+#include "stream.h"
+
+#define VC_ROOM_ALONE_NS (10 * VC_MS) /* with less depth than this, other seats are active or seated */
+#define VC_ROOM_FENCE_NS (500 * VC_US) /* a fence covers about so much work if no other seat waits */
+#define VC_ROOM_CROWD 16u /* launches in flight while others are seated: what is expected can be wrong */
+
+struct vc_load {
+  uint64_t ns, launches;
+};
+
+/* What is in flight, in all streams. */
+struct vc_load vc_room_load(void);
+/* How long a launch is expected to take. */
+uint64_t vc_room_expected(const struct vc_duration *d, uint64_t depth);
+/* Whether a launch may join what is in flight. */
+bool vc_room_fits(const struct vc_duration *d, struct vc_load load, uint64_t depth);
+/* How many launches of a function may follow, at least 1, before the room is looked at again. */
+uint32_t vc_room_step(const struct vc_duration *d, struct vc_load load, uint64_t depth);
+/* Whether a launch leaves room for no other while others want the GPU: the seat's processes take turns.
+ * In another's pause no more may follow each other than when it is over. */
+bool vc_room_is_long(const struct vc_duration *d, uint64_t depth);
+/* What a long launch shows the others of its seat as its time: none of them launches just before the end of one whose
+ * function was never measured. */
+uint64_t vc_room_turn(const struct vc_duration *d, uint64_t depth);
+
+/* How much work a fence covers. */
+static inline uint64_t vc_room_fence(uint64_t depth) {
+  return depth && depth / 4 < VC_ROOM_FENCE_NS ? depth / 4 : VC_ROOM_FENCE_NS;
+}
+
+/* Whether enough launches were measured for as many to be in flight as ever may. */
+static inline bool vc_room_trusts(const struct vc_duration *d) {
+  return vc_duration_trust(d) >= VC_ROOM_CROWD;
+}
+
+#endif
