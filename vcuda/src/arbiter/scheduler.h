@@ -58,6 +58,11 @@ struct ar_sched {
   uint64_t quantum;
 };
 
+/* Whether it has a ceiling below the whole GPU. */
+static inline bool ar_limited(const struct ar_member *m) {
+  return m->share.limit < VC_PERMILLE;
+}
+
 void ar_sched_init(struct ar_sched *sched, ar_rule *rule, uint64_t now);
 /* Members come and go; `gone` may be the holder. */
 bool ar_sched_add(struct ar_sched *sched, struct ar_member *member, uint64_t now);

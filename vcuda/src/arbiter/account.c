@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "account.h"
+
+#define SAID_MAX_NS (1000 * VC_MS)
+#define WINDOW_NS (1000 * VC_MS)   /* within it a seat gets its request, however it pauses */
+#define DEBT_MAX_NS (100 * VC_MS)  /* what it used while no other seat was owed is held against it */
+#define CEILING_BURST_NS (40 * VC_MS) /* what a seat that rests saves up below its ceiling */
+#define CEILING_START_NS (1 * VC_MS)
+#define CEILING_START_MAX_NS (50 * VC_MS)
+#define DEMAND_NS (200 * VC_MS) /* over about so much time of its own it is seen how much a seat wants */
+#define DEMANDING 0.85        /* a seat that wants so much of its request is helped to it */
+#define UNDEMANDING 0.75      /* until it wants less than so much */
+/* How long background may hold up in-budget work: in all, and with launches known to be long. */
+#define ALLOWANCE_PERMILLE 30
+#define INTERFERENCE_PERMILLE 15
+#define INTERFERENCE_MAX_NS (20 * VC_MS)
+
+static void window(struct ar_member *m, uint64_t amount, uint64_t now) {
+  const uint64_t width = AR_WINDOW_NS / AR_BUCKETS;
+  while (now - m->bucket_at >= width) {
+    if (now - m->bucket_at >= 2 * AR_WINDOW_NS) m->bucket_at = now - now % width - AR_WINDOW_NS;
+    m->bucket_at += width;
+    uint64_t *next = &m->bucket[m->bucket_at / width % AR_BUCKETS];
+    m->share.window_used -= *next < m->share.window_used ? *next : m->share.window_used;
+    *next = 0;
+  }
+  m->bucket[m->bucket_at / width % AR_BUCKETS] += amount;
+  m->share.window_used += amount;
+}
+
+/* Leftovers do not count against what a seat is owed, as long as no other seat is owed anything. */
+static bool spare(const struct ar_sched *s, const struct ar_member *m) {
+  if (!m->leftover) return false;
+  for (int i = 0; i < s->count; i++) {
+    const struct ar_share *o = &s->member[i]->share;
+    if (o != &m->share && o->eligible && o->vclass == VC_IN_BUDGET && o->credit > 0) return false;
+  }
+  return true;
+}
+
+static void book(const struct ar_sched *s, struct ar_member *m, uint64_t amount, uint64_t now) {
+  m->used += amount;
+  m->share.has_history = true;
+  if (spare(s, m) || m->share.vclass != VC_IN_BUDGET) {
+    int64_t floor = m->share.credit < -(int64_t)DEBT_MAX_NS ? m->share.credit : -(int64_t)DEBT_MAX_NS;
+    m->share.excess += (int64_t)(amount * VC_PERMILLE / m->share.request);
+    m->share.credit -= (int64_t)amount;
+    if (m->share.credit < floor) m->share.credit = floor;
+  } else {
+    m->share.credit -= (int64_t)amount;
+  }
+  m->ceiling -= (int64_t)amount;
+  window(m, amount, now);
+}
+
+/* What a seat says it used since it was last charged. The end of an interval is known later, so the sum may
+ * step back a little; what steps back far is another sum. */
+static uint64_t said(struct ar_member *m) {
+  uint64_t more = m->seen.busy > m->busy_seen ? m->seen.busy - m->busy_seen : 0;
+  if (more || m->busy_seen - m->seen.busy > 10 * VC_MS) m->busy_seen = m->seen.busy;
+  return more < SAID_MAX_NS ? more : SAID_MAX_NS;
+}
+
+/* How long it kept the GPU since then; also when it was given it, and says that it still waits. */
+static uint64_t kept(const struct ar_member *m, uint64_t now) {
+  bool keeps = m->seen.active || (m->open && m->seen.waiting);
+  uint64_t begin = m->charged_to, end = keeps ? now : m->seen.idle_since;
+  return end > begin ? (end < now ? end : now) - begin : 0;
+}
+
+/* The holder is charged for the time it kept the GPU while others want it, and alone for what it says of itself.
+ * Another seat that has work in flight, which waited in the stream for something when its gate closed, shares the
+ * GPU with the holder: for so long as it says, since it pays for it. */
+void ar_account_charge(const struct ar_sched *s, uint64_t now) {
+  uint64_t says[s->count + 1], sum = 0;
+  for (int i = 0; i < s->count; i++) {
+    struct ar_member *m = s->member[i];
+    uint64_t span = now - m->charged_to;
+    says[i] = said(m);
+    if (s->holder != i && says[i] > span) says[i] = span;
+    sum += says[i];
+  }
+  for (int i = 0; i < s->count; i++) {
+    struct ar_member *m = s->member[i];
+    uint64_t amount = s->holder == i && m->contended ? kept(m, now) : says[i], others = sum - says[i];
+    if (amount && others) amount = (uint64_t)((double)amount * (double)amount / (double)(amount + others));
+    m->charged_to = now;
+    if (amount) book(s, m, amount, now);
+  }
+}
+
+/* How much of an amount may be saved up below the ceiling. What others keep a seat from, it catches up
+ * with, as with its request; the average since it began to wait is not above the ceiling. */
+static int64_t below_ceiling(const struct ar_member *m, int64_t amount) {
+  int64_t most = (int64_t)(m->seen.waiting ? WINDOW_NS * m->share.limit / VC_PERMILLE : CEILING_BURST_NS);
+  int64_t room = most > m->ceiling ? most - m->ceiling : 0;
+  return amount < room ? amount : room;
+}
+
+void ar_account_accrue(struct ar_member *m, uint64_t span, uint64_t now) {
+  int64_t most = (int64_t)(WINDOW_NS * m->share.request / VC_PERMILLE);
+  window(m, 0, now);
+  /* A pause does not end what is owed within the window. */
+  if (m->seen.connected) m->share.credit += (int64_t)(span * m->share.request / VC_PERMILLE);
+  if (m->share.vclass != VC_IN_BUDGET) m->share.credit = 0; /* nothing is owed to background */
+  if (m->share.credit > most) m->share.credit = most;
+  m->ceiling += below_ceiling(m, (int64_t)(span * m->share.limit / VC_PERMILLE));
+  /* A long launch may begin when half of it is due, so that it ends as much above as it began below. */
+  uint64_t start = m->seen.unit / 2;
+  if (start < CEILING_START_NS) start = CEILING_START_NS;
+  if (start > CEILING_START_MAX_NS) start = CEILING_START_MAX_NS;
+  if (m->ceiling <= 0) m->ceiling_shut = true;
+  if (m->ceiling >= (int64_t)start) m->ceiling_shut = false;
+}
+
+/* A mean that fades. The span counts as it was seen when it began. */
+void ar_account_weigh_demand(struct ar_member *m, uint64_t span) {
+  if (m->was_present && !m->was_active) return; /* it waits for others */
+  double uses = m->was_active ? 1 : 0;
+  m->demand += (uses - m->demand) * (double)span / (double)(DEMAND_NS + span);
+  m->demands = m->demand * VC_PERMILLE >= (m->demands ? UNDEMANDING : DEMANDING) * m->share.request;
+}
+
+void ar_account_join(struct ar_sched *s, struct ar_member *m) {
+  /* A newcomer starts level with the others: it has no claim on what was left over before. */
+  int64_t least = INT64_MAX;
+  for (int i = 0; i < s->count; i++) {
+    const struct ar_member *o = s->member[i];
+    if (o != m && o->was_present && o->share.vclass == m->share.vclass && o->share.excess < least)
+      least = o->share.excess;
+  }
+  if (least != INT64_MAX && m->share.excess < least) m->share.excess = least;
+}
+
+/* Time by which background work holds up in-budget seats is taken from its allowances. The span counts
+ * as it was seen when it began: a seat that begins to wait rings, so a wait begins with a span. */
+void ar_account_interfere(struct ar_sched *s, uint64_t span) {
+  bool behind = false;
+  for (int i = 0; i < s->count; i++)
+    behind |= s->member[i]->share.vclass == VC_BACKGROUND && s->member[i]->share.present;
+  if (behind) {
+    s->interference += (int64_t)(span * INTERFERENCE_PERMILLE / VC_PERMILLE);
+    s->allowance += (int64_t)(span * ALLOWANCE_PERMILLE / VC_PERMILLE);
+  }
+  if (s->held_up) {
+    s->interference -= (int64_t)span;
+    s->allowance -= (int64_t)span;
+  }
+  if (s->allowance > (int64_t)AR_ALLOWANCE_MAX_NS) s->allowance = (int64_t)AR_ALLOWANCE_MAX_NS;
+  if (s->interference > (int64_t)INTERFERENCE_MAX_NS)
+    s->interference = (int64_t)INTERFERENCE_MAX_NS;
+}
