@@ -4,6 +4,7 @@
 #include "nv.h"
 #include "procfs.h"
 #include "seat.h"
+#include "usage.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -101,7 +102,7 @@ static void release_exported(struct ar_seat *s, uint64_t unheld) {
 
 /* The least of three looks: an allocation between two counters is no overhead. */
 static void set_overhead(struct ar_seat *s, uint64_t physical) {
-  uint64_t charged = ar_seat_totals(s).memory;
+  uint64_t charged = ar_usage_totals(s).memory;
   shift(s->overhead, physical > charged ? physical - charged : 0);
   shift(s->unheld, charged > physical ? charged - physical : 0);
   atomic_store(&s->place.policy->overhead, least_of(s->overhead));
@@ -110,7 +111,7 @@ static void set_overhead(struct ar_seat *s, uint64_t physical) {
 
 /* By the last looks: a process may sit in a seat and call the driver past the limiter. */
 static bool over_cap(struct ar_seat *s) {
-  return ar_seat_totals(s).memory + least_of(s->overhead) > s->config.memory + SLACK;
+  return ar_usage_totals(s).memory + least_of(s->overhead) > s->config.memory + SLACK;
 }
 
 /* When the last looks were taken, and the driver's last sample before each. */

@@ -4,6 +4,7 @@
 #include "audit.h"
 #include "door.h"
 #include "loop.h"
+#include "usage.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -83,7 +84,7 @@ static void follow(const struct ar_object *request, struct ar_text *out) {
 
 static void tell_seat(struct ar_seat *s, struct ar_text *out, uint64_t now) {
   const struct ar_config *c = &s->config;
-  struct ar_totals t = ar_seat_totals(s);
+  struct ar_totals t = ar_usage_totals(s);
   const struct ar_member *m = &s->place.member;
   uint64_t granted = m->granted + (m->open && now > m->opened_at ? now - m->opened_at : 0);
   ar_text_add(out, "{\"seat\":");

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "door.h"
 #include "loop.h"
+#include "process.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -63,7 +64,7 @@ static void client_ready(void *client, int fd, bool writable) {
   ssize_t n = recv(fd, noise, sizeof noise, MSG_DONTWAIT);
   if (n > 0) c->shown = true;
   if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return;
-  ar_seat_orphan(c);
+  ar_process_orphan(c);
 }
 
 /* A stranger's first message: seat it, or disconnect it. */
@@ -79,7 +80,7 @@ static void stranger_ready(void *stranger, int fd, bool writable) {
   forget(x);
   bool ok = n == sizeof hello && hello.magic == VC_MAGIC && hello.version == VC_VERSION &&
             getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.pid > 0;
-  struct ar_client *c = ok ? ar_seat_sit(s, peer.pid, hello.slot) : NULL;
+  struct ar_client *c = ok ? ar_process_sit(s, peer.pid, hello.slot, ar_seat_count()) : NULL;
   bool sent = c && send_pages(fd, s, c->slot);
   if (sent && !hello.acknowledges) c->shown = true;
   if (!sent || !ar_loop_watch(fd, client_ready, c)) {

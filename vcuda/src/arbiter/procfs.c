@@ -2,7 +2,9 @@
 #define _GNU_SOURCE
 #include "procfs.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,4 +75,9 @@ int ar_procfs_maps(pid_t pid, const char *name) {
   if (!seen) found = -1; /* not readable for us, or a process that is ending */
   fclose(maps);
   return found;
+}
+
+bool ar_procfs_alive(pid_t pid, uint64_t start) {
+  if (start) return ar_procfs_start(pid) == start;
+  return kill(pid, 0) == 0 || errno == EPERM;
 }

@@ -63,17 +63,5 @@ void ar_seat_restore(bool (*open)(struct ar_seat *, const char **why));
 void ar_seat_tick(uint64_t now);
 /* Write down all that the next arbiter is to know. */
 void ar_seat_keep_all(void);
-/* A process takes a slot; `wanted` is the one it had, or -1. NULL when it gets none. */
-struct ar_client *ar_seat_sit(struct ar_seat *seat, pid_t pid, int wanted);
-void ar_seat_leave(struct ar_client *client);
-/* Its socket is gone. */
-void ar_seat_orphan(struct ar_client *client);
-
-struct ar_totals {
-  uint64_t busy, waited, launches, memory, peak, exported;
-  int processes;
-};
-/* Summed over the processes, with care: the page is the tenant's word. */
-struct ar_totals ar_seat_totals(struct ar_seat *seat);
 
 #endif

@@ -6,6 +6,7 @@
 #include "arbiter/nv.h"
 #include "arbiter/procfs.h"
 #include "arbiter/seat.h"
+#include "arbiter/usage.h"
 #include "unit.h"
 
 #include <string.h>
@@ -36,7 +37,7 @@ struct ar_seat *ar_seat_first(void) {
 struct ar_seat *ar_seat_of(pid_t pid) {
   return &seat[pid - SLY];
 }
-struct ar_totals ar_seat_totals(struct ar_seat *s) {
+struct ar_totals ar_usage_totals(struct ar_seat *s) {
   (void)s;
   return (struct ar_totals){0};
 }

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kept.h"
+#include "process.h"
+#include "procfs.h"
+#include "usage.h"
+
+#include <string.h>
+
+#define RESTORED_NS (2 * VC_S)
+#define COUNTED_NS (1 * VC_S) /* what was counted is kept so often */
+
+struct record {
+  int32_t slot; /* -1: a program that the seat was taken for; -2: since when, and its busy time */
+  int32_t pid;
+  uint64_t start, charged;
+};
+
+#define RECORDS (1 + AR_ROOTS + VC_SLOTS)
+
+static int collect(struct ar_seat *s, struct record *out) {
+  int count = 0;
+  out[count++] = (struct record){-2, 0, s->since, ar_usage_busy(s)};
+  for (int i = 0; i < s->roots; i++)
+    out[count++] = (struct record){-1, s->root[i].pid, s->root[i].start, 0};
+  for (unsigned i = 0; i < VC_SLOTS; i++)
+    if (s->client[i])
+      out[count++] = (struct record){(int32_t)i, s->client[i]->pid, s->client[i]->start,
+                                     ar_usage_believable(atomic_load(&s->usage->slot[i].charged))};
+  return count;
+}
+
+void ar_kept_write(struct ar_seat *s, uint64_t now) {
+  struct record list[RECORDS];
+  memset(list, 0, sizeof list);
+  size_t bytes = (size_t)collect(s, list) * sizeof *list;
+  uint64_t digest = 14695981039346656037u, busy = list[0].charged;
+  for (size_t i = sizeof *list; i < bytes; i++)
+    digest = (digest ^ ((uint8_t *)list)[i]) * 1099511628211u;
+  if (digest == s->kept && (busy == s->kept_busy || now - s->kept_at < COUNTED_NS)) return;
+  if (!ar_state_keep(s->config.name, list, bytes)) return;
+  s->kept = digest;
+  s->kept_busy = busy;
+  s->kept_at = now;
+}
+
+/* A record from before the machine's last start refers to another clock. */
+static void count_on(struct ar_seat *s, const struct record *r) {
+  if (r->start >= s->since) return;
+  s->since = r->start;
+  atomic_store(&s->usage->busy_ns, r->charged);
+}
+
+/* Processes that still live keep their slots, to come back to. What they hold by now is known when
+ * they have: until then, but no longer than RESTORED_NS, no process of the seat gets memory. */
+void ar_kept_adopt(struct ar_seat *s) {
+  struct record list[RECORDS];
+  size_t count = ar_state_kept(s->config.name, list, sizeof list) / sizeof *list;
+  for (size_t i = 0; i < count; i++) {
+    const struct record *r = &list[i];
+    if (r->slot == -2) count_on(s, r);
+    if (r->pid <= 0 || r->slot >= (int)VC_SLOTS || !ar_procfs_alive(r->pid, r->start)) continue;
+    if (r->slot < 0) {
+      ar_process_add_root(s, r->pid, r->start);
+      continue;
+    }
+    struct ar_client *c = s->client[r->slot] ? NULL : ar_process_new(s, r->pid, r->slot);
+    if (!c) continue;
+    s->client[r->slot] = c;
+    struct vc_slot *slot = &s->usage->slot[r->slot];
+    atomic_store(&slot->live, 1);
+    atomic_store(&slot->pid, (uint32_t)r->pid);
+    atomic_store(&slot->charged, r->charged);
+    c->restored = c->shown = true;
+    s->settle_until = vc_machine_now() + RESTORED_NS;
+    c->orphan_at = s->settle_until;
+    atomic_store(&s->place.policy->settling, 1);
+  }
+  ar_process_show_high(s);
+}
+
+void ar_kept_settle(struct ar_seat *s, uint64_t now) {
+  bool missing = false;
+  if (!s->settle_until) return;
+  for (unsigned i = 0; i < VC_SLOTS; i++) missing |= s->client[i] && s->client[i]->restored;
+  if (missing && now < s->settle_until) return;
+  s->settle_until = 0;
+  atomic_store(&s->place.policy->settling, 0);
+}

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "process.h"
+#include "loop.h"
+#include "procfs.h"
+#include "usage.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define ORPHAN_NS (250 * VC_MS)
+#define ORPHAN_LOOK_NS (1 * VC_S)
+#define RESERVED 128   /* descriptors for everything but the seats' processes */
+#define SEATS_LEAST 16 /* no seat may have more than its part of so many */
+#define PER_CLIENT 2   /* descriptors */
+
+/* ---- the programs that a seat was taken for ---- */
+
+void ar_process_add_root(struct ar_seat *s, pid_t pid, uint64_t start) {
+  if (pid <= 0) {
+    s->roots = 0; /* taken for no particular program: it stays until it is dropped */
+    return;
+  }
+  int kept = 0;
+  for (int i = 0; i < s->roots; i++)
+    if (s->root[i].pid != pid && ar_procfs_alive(s->root[i].pid, s->root[i].start))
+      s->root[kept++] = s->root[i];
+  /* The last place is the newest one's, so that a seat never goes from under the one who asked. */
+  if (kept == AR_ROOTS) kept--;
+  s->root[kept++] = (struct ar_root){pid, start};
+  s->roots = kept;
+}
+
+bool ar_process_roots_live(const struct ar_seat *s) {
+  for (int i = 0; i < s->roots; i++)
+    if (ar_procfs_alive(s->root[i].pid, s->root[i].start)) return true;
+  return false;
+}
+
+/* ---- the processes that sit in it ---- */
+
+static void died(void *client, int fd, bool writable) {
+  (void)fd, (void)writable;
+  ar_process_leave(client);
+}
+
+/* Its caller gives it the slot. */
+struct ar_client *ar_process_new(struct ar_seat *s, pid_t pid, int slot) {
+  struct ar_client *c = calloc(1, sizeof *c);
+  if (!c) return NULL;
+  *c = (struct ar_client){.seat = s, .slot = slot, .fd = -1, .pid = pid};
+  c->start = ar_procfs_start(pid);
+  c->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+  if (c->pidfd >= 0) ar_loop_watch(c->pidfd, died, c);
+  return c;
+}
+
+static void wipe(struct vc_slot *slot) {
+  memset(slot, 0, sizeof *slot);
+}
+
+void ar_process_show_high(struct ar_seat *s) {
+  uint32_t high = 0;
+  for (unsigned i = 0; i < VC_SLOTS; i++)
+    if (s->client[i]) high = i + 1;
+  atomic_store(&s->usage->high, high);
+}
+
+/* What a process asks for that sits here already. A second program under the same process ID is an
+ * exec'ed one, and what it held is gone; a second connection of the same program would be a way to
+ * have its memory, or its work in flight, forgotten. Of the two only the latter still maps the page.
+ * One that hung up before it mapped the page holds nothing, though it may map its parent's. */
+static bool replaced(struct ar_client *c) {
+  char byte;
+  bool says_so = c->fd >= 0 && recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0; /* and was not read yet */
+  if (!c->shown && !says_so) return true;
+  int maps = ar_procfs_maps(c->pid, "slicekeeper-usage");
+  return maps == 0 || (maps < 0 && (c->fd < 0 || recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0));
+}
+
+/* No seat may use up the descriptors that the others need. */
+static int quota(int seats) {
+  int each = ((int)ar_loop_descriptors() - RESERVED) / PER_CLIENT;
+  each /= seats > SEATS_LEAST ? seats : SEATS_LEAST;
+  return each < 1 ? 1 : each < (int)VC_SLOTS ? each : (int)VC_SLOTS;
+}
+
+struct ar_client *ar_process_sit(struct ar_seat *s, pid_t pid, int wanted, int seats) {
+  int slot = 0, taken = 0;
+  for (unsigned i = 0; i < VC_SLOTS; i++) {
+    struct ar_client *c = s->client[i];
+    if (!c) continue;
+    taken++;
+    if (c->pid != pid) continue;
+    if (wanted == (int)i) {
+      c->orphan_at = 0;
+      c->restored = false;
+      return c;
+    }
+    if (!replaced(c)) return NULL;
+    ar_process_leave(c);
+    taken--;
+  }
+  if (taken >= quota(seats)) return NULL;
+  while (slot < (int)VC_SLOTS && s->client[slot]) slot++;
+  if (slot == (int)VC_SLOTS) return NULL;
+  /* Before the lock: the GPU's thread does not wait for the system to answer about a process. */
+  struct ar_client *c = ar_process_new(s, pid, slot);
+  if (!c) return NULL;
+  pthread_mutex_lock(&s->gpu->lock);
+  wipe(&s->usage->slot[slot]);
+  atomic_store(&s->usage->slot[slot].live, 1);
+  atomic_store(&s->usage->slot[slot].pid, (uint32_t)pid);
+  s->client[slot] = c;
+  ar_process_show_high(s);
+  pthread_mutex_unlock(&s->gpu->lock);
+  return c;
+}
+
+/* What a process exported may live on in another one: until that can have been looked at, it counts
+ * as held by the driver. */
+static void inherit(struct ar_seat *s, const struct vc_slot *slot) {
+  uint64_t bytes = ar_usage_believable(atomic_load(&slot->exported)), most = atomic_load(&slot->charged);
+  if (bytes > most) bytes = most;
+  if (!bytes || !s->gpu->tells_memory) return;
+  for (int i = 0; i < 3; i++) s->overhead[i] += bytes;
+  atomic_fetch_add(&s->place.policy->overhead, bytes);
+}
+
+void ar_process_leave(struct ar_client *c) {
+  struct ar_seat *s = c->seat;
+  struct vc_slot *slot = &s->usage->slot[c->slot];
+  pthread_mutex_lock(&s->gpu->lock);
+  ar_usage_leave(s->usage, slot, vc_now());
+  s->done_waited += ar_usage_believable(atomic_load(&slot->waited_ns));
+  s->done_launches += ar_usage_believable(atomic_load(&slot->launches));
+  s->client[c->slot] = NULL;
+  inherit(s, slot);
+  wipe(slot);
+  pthread_mutex_unlock(&s->gpu->lock);
+  if (c->fd >= 0) {
+    ar_loop_unwatch(c->fd);
+    close(c->fd);
+  }
+  if (c->pidfd >= 0) {
+    ar_loop_unwatch(c->pidfd);
+    close(c->pidfd);
+  }
+  free(c);
+  ar_gpu_ring(s->gpu);
+}
+
+void ar_process_orphan(struct ar_client *c) {
+  ar_loop_unwatch(c->fd);
+  close(c->fd);
+  c->fd = -1;
+  c->orphan_at = vc_machine_now() + ORPHAN_NS;
+}
+
+/* A process without its socket: dead, another program by now, or its descriptors closed. Only in
+ * the last case does it still hold what it held, and it keeps its slot however long it lives. */
+void ar_process_look(struct ar_client *c, uint64_t now) {
+  if (!c->orphan_at || c->fd >= 0 || now < c->orphan_at) return;
+  if (!ar_procfs_alive(c->pid, c->start) || ar_procfs_maps(c->pid, "slicekeeper-usage") == 0)
+    ar_process_leave(c);
+  else
+    c->orphan_at = now + ORPHAN_LOOK_NS;
+}
