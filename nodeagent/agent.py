@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from prometheus_client import REGISTRY, Gauge, make_wsgi_app
 
 from nodeagent.arbiter import Arbiter
 from nodeagent.audit import Audit
@@ -18,7 +17,6 @@ from nodeagent.entitlement import SeatRefused
 from nodeagent.gpu_watch import GpuWatch
 from nodeagent.gpus import GpuSource
 from nodeagent.live_seats import Live
-from nodeagent.metrics import ShareMetrics, StrayMetrics
 from nodeagent.node_pods import NodePods
 from nodeagent.offered_gpus import OwnGpus, gpu_of
 from nodeagent.plugin import PodResources, SeatPlugin
@@ -38,7 +36,6 @@ from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import KubeClient, Object
 from slicekeeper.kube.events import tell
 from slicekeeper.kube.policy_objects import PolicyObjects
-from slicekeeper.net import probes
 from slicekeeper.net.serving.wsgi import WsgiApp
 from slicekeeper.wire import node as wire
 
@@ -58,21 +55,20 @@ class Agent:
 
     def __init__(self, settings: Settings, clock: Clock, source: GpuSource) -> None:
         mine = settings.node_agent
-        self._bind, self._limits = mine.metrics_bind, settings.serving
+        self._bind, self._limits, self._node = mine.metrics_bind, settings.serving, mine.node_name
         self._clock = clock
         self._client = KubeClient(settings.kubernetes)
         kubelet = PodResources(Path(mine.pod_resources_socket), settings.resources.seat)
         devices = settings.resources.devices
         self._own = OwnGpus(source, mine.gpus, devices, lambda: {gpu_of(device) for device in kubelet.devices(devices)})
-        every, source = source, self._own
+        self._every, source = source, self._own
         self._store = SeatStore(Path(mine.state_dir) / "seats")
         mounts = limiter(Path(mine.programs_dir), Path(mine.state_dir) / "lib")
         files = SeatFiles(Path(mine.cdi_dir), Path(mine.run_dir), settings.resources.seat, source, mounts)
         self._files = files
         limits = settings.webhook.injection == "limiter"
-        arbiter = Arbiter(Path(mine.run_dir))
+        self._arbiter = arbiter = Arbiter(Path(mine.run_dir))
         self._live = Live(self._store)
-        self._metrics = ShareMetrics(arbiter, self._store, every, self._live, mine.node_name)
         self._usage = UsageFiles(arbiter, WholeGpus(source, files), self._store, files, self._live)
         self._shares = Shares(
             arbiter, self._store, settings.resources, limits=limits, rule=mine.rule, ceiling_of=self._ceiling_of
@@ -104,19 +100,11 @@ class Agent:
         self._audit = Audit(
             self._client, mine.node_name, arbiter, self._pods, source, settings.resources, self._audits, self._tell
         )
-        self._strays = StrayMetrics(self._audit, source, mine.node_name)
         self._stopping = False
 
     def run(self, stop: threading.Event) -> None:
         """Run until `stop`."""
         self._seats.restore()
-        taken = Gauge("slicekeeper_node_seats_taken", "Seats that a container owns.")
-        taken.set_function(lambda: float(sum(seat.taken for seat in self._store.all())))
-        for collector in (self._metrics, self._strays):
-            REGISTRY.register(collector)
-        if self._bind:
-            more: dict[str, WsgiApp] = {"/metrics": make_wsgi_app(), wire.PATH: self._live}
-            probes.serve(self._bind, self._limits, ready=self._not_ready, more=more)
         self._files.probe.start()
         self._plugin.start()  # before the rest: kubelet fails pods that arrive before
         self._publisher.start()
@@ -128,6 +116,7 @@ class Agent:
         if self._policy_objects is not None:
             self._policy_objects.start()
         self._audit.start()
+        self._serve()
         while not stop.wait(TIDY_SECONDS):
             self._seats.tidy()
             if self._pods.synced:
@@ -144,6 +133,25 @@ class Agent:
         self._shares.stop()
         self._plugin.stop()
         self._pods.stop()
+
+    def _serve(self) -> None:
+        """Answer probes and scrapes.
+
+        What that needs is imported only now. It is a quarter of all imports, and until the rest runs, no change of a
+        budget reaches the slices of the node.
+        """
+        from prometheus_client import REGISTRY, Gauge, make_wsgi_app  # noqa: PLC0415
+
+        from nodeagent.metrics import ShareMetrics, StrayMetrics  # noqa: PLC0415
+        from slicekeeper.net import probes  # noqa: PLC0415
+
+        taken = Gauge("slicekeeper_node_seats_taken", "Seats that a container owns.")
+        taken.set_function(lambda: float(sum(seat.taken for seat in self._store.all())))
+        REGISTRY.register(ShareMetrics(self._arbiter, self._store, self._every, self._live, self._node))
+        REGISTRY.register(StrayMetrics(self._audit, self._own, self._node))
+        if self._bind:
+            more: dict[str, WsgiApp] = {"/metrics": make_wsgi_app(), wire.PATH: self._live}
+            probes.serve(self._bind, self._limits, ready=self._not_ready, more=more)
 
     def _linger(self) -> None:
         """Accept no more pods, and let kubelet admit those that were bound before."""

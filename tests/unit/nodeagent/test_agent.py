@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import http.client
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,16 @@ from slicekeeper.gpu import machine
 from slicekeeper.gpu.machine import Machine
 from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import NODES, PODS
+
+
+def test_what_serves_probes_and_scrapes_is_not_imported_before_the_shares_are_compared() -> None:
+    """Those imports would delay what a restarted agent is for."""
+    probe = (
+        "import sys, nodeagent.commands\n"
+        "loaded = {'gunicorn', 'prometheus_client', 'http.server'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", probe], check=True, timeout=60)
 
 
 def settings(folder: Path, server: str, port: int) -> Settings:
