@@ -88,10 +88,8 @@ def dependencies(cache: Path, wheel: Path, extras: list[str], constraints: Path)
         site = tree / SITE
         site.mkdir(parents=True)
         if wanted:
-            _run(
-                [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile",
-                 "--only-binary", ":all:", "--target", str(site), "--constraint", str(constraints), *wanted]
-            )  # fmt: skip
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+            _run([*pip, "--only-binary=:all:", f"--target={site}", f"--constraint={constraints}", *wanted])
         shutil.rmtree(site / "bin", ignore_errors=True)
         for tests in [path for path in site.rglob("tests") if path.is_dir()]:
             shutil.rmtree(tests)
@@ -198,11 +196,9 @@ def _multiarch() -> str:
 
 
 def _compile(folder: Path) -> None:
-    _run(
-        [sys.executable, "-m", "compileall", "-q", "-j", "1", "--invalidation-mode", "unchecked-hash",
-         "-s", str(folder), "-p", f"/usr/local/lib/{VERSION}", str(folder)],
-        check=False,  # packages ship files for other versions of Python that do not compile
-    )  # fmt: skip
+    compileall = [sys.executable, "-m", "compileall", "-q", "-j1", "--invalidation-mode=unchecked-hash"]
+    # Packages ship files for other versions of Python that do not compile.
+    _run([*compileall, "-s", str(folder), "-p", f"/usr/local/lib/{VERSION}", str(folder)], check=False)
 
 
 def _layer(cache: Path, key: str, fill: Callable[[Path], None], links: dict[str, str] | None = None) -> Path:

@@ -116,16 +116,8 @@ class Api:
             self._rests[metadata["continue"]] = items[limit:], version
             if len(self._rests) > MOST_RESTS:
                 self._rests.pop(next(iter(self._rests)), None)
-        return (
-            200,
-            {
-                "kind": f"{call.kind.name}List",
-                "apiVersion": call.kind.api_version,
-                "metadata": metadata,
-                "items": items[:limit],
-            },
-            [],
-        )
+        kind = {"kind": f"{call.kind.name}List", "apiVersion": call.kind.api_version}
+        return 200, {**kind, "metadata": metadata, "items": items[:limit]}, []
 
     def _listed(self, call: Call) -> tuple[list[Object], int]:
         """Return the selected objects, or the rest after an earlier page, and their version."""
@@ -180,17 +172,9 @@ class Api:
             raise ApiError(405, "MethodNotAllowed", "local mode deletes single objects, and no namespaces")
         options = call.body if isinstance(call.body, dict) else {}
         grace = options.get("gracePeriodSeconds", call.query.get("gracePeriodSeconds"))
-        return (
-            200,
-            self.store.delete(
-                call.resource,
-                call.name,
-                call.namespace,
-                uid=str((options.get("preconditions") or {}).get("uid") or ""),
-                grace=None if grace is None else int(grace),
-            ),
-            [],
-        )
+        uid = str((options.get("preconditions") or {}).get("uid") or "")
+        seconds = None if grace is None else int(grace)
+        return 200, self.store.delete(call.resource, call.name, call.namespace, uid=uid, grace=seconds), []
 
     def review(self, path: str, body: Any) -> Any:
         """Return a TokenReview or SubjectAccessReview with its status; None for any other path."""

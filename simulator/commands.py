@@ -175,14 +175,8 @@ def submit(context: Context, file: TextIO, namespace: str, create_namespace: boo
             for warning in outcomes[-1].warnings:
                 click.echo(f"Warning: {warning}", err=True)
             progress.done = len(outcomes)
-    show(
-        outcomes,
-        output,
-        lambda: table(
-            ("KIND", "NAMESPACE", "NAME", "DECISION"),
-            [(o.kind, o.namespace or "-", o.name, _decision(o)) for o in outcomes],
-        ),
-    )
+    rows = [(o.kind, o.namespace or "-", o.name, _decision(o)) for o in outcomes]
+    show(outcomes, output, lambda: table(("KIND", "NAMESPACE", "NAME", "DECISION"), rows))
     if not all(outcome.admitted for outcome in outcomes):
         sys.exit(EXIT_FAILED)
 

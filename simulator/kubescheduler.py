@@ -187,16 +187,8 @@ class KubeScheduler:
             return ""
 
     def _bind(self, metadata: Object, node: str) -> str:
-        bound = self._extender.json(
-            "POST",
-            "/bind",
-            body={
-                "PodName": metadata["name"],
-                "PodNamespace": metadata["namespace"],
-                "PodUID": metadata["uid"],
-                "Node": node,
-            },
-        )
+        name = {"PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"]}
+        bound = self._extender.json("POST", "/bind", body={**name, "Node": node})
         return str(bound.get("Error") or "")
 
     def _fits_in_tree(self, pod: Object, nodes: list[Object]) -> tuple[list[str], str]:

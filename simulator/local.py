@@ -39,8 +39,8 @@ from slicekeeper.net.http import JsonClient
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from slicekeeper.units import format_instant
 
-STATE: Final = ("config.yaml", "policy.yaml", "operator.token", "certificates", "logs", "pods", "timekeeper.sqlite",
-                "timekeeper.sqlite-wal", "timekeeper.sqlite-shm")  # fmt: skip
+LEDGER: Final = ("timekeeper.sqlite", "timekeeper.sqlite-wal", "timekeeper.sqlite-shm")
+STATE: Final = ("config.yaml", "policy.yaml", "operator.token", "certificates", "logs", "pods", *LEDGER)
 """The files that local mode keeps in its home, and removes when it starts."""
 
 

@@ -73,14 +73,8 @@ class ContainerRun:
         if self.restart_ms is not None:
             return {"waiting": {"reason": "CrashLoopBackOff"}}
         if self.exit_code is not None and self.finished_ms is None:  # never started, will not any more
-            return {
-                "terminated": {
-                    "exitCode": self.exit_code,
-                    "reason": "ContainerStatusUnknown",
-                    "startedAt": None,
-                    "finishedAt": None,
-                }
-            }
+            ended = {"exitCode": self.exit_code, "reason": "ContainerStatusUnknown"}
+            return {"terminated": {**ended, "startedAt": None, "finishedAt": None}}
         if self.started_ms is None:
             return {"waiting": {"reason": "PodInitializing"}}
         if self.finished_ms is None:

@@ -249,9 +249,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10)
     options = parser.parse_args()
     if options.fake or has_gpu():
-        subprocess.run(["gcc", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{options.headers}", "-o", str(PROGRAM),
-                        str(Path(__file__).with_name("gpu.c")), str(BUILD / "fake" / "libcuda.so.1")],
-                       check=True)  # fmt: skip
+        gcc = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{options.headers}"]
+        files = [Path(__file__).with_name("gpu.c"), BUILD / "fake" / "libcuda.so.1"]
+        subprocess.run([*gcc, "-o", PROGRAM, *files], check=True)
         for check in DRIVER_API:
             attempt(check.__name__.replace("_", " "), check, options.fake, options.seconds)
         for name, program in FRAMEWORKS.items():

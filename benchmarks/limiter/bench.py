@@ -68,9 +68,8 @@ def peer_env(library: str, core: int, folder: str) -> dict[str, str]:
 
 def launch(options: argparse.Namespace) -> None:
     program = BUILD / "fake" / "launch"
-    subprocess.run(["gcc", "-O2", "-pthread", f"-I{headers.fetch('13')}", "-o", str(program),
-                    str(Path(__file__).with_name("launch.c")), str(BUILD / "fake" / "libcuda.so.1")],
-                   check=True)  # fmt: skip
+    files = [Path(__file__).with_name("launch.c"), BUILD / "fake" / "libcuda.so.1"]
+    subprocess.run(["gcc", "-O2", "-pthread", f"-I{headers.fetch('13')}", "-o", program, *files], check=True)
     kinds = ["bare", "limited", *(["peer"] if options.peer else [])]
     got: dict[str, list[dict[str, float]]] = {k: [] for k in kinds}
     with tempfile.TemporaryDirectory() as folder, Node(virtual=False) as node:

@@ -185,12 +185,12 @@ class Generators:
 
     def run(self, *loads: tuple[str, int]) -> list[Load]:
         """Run generators (kind, connections) side by side."""
+        load = [sys.executable, str(HERE / "load.py"), str(self._port)]
+        rest = [str(SECONDS), str(PODS), str(self._seq)]
         started = [
-            subprocess.Popen(
-                [sys.executable, str(HERE / "load.py"), str(self._port), kind, str(connections), str(SECONDS),
-                 str(PODS), str(self._seq)], stdout=subprocess.PIPE, text=True,
-            ) for kind, connections in loads
-        ]  # fmt: skip
+            subprocess.Popen([*load, kind, str(connections), *rest], stdout=subprocess.PIPE, text=True)
+            for kind, connections in loads
+        ]
         found = []
         for process in started:
             printed = process.communicate()[0].split()

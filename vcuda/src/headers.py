@@ -35,11 +35,8 @@ def fetch(major: str) -> Path:
         return target
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        subprocess.run(
-            [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:",
-             "-d", scratch, WHEELS[major]],
-            check=True, stdout=sys.stderr,
-        )  # fmt: skip
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
+        subprocess.run([*pip, "-d", scratch, WHEELS[major]], check=True, stdout=sys.stderr)
         (wheel,) = Path(scratch).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             for name in archive.namelist():

@@ -30,8 +30,8 @@ STAYS = "stays"
 """A file in the folder of a cluster that is left up."""
 
 
-_UNSHARE = ("unshare", "--mount", "--net", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc",
-            "--propagation", "private", "--")  # fmt: skip
+_NAMESPACES = ("--mount", "--net", "--pid", "--ipc")
+_UNSHARE = ("unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc", "--propagation=private", "--")
 
 _PROBE = """
 mkdir "$0/base"
@@ -204,9 +204,8 @@ def _spawn(folder: Path, binaries: Binaries, *, stay: bool) -> tuple[subprocess.
     lock = _lock(folder)
     assert lock is not None
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listener, lock:
-        command = [
-            *_UNSHARE, sys.executable, "-m", "cluster.harness.inside", str(folder), str(listener.fileno()), paths,
-        ]  # fmt: skip
+        inside = [sys.executable, "-m", "cluster.harness.inside", str(folder), str(listener.fileno()), paths]
+        command = [*_UNSHARE, *inside]
         with (folder / "logs" / "inside.log").open("wb") as log:
             process = subprocess.Popen(
                 [*command, "stay"] if stay else command,

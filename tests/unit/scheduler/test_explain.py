@@ -37,8 +37,22 @@ class Cluster:
         listed = inventory.encode([inventory.Gpu(f"{name}-{g}", model, memory) for g in range(gpus)])
         self.state.intake.set_node({"metadata": {"name": name, "annotations": {names.NODE_GPUS: listed}}, "spec": spec})
 
-    def pod(self, name, core, blocks=4, *, on="", state=IN, age=0, namespace="team", started=None, leaving=False,
-            job="", annotations=None, **spec):  # fmt: skip
+    def pod(
+        self,
+        name,
+        core,
+        blocks=4,
+        *,
+        on="",
+        state=IN,
+        age=0,
+        namespace="team",
+        started=None,
+        leaving=False,
+        job="",
+        annotations=None,
+        **spec,
+    ):
         """Make a pod: on a GPU `on`, or waiting for so many seconds."""
         limits = {"tencent.com/vcuda-core": str(core)} | ({"tencent.com/vcuda-memory": str(blocks)} if blocks else {})
         obj = {

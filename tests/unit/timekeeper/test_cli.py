@@ -67,8 +67,8 @@ def run(tmp_path: Path, world: Service) -> Iterator[Run]:
 
 
 def test_teams_are_made_moved_granted_and_shown(run: Run) -> None:
-    made = run("parent", "set", "physics", "10h", "--period", "year", "--credit", "1h", "--rollover", "30m",
-               "--time-zone", "Europe/Berlin", "--anchor", "2026-04-01T00:00:00+02:00")  # fmt: skip
+    since = ("--period=year", "--time-zone=Europe/Berlin", "--anchor=2026-04-01T00:00:00+02:00")
+    made = run("parent", "set", "physics", "10h", *since, "--credit", "1h", "--rollover", "30m")
     assert (made["kind"], made["amountMs"], made["creditMs"], made["rolloverMs"], made["periodEnd"]) == (
         "team",
         36_000_000,
@@ -96,8 +96,8 @@ def test_options_that_are_not_named_keep_their_value(run: Run, world: Service) -
         "rolloverMs": 1_800_000,
         "anchor": "2025-12-29T05:00:00.000Z",
     }
-    options = ("--period", "week", "--time-zone", "Europe/Berlin", "--credit", "1h", "--rollover", "30m",
-               "--anchor", "2025-12-29T05:00:00Z")  # fmt: skip
+    since = ("--period", "week", "--time-zone", "Europe/Berlin", "--anchor", "2025-12-29T05:00:00Z")
+    options = (*since, "--credit", "1h", "--rollover", "30m")
     for group, name in (("budget", "team"), ("parent", "physics")):
         assert run(group, "set", name, "20h", *options).items() >= {**rest, "amountMs": 72_000_000}.items()
         assert run(group, "set", name, "25h").items() >= {**rest, "amountMs": 90_000_000}.items()

@@ -126,12 +126,14 @@ class Node:
     def run(self, seat: Seat) -> subprocess.Popen[str]:
         """Start a tenant in its seat."""
         named = ["--seat", seat.name] if seat.name else []
+        rights = ["--core", str(seat.core), "--limit", str(seat.limit), "--memory", seat.memory, "--class", seat.vclass]
         p = subprocess.Popen(
-            [str(BUILD / "arbiter"), "run", "--dir", str(self.dir), *self.kind,
-             "--core", str(seat.core), "--limit", str(seat.limit), "--memory", seat.memory,
-             "--class", seat.vclass, *named, "--", *seat.command()],
-            env=self.env | seat.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [BUILD / "arbiter", "run", "--dir", self.dir, *self.kind, *rights, *named, "--", *seat.command()],
+            env=self.env | seat.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self.tenants.append(p)
         return p
 

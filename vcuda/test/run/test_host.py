@@ -51,12 +51,9 @@ def sanitized() -> None:
         program = str(Path(node.dir) / "sanitized")
         # Linked with the sanitizer inside; a shared one must be told that ours comes before it.
         for how, options in ((["-static-libasan"], ""), ([], "verify_asan_link_order=0:")):
-            subprocess.run(
-                ["gcc", "-fsanitize=address", *how, f"-I{headers()}", f"-I{ROOT / 'include'}",
-                 "-o", program, str(ROOT / "test" / "run" / "memory.c"),
-                 str(BUILD / "fake" / "libcuda.so.1"), "-ldl", "-pthread"],
-                check=True, capture_output=True,
-            )  # fmt: skip
+            gcc = ["gcc", "-fsanitize=address", *how, f"-I{headers()}", f"-I{ROOT / 'include'}", "-o", program]
+            files = [ROOT / "test" / "run" / "memory.c", BUILD / "fake" / "libcuda.so.1"]
+            subprocess.run([*gcc, *files, "-ldl", "-pthread"], check=True, capture_output=True)
             seat = Seat(50, program=[program, "calls"], env={"ASAN_OPTIONS": f"{options}detect_leaks=0"})
             answer = result(node.run(seat))
             check(answer["bad"] == 0, str(answer))

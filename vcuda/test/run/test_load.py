@@ -124,10 +124,8 @@ def musl_program() -> Path:
 
 def old_program() -> Path:
     """Build a program that requires nothing newer than glibc 2.2.5, libpthread and libdl by name."""
-    program = compiled(
-        "old", "gcc", "-O2", "-fno-stack-protector", "-U_FORTIFY_SOURCE", "-nostartfiles", "-Wl,--no-as-needed",
-        str(ROOT / "test/run/old.c"), "-l:libpthread.so.0", "-l:libdl.so.2",
-    )  # fmt: skip
+    gcc = ("gcc", "-O2", "-fno-stack-protector", "-U_FORTIFY_SOURCE", "-nostartfiles", "-Wl,--no-as-needed")
+    program = compiled("old", *gcc, str(ROOT / "test/run/old.c"), "-l:libpthread.so.0", "-l:libdl.so.2")
     table = subprocess.run(["objdump", "-T", str(program)], capture_output=True, text=True, check=True).stdout
     check(set(re.findall(r"GLIBC_([\d.]+)", table)) == {"2.2.5"}, table)
     return program
