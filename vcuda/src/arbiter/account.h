@@ -3,8 +3,8 @@
 #ifndef AR_ACCOUNT_H
 #define AR_ACCOUNT_H
 
+#include "member.h"
 #include "os.h"
-#include "scheduler.h"
 
 #define AR_ALLOWANCE_MAX_NS (20 * VC_MS) /* for how long background may hold up in-budget work at once */
 

@@ -3,7 +3,7 @@
 #include "audit.h"
 #include "nv.h"
 #include "procfs.h"
-#include "seat.h"
+#include "seats.h"
 #include "usage.h"
 
 #include <stdio.h>

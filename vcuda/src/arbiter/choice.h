@@ -3,8 +3,8 @@
 #ifndef AR_CHOICE_H
 #define AR_CHOICE_H
 
+#include "member.h"
 #include "os.h"
-#include "scheduler.h"
 
 #define AR_DEPTH_QUIET_NS (4 * VC_MS) /* the depth of a seat if others are seated, and idle */
 

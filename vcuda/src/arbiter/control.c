@@ -4,6 +4,7 @@
 #include "audit.h"
 #include "door.h"
 #include "loop.h"
+#include "seats.h"
 #include "usage.h"
 
 #include <errno.h>

@@ -3,6 +3,7 @@
 #include "door.h"
 #include "loop.h"
 #include "process.h"
+#include "seats.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -7,6 +7,7 @@
 #include "loop.h"
 #include "nv.h"
 #include "probe.h"
+#include "seats.h"
 
 #include <fcntl.h>
 #include <pthread.h>

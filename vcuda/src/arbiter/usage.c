@@ -22,8 +22,8 @@ static uint64_t seat_busy(const struct ar_seat *s, uint64_t now) {
  * up says late that its work ended long ago, and until then the work counts as in flight. */
 uint64_t ar_usage_busy(struct ar_seat *s) {
   uint64_t busy = seat_busy(s, vc_now());
-  if (busy > s->busy_told) s->busy_told = busy;
-  return s->busy_told;
+  if (busy > s->busy_shown) s->busy_shown = busy;
+  return s->busy_shown;
 }
 
 /* A process that died with work in flight does not count among its seat's active ones any more. */

@@ -5,7 +5,7 @@
 #include "arbiter/gpu.h"
 #include "arbiter/nv.h"
 #include "arbiter/procfs.h"
-#include "arbiter/seat.h"
+#include "arbiter/seats.h"
 #include "arbiter/usage.h"
 #include "unit.h"
 

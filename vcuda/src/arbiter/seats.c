@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "seat.h"
+#include "seats.h"
 #include "kept.h"
 #include "pages.h"
 #include "process.h"
