@@ -32,11 +32,12 @@ from slicekeeper.wire.timekeeper import UsageReport
 from timekeeper.core.caller import OPERATOR
 from timekeeper.core.record import Rule
 from timekeeper.ledger import intake, movement, rate, seal, settlement
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import follow_policy, set_budget, set_status
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.intake import Closing, Opening
-from timekeeper.ledger.movement import NamespaceRef, Order
+from timekeeper.ledger.movement import Order
 from timekeeper.ledger.usage_report import take
 from timekeeper.ledger.verify import verify
 from timekeeper.store.db import migrate
@@ -140,10 +141,10 @@ STEPS: tuple[Step, ...] = (
         actor="me",
         if_match=None,
     ),
-    lambda books: set_status(books, "uid-team", "team", POLICY, "suspended", reason="r", actor="me", now=T0 + 32_000),
+    lambda books: set_status(books, TEAM, "suspended", reason="r", actor="me", now=T0 + 32_000),
     debt(T0 + 33_000, carry=False),
     debt(T0 + 35_000, carry=True),
-    lambda books: set_status(books, "uid-team", "team", POLICY, "active", reason="r", actor="me", now=T0 + 40_000),
+    lambda books: set_status(books, TEAM, "active", reason="r", actor="me", now=T0 + 40_000),
     lambda books: follow_policy(books, {"team": CHANGED, "other": CHANGED}, T0 + 45_000),
     burst,
     tell(T0 + HOUR + 9_000, opening("d", T0 + HOUR - 3_000, Fraction(1)), ends={"b": T0 + 60_000}),

@@ -19,7 +19,7 @@ from timekeeper.api.views import budget as budget_views
 from timekeeper.core.caller import Caller
 from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.ledger import reservation
-from timekeeper.ledger.movement import NamespaceRef
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.rule import version_of
 from timekeeper.ledger.standing import Position
 from timekeeper.store import accounts

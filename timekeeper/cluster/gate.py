@@ -28,8 +28,8 @@ from timekeeper.core.coverage import planned
 from timekeeper.core.refusal import LedgerError
 from timekeeper.core.reservation import Need, span_of
 from timekeeper.ledger import coverage, reservation
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.store import rates
 from timekeeper.store import reservations as store
 

@@ -85,11 +85,13 @@ def _shares_by_model(
     device_nodes: Collection[Mapping[str, str]],
 ) -> list[Mapping[str, Fraction]]:
     """Return the charge per millisecond on each model that the pod might get, by model."""
-    smallest: dict[str, Gpu] = {}
-    for gpu in gpus:
-        fits = request.gpu_uuid in ("", gpu.uuid) and is_wanted(gpu.model, request.gpu_models)
-        if fits and not is_slice(gpu.uuid) and gpu.memory_mib < smallest.get(gpu.model, gpu).memory_mib + 1:
-            smallest[gpu.model] = gpu
+    fitting = [
+        gpu
+        for gpu in gpus
+        if request.gpu_uuid in ("", gpu.uuid) and is_wanted(gpu.model, request.gpu_models) and not is_slice(gpu.uuid)
+    ]
+    # The last of a model is kept: on the GPU with the least memory, a container's memory is the largest part of it.
+    smallest = {gpu.model: gpu for gpu in sorted(fitting, key=lambda gpu: gpu.memory_mib, reverse=True)}
     if not request.requests:  # NVIDIA's plugin allocates the GPUs, of any model
         smallest = {_ANY_MODEL: Gpu(uuid="", model=_ANY_MODEL, memory_mib=1)}
     annotations = {

@@ -12,24 +12,17 @@ from slicekeeper.config.policy import NamespacePolicy, Origin
 from slicekeeper.units import EPOCH, Instant
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import BudgetClosed, BudgetKept, VersionMismatch
-from timekeeper.ledger.account import ensure
+from timekeeper.ledger.account import NamespaceRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.rule import ANY_VERSION, Change, not_before, policy_rule, rule_detail, version_of
 from timekeeper.ledger.settlement import settle_in
 from timekeeper.store import accounts, budget_objects, budget_rules
 from timekeeper.store.accounts import BudgetAccount
-from timekeeper.store.budget_rules import Status
+from timekeeper.store.budget_rules import RuleRow, Status
 
 
 def set_budget(
-    books: Books,
-    uid: str,
-    name: str,
-    policy: NamespacePolicy,
-    change: Change,
-    *,
-    actor: str,
-    if_match: frozenset[str] | None,
+    books: Books, place: NamespaceRef, change: Change, *, actor: str, if_match: frozenset[str] | None
 ) -> None:
     """Give a namespace a budget of its own from now on; a suspended budget stays suspended.
 
@@ -39,95 +32,95 @@ def set_budget(
     """
 
     def work(session: Session) -> None:
-        rule = change if isinstance(change, Rule) else change(policy_rule(policy.budget, EPOCH))
-        place = ensure(books, session, uid, name, policy, rule.since)
-        refuse_kept(session, place)
-        change_budget(books, session, place, change, actor=actor, if_match=if_match)
+        rule = change if isinstance(change, Rule) else change(policy_rule(place.policy.budget, EPOCH))
+        account = ensure_account(books, session, place, rule.since)
+        refuse_kept(session, account)
+        change_budget(books, session, account, change, actor=actor, if_match=if_match)
 
     books.database.write(work)
 
 
-def refuse_kept(session: Session, place: BudgetAccount, *, what: str = "budget") -> None:
+def refuse_kept(session: Session, account: BudgetAccount, *, what: str = "budget") -> None:
     """Refuse a request that changes what an object defines.
 
     Raises BudgetKept if an object keeps the budget; an object may leave out only the `parent`.
     """
-    found = budget_objects.last(session, [place.id]).get(place.id)
+    found = budget_objects.last(session, [account.id]).get(account.id)
     if found is None or found.released is not None or (what == "parent" and found.parent is None):
         return
-    theirs = place.kind == "namespace"
-    edit = f"gpubudget default -n {place.name}" if theirs else f"clustergpubudget {place.name}"
-    raise BudgetKept(
-        f"{what} of {place.title}: {'GpuBudget default' if theirs else f'ClusterGpuBudget {place.name}'} says what it "
-        f"is; change that: kubectl edit {edit}"
-    )
+    if account.kind == "namespace":
+        keeper, edit = "GpuBudget default", f"gpubudget default -n {account.name}"
+    else:
+        keeper, edit = f"ClusterGpuBudget {account.name}", f"clustergpubudget {account.name}"
+    raise BudgetKept(f"{what} of {account.title}: {keeper} says what it is; change that: kubectl edit {edit}")
 
 
 def change_budget(
-    books: Books, session: Session, place: BudgetAccount, change: Change, *, actor: str, if_match: frozenset[str] | None
+    books: Books,
+    session: Session,
+    account: BudgetAccount,
+    change: Change,
+    *,
+    actor: str,
+    if_match: frozenset[str] | None,
 ) -> None:
     """Set the rule of an account, as `set_budget` does."""
-    row = budget_rules.rules(session, place.id)[-1]
+    row = budget_rules.rules(session, account.id)[-1]
     rule = change if isinstance(change, Rule) else change(row.rule)
     rule = replace(rule, open=row.rule.open, since=not_before(row.rule, rule.since))
     if row.source == "own" and rule.used != "reset" and row.rule.says_the_same(rule):
         return
+    _refuse_stale(account, row, if_match)
+    _rule(books, session, account, rule, row.status, actor=actor, source="own")
+    books.note(session, actor=actor, action="budget", about=account, detail=rule_detail(rule), now=rule.since)
+
+
+def _refuse_stale(account: BudgetAccount, row: RuleRow, if_match: frozenset[str] | None) -> None:
+    """Refuse to change a budget that the caller has not read as it is, or that is closed."""
     if if_match is not None and if_match.isdisjoint({version_of(row), ANY_VERSION}):
-        raise VersionMismatch(f"budget of {place.title}: it has changed since you read it; read it again")
+        raise VersionMismatch(f"budget of {account.title}: it has changed since you read it; read it again")
     if row.status == "closed":
-        raise BudgetClosed(f"the budget of {place.title} is closed")
-    _rule(books, session, place, rule, row.status, actor=actor, source="own")
-    books.note(session, actor=actor, action="budget", about=place, detail=rule_detail(rule), now=rule.since)
+        raise BudgetClosed(f"the budget of {account.title} is closed")
 
 
-def set_status(
-    books: Books, uid: str, name: str, policy: NamespacePolicy, status: Status, *, reason: str, actor: str, now: Instant
-) -> None:
+def set_status(books: Books, place: NamespaceRef, status: Status, *, reason: str, actor: str, now: Instant) -> None:
     """Suspend a budget, close it, or reactivate it. While it is not active its pods are charged over budget.
 
     Raises Conflicting if it is closed, which is permanent.
     """
 
     def change(session: Session) -> None:
-        place = ensure(books, session, uid, name, policy, now)
-        change_status(books, session, place, status, reason=reason, actor=actor, now=now)
+        account = ensure_account(books, session, place, now)
+        change_status(books, session, account, status, reason=reason, actor=actor, now=now)
 
     books.database.write(change)
 
 
 def change_status(
-    books: Books, session: Session, place: BudgetAccount, status: Status, *, reason: str, actor: str, now: Instant
+    books: Books, session: Session, account: BudgetAccount, status: Status, *, reason: str, actor: str, now: Instant
 ) -> None:
     """Change whether a budget may be spent, as `set_status` does."""
-    row = budget_rules.rules(session, place.id)[-1]
+    row = budget_rules.rules(session, account.id)[-1]
     if row.status == status:
         return
     if row.status == "closed":
-        raise BudgetClosed(f"the budget of {place.title} is closed")
+        raise BudgetClosed(f"the budget of {account.title} is closed")
     since = not_before(row.rule, now)
     rule = replace(row.rule, since=since, open=status == "active", used="counts")
-    _rule(books, session, place, rule, status, actor=actor, source=row.source)
+    _rule(books, session, account, rule, status, actor=actor, source=row.source)
     detail = {"status": status, "reason": reason}
-    books.note(session, actor=actor, action="status", about=place, detail=detail, now=since)
+    books.note(session, actor=actor, action="status", about=account, detail=detail, now=since)
 
 
 def _rule(
-    books: Books, session: Session, place: BudgetAccount, rule: Rule, status: Status, *, actor: str, source: str
+    books: Books, session: Session, account: BudgetAccount, rule: Rule, status: Status, *, actor: str, source: str
 ) -> None:
-    budget_rules.add_rule(session, place.id, rule, source=source, actor=actor, now=rule.since, status=status)
-    settle_in(books, session, place.id, rule.since, rule.since)
+    budget_rules.add_rule(session, account.id, rule, source=source, actor=actor, now=rule.since, status=status)
+    settle_in(books, session, account.id, rule.since, rule.since)
 
 
 def unset_budget(
-    books: Books,
-    uid: str,
-    name: str,
-    policy: NamespacePolicy,
-    *,
-    reason: str,
-    actor: str,
-    if_match: frozenset[str] | None,
-    now: Instant,
+    books: Books, place: NamespaceRef, *, reason: str, actor: str, if_match: frozenset[str] | None, now: Instant
 ) -> None:
     """Give a namespace the policy's budget again; what the current period has used still counts.
 
@@ -135,19 +128,16 @@ def unset_budget(
     """
 
     def change(session: Session) -> None:
-        place = ensure(books, session, uid, name, policy, now)
-        refuse_kept(session, place)
-        row = budget_rules.rules(session, place.id)[-1]
+        account = ensure_account(books, session, place, now)
+        refuse_kept(session, account)
+        row = budget_rules.rules(session, account.id)[-1]
         if row.source != "own":
             return
-        if if_match is not None and if_match.isdisjoint({version_of(row), ANY_VERSION}):
-            raise VersionMismatch(f"budget of {place.title}: it has changed since you read it; read it again")
-        if row.status == "closed":
-            raise BudgetClosed(f"the budget of {place.title} is closed")
-        rule = fall_back(books, session, place, policy, now, actor=actor)
+        _refuse_stale(account, row, if_match)
+        rule = fall_back(books, session, account, place.policy, now, actor=actor)
         if rule is not None:
             detail = {**rule_detail(rule), "source": "policy", "reason": reason}
-            books.note(session, actor=actor, action="budget", about=place, detail=detail, now=rule.since)
+            books.note(session, actor=actor, action="budget", about=account, detail=detail, now=rule.since)
 
     books.database.write(change)
 
@@ -155,7 +145,7 @@ def unset_budget(
 def fall_back(
     books: Books,
     session: Session,
-    place: BudgetAccount,
+    account: BudgetAccount,
     policy: NamespacePolicy,
     now: Instant,
     *,
@@ -165,11 +155,11 @@ def fall_back(
 
     None if it has that already, or its budget is closed, which is permanent. An `actor` has it noted in the audit log.
     """
-    row = budget_rules.rules(session, place.id)[-1]
+    row = budget_rules.rules(session, account.id)[-1]
     if row.source != "own" or row.status == "closed":
         return None
     rule = replace(policy_rule(policy.budget, not_before(row.rule, now)), open=row.rule.open)
-    _rule(books, session, place, rule, row.status, actor=actor, source="policy")
+    _rule(books, session, account, rule, row.status, actor=actor, source="policy")
     return rule
 
 
@@ -185,17 +175,17 @@ def follow_policy(
     """
 
     def change(session: Session) -> None:
-        places = accounts.newest(session, books.cluster)
-        current = budget_rules.current_rules(session, [place.id for place in places])
-        for place in places:
-            policy, row = policies.get(place.name), current[place.id]
+        known = accounts.newest(session, books.cluster)
+        current = budget_rules.current_rules(session, [account.id for account in known])
+        for account in known:
+            policy, row = policies.get(account.name), current[account.id]
             if policy is None or row.source == "own" or row.status == "closed":
                 continue
             rule = replace(policy_rule(policy.budget, not_before(row.rule, now)), open=row.rule.open)
             if not row.rule.says_the_same(rule):
-                _rule(books, session, place, rule, row.status, actor="policy", source="policy")
-                detail = {**rule_detail(rule), "source": "policy", **_origin_detail(origin_of(place.name))}
-                books.note(session, actor="policy", action="policy", about=place, detail=detail, now=rule.since)
+                _rule(books, session, account, rule, row.status, actor="policy", source="policy")
+                detail = {**rule_detail(rule), "source": "policy", **_origin_detail(origin_of(account.name))}
+                books.note(session, actor="policy", action="policy", about=account, detail=detail, now=rule.since)
 
     books.database.write(change)
 

@@ -16,10 +16,9 @@ from slicekeeper.units import Instant
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import ObjectOutdated, VersionMismatch
 from timekeeper.ledger import hierarchy
-from timekeeper.ledger.account import ensure
+from timekeeper.ledger.account import NamespaceRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import change_budget, fall_back
-from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.store import accounts, budget_objects
 from timekeeper.store.accounts import BudgetAccount, HolderKind
 from timekeeper.store.budget_objects import Kept
@@ -55,7 +54,7 @@ def keep(books: Books, place: NamespaceRef, desired: Desired) -> bool:
     """
 
     def change(session: Session) -> bool:
-        account = ensure(books, session, place.uid, place.name, place.policy, desired.now)
+        account = ensure_account(books, session, place, desired.now)
         if not _is_news(session, account, desired):
             return False
         _note(books, session, account, desired)

@@ -17,10 +17,9 @@ from timekeeper.core.hierarchy import IN_FORCE, MOST_LEVELS, Tree, parents_at
 from timekeeper.core.record import Link, Rule
 from timekeeper.core.refusal import HierarchyCycle, HierarchyTooDeep, ParentRefused, VersionMismatch
 from timekeeper.ledger import settlement
-from timekeeper.ledger.account import ensure
+from timekeeper.ledger.account import NamespaceRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import change_budget, refuse_kept
-from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.ledger.rule import Change, rule_detail
 from timekeeper.ledger.settlement import ANCHOR_LAG_MS
 from timekeeper.store import accounts, memberships
@@ -101,7 +100,7 @@ def put_under(books: Books, place: NamespaceRef, above: str | None, *, reason: s
     """
 
     def change(session: Session) -> bool:
-        account = ensure(books, session, place.uid, place.name, place.policy, now)
+        account = ensure_account(books, session, place, now)
         refuse_kept(session, account, what="parent")
         return change_place(books, session, account, above, reason=reason, actor=actor, now=now)
 

@@ -16,7 +16,7 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import Instant
 from timekeeper.core import rate
 from timekeeper.core.record import AccountId
-from timekeeper.ledger.account import ensure
+from timekeeper.ledger.account import NamespaceRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.settlement import settle_all
 from timekeeper.store import accounts, workloads
@@ -116,7 +116,8 @@ def _open(
     for opening in openings:
         if opening.pod_uid in there:
             continue
-        account = ensure(books, session, opening.namespace_uid, opening.namespace, policies[opening.namespace], now)
+        place = NamespaceRef(opening.namespace_uid, opening.namespace, policies[opening.namespace])
+        account = ensure_account(books, session, place, now)
         rows.append(_row_of(opening, account.id, now))
         changes.append((account.id, opening.start))
     workloads.add(session, rows)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
-from slicekeeper.config.policy import MAX_AMOUNT_MS, NamespacePolicy
+from slicekeeper.config.policy import MAX_AMOUNT_MS
 from slicekeeper.units import GpuMilliseconds, Instant, format_instant
 from timekeeper.core.hierarchy import IN_FORCE
 from timekeeper.core.period import bounds
@@ -32,22 +32,13 @@ from timekeeper.core.refusal import (
     TransferRefused,
 )
 from timekeeper.ledger import coverage, settlement
-from timekeeper.ledger.account import ensure
+from timekeeper.ledger.account import NamespaceRef, ensure_account
 from timekeeper.ledger.books import Books
-from timekeeper.store import bookings, budget_rules, memberships, movements, reservations, workloads
+from timekeeper.store import bookings, budget_rules, memberships, movements, workloads
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import BudgetGrant
 
 MovementKind = Literal["grant", "refund", "adjustment", "transfer"]
-
-
-@dataclass(frozen=True)
-class NamespaceRef:
-    """A namespace by its UID, with the policy that it starts with."""
-
-    uid: str
-    name: str
-    policy: NamespacePolicy
 
 
 @dataclass(frozen=True)
@@ -75,7 +66,7 @@ def grant(
     """
 
     def change(session: Session) -> bool:
-        account = ensure(books, session, place.uid, place.name, place.policy, order.now)
+        account = ensure_account(books, session, place, order.now)
         if _repeated(session, account, order, "grant"):
             return False
         _append(books, session, account, order, "grant", valid_from=valid_from, valid_to=valid_to, priority=priority)
@@ -124,7 +115,7 @@ def refund(books: Books, place: NamespaceRef, order: Order, *, pod_uid: str) -> 
     """
 
     def change(session: Session) -> bool:
-        account = ensure(books, session, place.uid, place.name, place.policy, order.now)
+        account = ensure_account(books, session, place, order.now)
         if _repeated(session, account, order, "refund"):
             return False
         pod = workloads.by_uid(session, [pod_uid]).get(pod_uid)
@@ -154,7 +145,7 @@ def adjust(books: Books, place: NamespaceRef, order: Order) -> bool:
     """
 
     def change(session: Session) -> bool:
-        account = ensure(books, session, place.uid, place.name, place.policy, order.now)
+        account = ensure_account(books, session, place, order.now)
         if _repeated(session, account, order, "adjustment"):
             return False
         if order.amount < 0:
@@ -177,10 +168,10 @@ def transfer(
     """
 
     def change(session: Session) -> bool:
-        giver = ensure(books, session, source.uid, source.name, source.policy, order.now)
+        giver = ensure_account(books, session, source, order.now)
         if _repeated(session, giver, order, "transfer"):
             return False
-        taker = ensure(books, session, target.uid, target.name, target.policy, order.now)
+        taker = ensure_account(books, session, target, order.now)
         _apart(session, giver, taker)
         _need(books, session, giver, order.amount, order.now)
         _append(
@@ -205,9 +196,8 @@ def _repeated(session: Session, account: BudgetAccount, order: Order, kind: Move
 
 
 def _need(books: Books, session: Session, account: BudgetAccount, amount: GpuMilliseconds, now: Instant) -> None:
-    state = settlement.settle_in(books, session, account.id, None, now)
-    below = memberships.tree(session, [account.id], IN_FORCE).below(account.id)
-    left = state.balance - sum(one.rest(state.at) for one in reservations.asides(session, state.at, below))
+    cover = coverage.settled(books, session, account.id, now)
+    left = cover.states[account.id].balance - cover.held(account.id)
     if amount > left:
         raise BalanceInsufficient(
             f"amountMs: {amount} GPU-ms are more than the {max(left, 0)} that {account.title} has left and unreserved"

@@ -22,9 +22,9 @@ from timekeeper.core.record import AccountId
 from timekeeper.core.refusal import BalanceInsufficient, BudgetClosed, KeyReused, ReservationOfPod, ReservationUnknown
 from timekeeper.core.reservation import Need
 from timekeeper.ledger import coverage
-from timekeeper.ledger.account import ensure
+from timekeeper.ledger.account import NamespaceRef, ensure_account
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.movement import NamespaceRef, Order
+from timekeeper.ledger.movement import Order
 from timekeeper.ledger.standing import Position
 from timekeeper.store import accounts, budget_rules
 from timekeeper.store import reservations as store
@@ -61,7 +61,7 @@ def open_for_pod(books: Books, place: NamespaceRef, uid: str, name: str, need: N
     """
 
     def change(session: Session) -> bool:
-        account = ensure(books, session, place.uid, place.name, place.policy, now)
+        account = ensure_account(books, session, place, now)
         key = f"pod:{uid}"
         if store.under(session, account.id, key) is not None:
             return True
@@ -107,7 +107,7 @@ def open_by_hand(
     """
 
     def change(session: Session) -> tuple[int, bool]:
-        account = ensure(books, session, place.uid, place.name, place.policy, order.now)
+        account = ensure_account(books, session, place, order.now)
         key = key_of(order.key)
         digest = hashlib.sha256(order.body).hexdigest()
         before = store.under(session, account.id, key)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Select, case, insert, or_, select, update
+from sqlalchemy import ColumnElement, case, insert, select, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
@@ -95,38 +95,29 @@ def release(session: Session, key: int, now: Instant) -> None:
 # What is set aside
 
 
-def _open_ones() -> Select[ReservationRow, Instant, str]:
-    query = select(ReservationRow, WorkloadRow.started_at, WorkloadRow.shares)
-    query = query.outerjoin(WorkloadRow, WorkloadRow.pod_uid == ReservationRow.pod_uid)
-    return query.where(
-        ReservationRow.ended_at.is_(None), or_(WorkloadRow.pod_uid.is_(None), WorkloadRow.ended_at.is_(None))
-    )
-
-
 def asides(session: Session, at: Instant, namespaces: Collection[AccountId] | None = None) -> list[Aside]:
     """Return what is set aside in all namespaces, or in some.
 
     A pod that is not bound yet counts as if it were bound at `at`.
     """
-    query = _open_ones()
-    if namespaces is not None:
-        query = query.where(ReservationRow.namespace_id.in_(namespaces))
-    return [aside for _, aside in _asides(session, query, at)]
+    some = () if namespaces is None else (ReservationRow.namespace_id.in_(namespaces),)
+    return list(_open(session, at, *some).values())
 
 
 def left(session: Session, rows: Sequence[ReservationRow], at: Instant) -> dict[int, GpuMilliseconds]:
     """Return what is left of reservations at an instant, by id; ended ones have nothing left."""
-    wanted = [row.id for row in rows if row.ended_at is None]
-    found = _asides(session, _open_ones().where(ReservationRow.id.in_(wanted)), at) if wanted else []
-    return dict.fromkeys((row.id for row in rows), NO_TIME) | {row.id: aside.rest(at) for row, aside in found}
+    found = _open(session, at, ReservationRow.id.in_([row.id for row in rows if row.ended_at is None]))
+    return {row.id: found[row.id].rest(at) if row.id in found else NO_TIME for row in rows}
 
 
-def _asides(
-    session: Session, query: Select[ReservationRow, Instant, str], at: Instant
-) -> list[tuple[ReservationRow, Aside]]:
+def _open(session: Session, at: Instant, *conditions: ColumnElement[bool]) -> dict[int, Aside]:
+    """Return the open reservations that meet conditions, by id, without those of pods that have ended."""
+    query = select(ReservationRow, WorkloadRow.started_at, WorkloadRow.shares)
+    query = query.outerjoin(WorkloadRow, WorkloadRow.pod_uid == ReservationRow.pod_uid)
+    query = query.where(ReservationRow.ended_at.is_(None), WorkloadRow.ended_at.is_(None), *conditions)
     rows = session.execute(query).all()
     book = rates.read(session) if rows else RateBook([])
-    return [(row, _aside(row, started, shares, book, at)) for row, started, shares in rows]
+    return {row.id: _aside(row, started, shares, book, at) for row, started, shares in rows}
 
 
 def _aside(row: ReservationRow, started: Instant | None, shares: str | None, book: RateBook, at: Instant) -> Aside:

@@ -27,10 +27,11 @@ from timekeeper.core.charge import Claim
 from timekeeper.core.record import Forest, Posting, Records, Rule
 from timekeeper.core.refusal import KeyReused, VersionMismatch
 from timekeeper.ledger import intake, movement, settlement
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import follow_policy, set_budget
 from timekeeper.ledger.intake import Closing, Opening
-from timekeeper.ledger.movement import NamespaceRef, Order
+from timekeeper.ledger.movement import Order
 from timekeeper.ledger.rule import version_of
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, audit_chain, bookings, timelines
@@ -193,20 +194,30 @@ def test_a_budget_of_its_own_holds_from_then_on_and_stale_versions_are_refused(b
     before = books.require("team")
     tag = version_of(before.rule)
     set_budget(
-        books, "uid-team", "team", POLICY, Rule(T0 + 5_000, 8_000, "hour", "UTC"), actor="me", if_match=frozenset({tag})
+        books,
+        NamespaceRef("uid-team", "team", POLICY),
+        Rule(T0 + 5_000, 8_000, "hour", "UTC"),
+        actor="me",
+        if_match=frozenset({tag}),
     )
     position = books.require("team")
     assert position.at(T0 + 5_000).balance == 3_000
     assert position.run_out(T0 + 5_000) == T0 + 8_000
     with pytest.raises(VersionMismatch):
         set_budget(
-            books, "uid-team", "team", POLICY, Rule(T0 + 6_000, 1, "hour", "UTC"), actor="me", if_match=frozenset({tag})
+            books,
+            NamespaceRef("uid-team", "team", POLICY),
+            Rule(T0 + 6_000, 1, "hour", "UTC"),
+            actor="me",
+            if_match=frozenset({tag}),
         )
 
 
 def test_a_changed_policy_holds_from_then_on_but_not_for_a_budget_of_its_own(books: Books) -> None:
     apply(books, [opening("a", T0, Fraction(1)), opening("b", T0, Fraction(1), "mine")], [], T0)
-    set_budget(books, "uid-mine", "mine", POLICY, Rule(T0 + 1, 7_000, "hour", "UTC"), actor="me", if_match=None)
+    set_budget(
+        books, NamespaceRef("uid-mine", "mine", POLICY), Rule(T0 + 1, 7_000, "hour", "UTC"), actor="me", if_match=None
+    )
     changed = NamespacePolicy(budget=BudgetPolicy(amount="30s", period="hour"))
     follow_policy(books, {"team": changed, "mine": changed}, T0 + 10_000)
     assert books.require("team").at(T0 + 10_000).balance == 20_000

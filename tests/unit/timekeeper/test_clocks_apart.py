@@ -19,10 +19,10 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Posting, Rule
 from timekeeper.core.refusal import Conflicting
 from timekeeper.ledger import hierarchy, intake, settlement
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.ledger.rate import follow_settings, set_rate
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings, memberships

@@ -16,12 +16,13 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting, Unknown
 from timekeeper.ledger import hierarchy, intake, movement, seal
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.correction import RequestedInterval, correct
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.explain import explain
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import NamespaceRef, Order
+from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings, workloads
 from timekeeper.store.db.database import Database

@@ -20,10 +20,11 @@ from timekeeper.core.record import Forest, GrantRecord, Link, Records, Rule
 from timekeeper.core.refusal import Conflicting
 from timekeeper.core.reservation import Need
 from timekeeper.ledger import hierarchy, intake, movement, reservation
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import NamespaceRef, Order
+from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -75,7 +76,7 @@ def test_the_next_period_covers_what_it_brings_and_not_more(books: Books) -> Non
 
 
 def test_nothing_is_taken_out_that_is_needed_when_the_rest_has_expired(books: Books) -> None:
-    set_budget(books, "uid-team", "team", POLICY, Rule(T0, 0, "none", "UTC"), actor="me", if_match=None)
+    set_budget(books, TEAM, Rule(T0, 0, "none", "UTC"), actor="me", if_match=None)
     grant(books, 10_000, None, priority=-1)
     grant(books, 10_000, T0 + 60_000, key="g2")
     reservation.open_by_hand(books, TEAM, order(8_000, "h"), expires_at=T0 + 90_000)
@@ -111,7 +112,7 @@ def test_whoever_started_on_a_reservation_finishes_in_budget(databases: Database
                 data.draw(st.sampled_from([0, 3_000])),
                 data.draw(st.sampled_from([0, 5_000])),
             )
-            set_budget(books, "uid-team", "team", POLICY, rule, actor="me", if_match=None)
+            set_budget(books, TEAM, rule, actor="me", if_match=None)
             for number, (amount, until, priority) in enumerate(
                 data.draw(st.lists(st.tuples(amounts, st.none() | spans, st.integers(-1, 1)), max_size=3))
             ):

@@ -18,9 +18,10 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.errors import SettingsError, Unavailable
 from slicekeeper.units import format_instant
 from timekeeper.ledger import intake, movement, seal
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing, Opening
-from timekeeper.ledger.movement import NamespaceRef, Order
+from timekeeper.ledger.movement import Order
 from timekeeper.store.db import dump, migrate
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine

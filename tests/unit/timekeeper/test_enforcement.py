@@ -21,8 +21,9 @@ from slicekeeper.units import format_instant, format_seconds
 from timekeeper.cluster import eviction, gate, pod_patch
 from timekeeper.cluster.controller import Controller
 from timekeeper.ledger import movement, reservation
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.movement import NamespaceRef, Order
+from timekeeper.ledger.movement import Order
 from timekeeper.store import reservations as store
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine

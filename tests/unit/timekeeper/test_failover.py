@@ -14,8 +14,8 @@ from support.databases import Postgres, postgres
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.ledger import movement
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.store.db import migrate
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine

@@ -17,9 +17,10 @@ from timekeeper.core.caller import OPERATOR
 from timekeeper.core.refusal import BalanceInsufficient, Conflicting
 from timekeeper.core.reservation import Need
 from timekeeper.ledger import intake, movement, reservation, usage_report
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import NamespaceRef, Order
+from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings, watermarks
 from timekeeper.store import reservations as store

@@ -25,11 +25,12 @@ from timekeeper.core.refusal import (
     ParentUnknown,
 )
 from timekeeper.ledger import coverage, hierarchy, intake, movement, reservation, settlement
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_status
 from timekeeper.ledger.explain import explain
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import NamespaceRef, Order
+from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, audit_chain, bookings
 from timekeeper.store.db.database import Database

@@ -30,11 +30,12 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import BalanceInsufficient, Conflicting, RefundAboveCharge
 from timekeeper.ledger import hierarchy, intake, movement
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import NamespaceRef, Order
+from timekeeper.ledger.movement import Order
 from timekeeper.ledger.rate import set_rate
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings
@@ -182,12 +183,12 @@ class Ledger(RuleBasedStateMachine):
         self, name: str, amount: int, period: Any, credit: int, rollover: int, zone: str, used: Any, behind: int
     ) -> None:
         rule = Rule(self.now - behind, amount, period, zone, credit, rollover, used=used)
-        set_budget(self.books, f"uid-{name}", name, POLICY, rule, actor="me", if_match=None)
+        set_budget(self.books, NamespaceRef(f"uid-{name}", name, POLICY), rule, actor="me", if_match=None)
 
     @rule(name=places, status=st.sampled_from(["active", "suspended"]), behind=behind)
     def a_status(self, name: str, status: Any, behind: int) -> None:
         now = self.now - behind
-        set_status(self.books, f"uid-{name}", name, POLICY, status, reason="r", actor="me", now=now)
+        set_status(self.books, NamespaceRef(f"uid-{name}", name, POLICY), status, reason="r", actor="me", now=now)
         assert self.books.require(name).rule.status == status
 
     @rule(name=st.sampled_from(sorted(PARENTS)), amount=amounts, period=st.sampled_from(["none", "hour", "day"]))

@@ -17,10 +17,11 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting, Unknown
 from timekeeper.ledger import hierarchy, intake, movement, rate, reservation, seal
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import NamespaceRef, Order
+from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, audit_chain, bookings, budget_rules
 from timekeeper.store.db.database import Database
@@ -136,7 +137,7 @@ def test_the_first_prices_of_a_ledger_that_has_charged_pods_hold_from_now_on(boo
 
 
 def test_four_quarters_of_a_gpu_for_an_hour_are_one_gpu_hour(books: Books) -> None:
-    set_budget(books, "uid-team", "team", POLICY, Rule(T0, HOUR, "none", "UTC"), actor="me", if_match=None)
+    set_budget(books, TEAM, Rule(T0, HOUR, "none", "UTC"), actor="me", if_match=None)
     for index in range(4):
         run(books, f"p{index}", T0, T0 + HOUR, share=Fraction(1, 4))
     state = books.require("team").at(T0 + HOUR)
@@ -145,7 +146,7 @@ def test_four_quarters_of_a_gpu_for_an_hour_are_one_gpu_hour(books: Books) -> No
 
 def test_credit_is_overdraft_and_is_paid_back_from_the_next_period(books: Books) -> None:
     rule = Rule(T0, 20_000, "hour", "UTC", credit=5_000)
-    set_budget(books, "uid-team", "team", POLICY, rule, actor="me", if_match=None)
+    set_budget(books, TEAM, rule, actor="me", if_match=None)
     run(books, "a", T0)
     position = books.require("team")
     assert (position.at(T0 + 22_000).balance, position.at(T0 + 22_000).exhausted) == (-2_000, False)
@@ -157,7 +158,7 @@ def test_credit_is_overdraft_and_is_paid_back_from_the_next_period(books: Books)
 
 def test_what_a_period_leaves_goes_over_up_to_its_cap(books: Books) -> None:
     rule = Rule(T0, 20_000, "hour", "UTC", rollover=8_000)
-    set_budget(books, "uid-team", "team", POLICY, rule, actor="me", if_match=None)
+    set_budget(books, TEAM, rule, actor="me", if_match=None)
     run(books, "a", T0, T0 + 15_000)
     assert books.require("team").at(T0 + HOUR).balance == 25_000
     run(books, "b", T0 + 2 * HOUR, T0 + 2 * HOUR + 1_000)
@@ -166,7 +167,7 @@ def test_what_a_period_leaves_goes_over_up_to_its_cap(books: Books) -> None:
 
 def test_a_suspended_budget_is_not_spent_and_a_closed_one_stays_closed(books: Books) -> None:
     def turn(status: budget_rules.Status, now: int) -> None:
-        set_status(books, "uid-team", "team", POLICY, status, reason="why", actor="me", now=now)
+        set_status(books, TEAM, status, reason="why", actor="me", now=now)
 
     run(books, "a", T0)
     turn("suspended", T0 + 1_000)
@@ -324,8 +325,8 @@ def test_verify_finds_that_the_audit_log_lacks_what_was_decided(database_url: st
     books = Books(Database(make_engine(database_url)), "default", carry=False)
     rule = Rule(T0, 5_000, "day", "UTC")
     acts: tuple[Callable[[], object], ...] = (
-        lambda: set_budget(books, TEAM.uid, TEAM.name, POLICY, rule, actor="me", if_match=None),
-        lambda: set_status(books, TEAM.uid, TEAM.name, POLICY, "suspended", reason="r", actor="me", now=T0 + 1),
+        lambda: set_budget(books, TEAM, rule, actor="me", if_match=None),
+        lambda: set_status(books, TEAM, "suspended", reason="r", actor="me", now=T0 + 1),
         lambda: rate.set_rate(books, "A100", Fraction(2), since=T0 + 9, reason="r", actor="me", now=T0 + 2),
         lambda: hierarchy.put_parent(books, "lab", "team", replace(rule, since=T0 + 3), actor="me", if_match=None),
         lambda: hierarchy.put_under(books, TEAM, "lab", reason="r", actor="me", now=T0 + 4),

@@ -17,9 +17,10 @@ from timekeeper.core.budget import BudgetState
 from timekeeper.core.record import Posting, Rule
 from timekeeper.core.refusal import Conflicting
 from timekeeper.ledger import hierarchy, intake, movement, settlement
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import NamespaceRef, Order
+from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings
 from timekeeper.store.db.database import Database

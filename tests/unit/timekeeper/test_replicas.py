@@ -21,9 +21,10 @@ from support.openings import opening
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.errors import Conflict
 from timekeeper.ledger import intake, movement
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import NamespaceRef, Order
+from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store.db import migrate, writer
 from timekeeper.store.db.database import Database

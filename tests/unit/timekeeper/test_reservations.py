@@ -20,10 +20,11 @@ from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting, Unknown
 from timekeeper.core.reservation import Need, need_of, span_of
 from timekeeper.ledger import coverage, hierarchy, intake, movement, reservation
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import NamespaceRef, Order
+from timekeeper.ledger.movement import Order
 from timekeeper.store import accounts, audit_chain
 from timekeeper.store import reservations as store
 from timekeeper.store.accounts import BudgetAccount
@@ -226,7 +227,7 @@ def test_whoever_pays_more_than_was_set_aside_is_told_of(books: Books) -> None:
 
 
 def test_a_suspended_budget_sets_nothing_aside(books: Books) -> None:
-    set_status(books, "uid-team", "team", POLICY, "suspended", reason="r", actor="me", now=T0)
+    set_status(books, TEAM, "suspended", reason="r", actor="me", now=T0)
     assert not reservation.open_for_pod(books, TEAM, "p", "p", Need(1, 1), T0)
     with pytest.raises(Conflicting, match="suspended"):
         reservation.open_by_hand(books, TEAM, order(1), expires_at=T0 + 1)
@@ -234,7 +235,7 @@ def test_a_suspended_budget_sets_nothing_aside(books: Books) -> None:
 
 def test_credit_may_be_set_aside_but_not_more(books: Books) -> None:
     rule = Rule(T0, 10_000, "none", "UTC", credit=5_000)
-    set_budget(books, "uid-team", "team", POLICY, rule, actor="me", if_match=None)
+    set_budget(books, TEAM, rule, actor="me", if_match=None)
     assert not reservation.open_for_pod(books, TEAM, "p", "p", Need(15_001, 1), T0)
     assert reservation.open_for_pod(books, TEAM, "p", "p", Need(15_000, 15_000), T0)
     run(books, "p", T0, end=T0 + 15_000, now=T0 + 15_000)

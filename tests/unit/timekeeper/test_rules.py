@@ -17,12 +17,12 @@ from timekeeper.core.budget import BudgetState
 from timekeeper.core.record import Posting, Rule
 from timekeeper.core.refusal import Conflicting
 from timekeeper.ledger import hierarchy, intake, movement, rate
-from timekeeper.ledger.account import ensure
+from timekeeper.ledger.account import NamespaceRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import follow_policy, set_budget, set_status
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import NamespaceRef, Order
+from timekeeper.ledger.movement import Order
 from timekeeper.ledger.rule import version_of
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings, budget_rules, timelines
@@ -45,7 +45,7 @@ def use(books: Books, uid: str, start: int, seconds: int, *, policy: NamespacePo
 def set_to(books: Books, at: int, seconds: int, **changed: Any) -> BudgetState:
     """Give team a budget; return its standing after that."""
     rule = replace(MONTH, since=at, amount=seconds * SECOND, **changed)
-    set_budget(books, "uid-team", "team", POLICY, rule, actor="me", if_match=None)
+    set_budget(books, TEAM, rule, actor="me", if_match=None)
     return books.require("team").at(at)
 
 
@@ -122,7 +122,7 @@ def test_nothing_rolls_over_from_before_the_beginning(books: Books, first: str) 
         movement.grant(books, place, order(1, "k", T0), valid_from=T0, valid_to=None)
     elif first == "budget":
         rule = replace(MONTH, since=T0, rollover=50 * SECOND)
-        set_budget(books, "uid-team", "team", policy, rule, actor="me", if_match=None)
+        set_budget(books, NamespaceRef("uid-team", "team", policy), rule, actor="me", if_match=None)
     else:
         hierarchy.put_parent(books, "lab", "team", replace(MONTH, since=T0), actor="me", if_match=None)
         hierarchy.put_under(books, place, "lab", reason="r", actor="me", now=T0)
@@ -270,21 +270,21 @@ def test_the_later_accepted_write_holds_with_two_replicas_whose_clocks_differ(da
     try:
         ahead, behind = T0 + HOUR + 2 * SECOND, T0 + HOUR
         use(fast, "a", T0, 30)
-        set_budget(fast, "uid-team", "team", POLICY, replace(MONTH, since=ahead, amount=1), actor="me", if_match=None)
+        set_budget(fast, TEAM, replace(MONTH, since=ahead, amount=1), actor="me", if_match=None)
         tag = frozenset({version_of(slow.require("team").rule)})
-        set_budget(slow, "uid-team", "team", POLICY, replace(MONTH, since=behind), actor="me", if_match=tag)
+        set_budget(slow, TEAM, replace(MONTH, since=behind), actor="me", if_match=tag)
         for books in (fast, slow):
             position = books.require("team")
             assert position.rule.rule.amount == 100 * SECOND
             assert position.at(ahead + DAY).balance == 70 * SECOND
             assert position.rule.rule.since >= ahead
-        set_status(fast, "uid-team", "team", POLICY, "suspended", reason="r", actor="me", now=ahead)
-        set_status(slow, "uid-team", "team", POLICY, "active", reason="r", actor="me", now=behind)
+        set_status(fast, TEAM, "suspended", reason="r", actor="me", now=ahead)
+        set_status(slow, TEAM, "active", reason="r", actor="me", now=behind)
         assert (slow.require("team").rule.status, slow.require("team").at(ahead + 1).exhausted) == ("active", False)
-        set_status(fast, "uid-team", "team", POLICY, "active", reason="r", actor="me", now=ahead)
-        set_status(slow, "uid-team", "team", POLICY, "closed", reason="r", actor="me", now=behind)
+        set_status(fast, TEAM, "active", reason="r", actor="me", now=ahead)
+        set_status(slow, TEAM, "closed", reason="r", actor="me", now=behind)
         with pytest.raises(Conflicting, match="closed"):
-            set_status(fast, "uid-team", "team", POLICY, "active", reason="r", actor="me", now=ahead + DAY)
+            set_status(fast, TEAM, "active", reason="r", actor="me", now=ahead + DAY)
         assert fast.require("team").at(ahead + 1).exhausted
         assert verify(fast.database.engine, carry=False).differences == []
     finally:
@@ -298,8 +298,8 @@ def test_what_a_clock_far_ahead_wrote_never_holds_once_another_rule_is_written(b
     hierarchy.put_parent(books, "lab", "team", replace(MONTH, since=T0 + 400 * DAY), actor="me", if_match=None)
     now = T0 + HOUR
     assert set_to(books, now, 90).balance == 60 * SECOND
-    set_status(books, "uid-team", "team", POLICY, "suspended", reason="r", actor="me", now=now + SECOND)
-    set_status(books, "uid-team", "team", POLICY, "active", reason="r", actor="me", now=now + 2 * SECOND)
+    set_status(books, TEAM, "suspended", reason="r", actor="me", now=now + SECOND)
+    set_status(books, TEAM, "active", reason="r", actor="me", now=now + 2 * SECOND)
     hierarchy.put_parent(books, "lab", "team", replace(MONTH, since=now, amount=7), actor="me", if_match=None)
     position = books.require("team")
     assert (position.rule.rule.since, position.rule.rule.amount) == (now + 2 * SECOND, 90 * SECOND)
@@ -354,11 +354,11 @@ def test_an_account_that_a_no_op_opened_is_settled_from_its_opening(books: Books
     if act == "move":
         assert not hierarchy.put_under(books, place, None, reason="r", actor="me", now=T0)
     elif act == "status":
-        set_status(books, "uid-team", "team", policy, "active", reason="r", actor="me", now=T0)
+        set_status(books, place, "active", reason="r", actor="me", now=T0)
     else:
         with pytest.raises(Conflicting):
             movement.adjust(books, place, order(-1_000, "k", T0))
-        books.database.write(lambda session: ensure(books, session, "uid-team", "team", policy, T0))
+        books.database.write(lambda session: ensure_account(books, session, place, T0))
     state = books.require("team").at(T0 + SECOND)
     assert (state.period_start, state.balance, state.since) == (T0, 20 * SECOND, T0)
     use(books, "a", T0 + 2 * HOUR, 10, policy=policy)

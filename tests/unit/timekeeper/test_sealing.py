@@ -22,12 +22,13 @@ from timekeeper.core.posting import effect
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting
 from timekeeper.ledger import intake, movement, seal, settlement
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.explain import explain
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import NamespaceRef, Order
+from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store import bookings, statements
 from timekeeper.store.db.database import Database
@@ -122,7 +123,7 @@ class Sealed(RuleBasedStateMachine):
         given = Rule(0, amount, period, "Europe/Berlin", credit, rollover)
         self.do(
             lambda books, now: set_budget(
-                books, "uid-team", "team", POLICY, replace(given, since=now), actor="me", if_match=None
+                books, NamespaceRef("uid-team", "team", POLICY), replace(given, since=now), actor="me", if_match=None
             )
         )
 
@@ -263,7 +264,7 @@ def test_a_pod_that_is_known_late_is_charged_to_its_own_period_by_corrections_in
 
 def test_an_explanation_begins_with_what_is_sealed(books: Books) -> None:
     whole = Rule(T0, HOUR, "none", "UTC")
-    set_budget(books, "uid-team", "team", POLICY, whole, actor="me", if_match=None)
+    set_budget(books, NamespaceRef("uid-team", "team", POLICY), whole, actor="me", if_match=None)
     february = T0 + 31 * 24 * HOUR
     tell(books, "a", T0 + HOUR, T0 + HOUR + 5 * MINUTE, T0 + 2 * HOUR)
     tell(books, "b", february + HOUR, february + HOUR + MINUTE, february + 2 * HOUR)
@@ -294,7 +295,7 @@ def test_a_request_seals_at_the_end_of_a_period_that_is_over_and_nowhere_else(bo
 
 def test_without_periods_months_are_sealed(books: Books) -> None:
     whole = Rule(T0, HOUR, "none", "Europe/Berlin")
-    set_budget(books, "uid-team", "team", POLICY, whole, actor="me", if_match=None)
+    set_budget(books, NamespaceRef("uid-team", "team", POLICY), whole, actor="me", if_match=None)
     april = 1_774_994_400_000  # 2026-03-31T22:00Z
     seal.seal_due(books, 24 * HOUR, april + 24 * HOUR - 1)
     assert books.require("team").account.sealed_until < april

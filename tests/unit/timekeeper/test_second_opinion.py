@@ -15,9 +15,10 @@ from support.openings import opening
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
 from timekeeper.ledger import hierarchy, intake, movement
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import NamespaceRef, Order
+from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store import second_opinion
 from timekeeper.store.db.database import Database

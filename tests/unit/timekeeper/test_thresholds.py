@@ -24,10 +24,11 @@ from timekeeper.cluster.controller import Controller
 from timekeeper.core.period import PeriodName
 from timekeeper.core.record import Rule
 from timekeeper.ledger import hierarchy, intake, movement
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import NamespaceRef, Order
+from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store import audit_chain
 from timekeeper.store.db.database import Database
@@ -163,7 +164,7 @@ def test_a_raised_amount_that_is_used_up_to_a_threshold_again_is_not_told_again(
     stage.run("a")
     assert stage.after(81) == [50, 80]
     rule = Rule(stage.clock.now_ms(), 200_000, "hour", "UTC")
-    set_budget(stage.books, *stage.place.__dict__.values(), rule, actor="me", if_match=None)
+    set_budget(stage.books, stage.place, rule, actor="me", if_match=None)
     assert stage.after(80) == [50, 80]
     assert stage.after(30) == [50, 80, 95]
 
@@ -171,11 +172,11 @@ def test_a_raised_amount_that_is_used_up_to_a_threshold_again_is_not_told_again(
 @pytest.mark.parametrize("period", ["none", "hour"])
 def test_a_period_that_an_operator_begins_has_its_own(stage: Stage, period: PeriodName) -> None:
     rule = Rule(T0, 100_000, period, "UTC")
-    set_budget(stage.books, *stage.place.__dict__.values(), rule, actor="me", if_match=None)
+    set_budget(stage.books, stage.place, rule, actor="me", if_match=None)
     stage.run("a")
     assert stage.after(81) == [50, 80]
     again = replace(rule, since=stage.clock.now_ms(), used="reset")
-    set_budget(stage.books, *stage.place.__dict__.values(), again, actor="me", if_match=None)
+    set_budget(stage.books, stage.place, again, actor="me", if_match=None)
     assert stage.after(49) == [50, 80]
     assert stage.after(2) == [50, 80, 50]
 
@@ -200,7 +201,7 @@ def test_a_grant_moves_what_lies_ahead_and_a_lowered_amount_tells_what_it_crosse
     assert stage.after(11) == [50]
     stage.finish("a")
     rule = Rule(stage.clock.now_ms(), 20_000, "hour", "UTC")
-    set_budget(stage.books, *stage.place.__dict__.values(), rule, actor="me", if_match=None)
+    set_budget(stage.books, stage.place, rule, actor="me", if_match=None)
     assert stage.after(1) == [50, 80]
 
 

@@ -16,9 +16,9 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.api.views.workload import workload_views
 from timekeeper.core.record import Posting, Rule
 from timekeeper.ledger import hierarchy, intake, settlement
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing, Opening
-from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, audit_chain, bookings, workloads
 from timekeeper.store.db.database import Database

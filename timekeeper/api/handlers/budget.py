@@ -77,16 +77,8 @@ def unset(namespace: str) -> Response:
     reason = requests.plain("reason", 1024) or "unset"
     place = whose.place()
     if whose.position() is not None:  # one without an account has the policy's
-        unset_budget(
-            it.books,
-            place.uid,
-            place.name,
-            place.policy,
-            reason=reason,
-            actor=caller.name,
-            if_match=requests.if_match(),
-            now=it.clock.now_ms(),
-        )
+        wanted, now = requests.if_match(), it.clock.now_ms()
+        unset_budget(it.books, place, reason=reason, actor=caller.name, if_match=wanted, now=now)
     return changed(whose)
 
 
@@ -97,8 +89,7 @@ def _set(whose: NamespaceHolder, change: Change, caller: Caller) -> Response:
             detail = f"budget of {whose.name}: it has changed since you read it; read it again"
             raise Problem(412, "version-mismatch", detail, "If-Match")
         wanted = None
-    place = whose.place()
-    set_budget(it.books, place.uid, place.name, place.policy, change, actor=caller.name, if_match=wanted)
+    set_budget(it.books, whose.place(), change, actor=caller.name, if_match=wanted)
     return changed(whose)
 
 
@@ -108,15 +99,5 @@ def status(**path: str) -> Response:
     whose = holder(it, **path)
     caller = whose.allow("update")
     given = requests.body(StatusBody)
-    place = whose.place()
-    set_status(
-        it.books,
-        place.uid,
-        place.name,
-        place.policy,
-        given.status,
-        reason=given.reason,
-        actor=caller.name,
-        now=it.clock.now_ms(),
-    )
+    set_status(it.books, whose.place(), given.status, reason=given.reason, actor=caller.name, now=it.clock.now_ms())
     return changed(whose)
