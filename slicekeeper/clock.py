@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one clock. It is passed to every part; none reads the system's time itself.
+"""The clock of all parts: it is passed to each, and none reads the system's time itself.
 
-Local mode runs time faster than the wall does: `origin` is the real instant from which time is scaled, and
-`speed` how many of our seconds pass in a real one. All processes with the same two settings agree.
+Local mode runs faster than real time: `origin` is the real instant from which time is scaled, and `speed` the number of
+clock seconds per real second. All processes with the same two settings agree.
 """
 
 import threading
@@ -18,14 +18,14 @@ CLOCK_SKEW_MS: Final = 300_000
 """How far the clocks of nodes, API server and our own parts may differ before a record is considered wrong."""
 
 NODE_CLOCK_MS: Final = 10_000
-"""Differences between a node's clock and the API server's that may be a slow write. They are left as they are."""
+"""A difference between a node's clock and the API server's up to which a slow write may explain it: it is ignored."""
 
 SHORTEST_WAIT_SECONDS: Final = 0.05
 """Real seconds: at a high speed a loop that waits 2 s of scaled time would otherwise spin."""
 
 
 def real_seconds() -> float:
-    """Return real seconds since some instant; they pass while the machine is suspended, too, where it can know that."""
+    """Return real seconds since some instant, on Linux including the time for which the machine was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
@@ -61,7 +61,7 @@ class SystemClock:
         return int(time.monotonic_ns() * self.speed)
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Wait in scaled time; scaled down no further than `SHORTEST_WAIT_SECONDS`."""
+        """Wait in scaled time, at least `SHORTEST_WAIT_SECONDS` of real time."""
         if self.speed == 1.0:
             return event.wait(max(seconds, 0.0))
         return event.wait(max(seconds / self.speed, SHORTEST_WAIT_SECONDS))

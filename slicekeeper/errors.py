@@ -34,8 +34,8 @@ class SettingsError(SlicekeeperError):
 class Violation:
     """One broken rule of one manifest.
 
-    `code` is stable. `container` is empty if the pod as a whole is at fault; `field` is the path a user
-    finds in the manifest; `example` is a line that would pass.
+    `code` is stable. `container` is empty if the rule concerns the whole pod; `field` is a path in the user's
+    manifest; `example` is a line that would pass.
     """
 
     code: str
@@ -51,7 +51,7 @@ class Violation:
 
 
 class RequestRefused(SlicekeeperError):
-    """A manifest that must not pass. The message holds every violation, the first one first."""
+    """A manifest breaks rules. The message contains every violation, in order."""
 
     code = "request-refused"
 

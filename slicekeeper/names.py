@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names that several parts rely on: annotations, labels, the finalizer, the container and its paths.
 
-Resource names are not here: they are settings (`slicekeeper.config.settings.Resources`), because a cluster may
-already use others.
+The names of extended resources are settings (`slicekeeper.config.settings.Resources`), because a cluster may already
+use others.
 """
 
 from typing import Final
@@ -99,7 +99,7 @@ MIG: Final = "mig"
 ADAPTIVE: Final = "adaptive"
 SHARING_MODES: Final = (ADAPTIVE, EXCLUSIVE, SHARED, MIG)
 PLANNED_SHARING_MODES: Final = ("remote",)
-"""Planned modes, which are refused until then."""
+"""Modes that are planned; they are refused until they exist."""
 
 # Annotations that are written to existing pods: a new pod may not have them.
 NEVER_ON_NEW_PODS: Final = (BOUND_AT, SHARING_MODE, ADOPTED_AT)

@@ -3,8 +3,8 @@
 
 /healthz of every part asks here whether a thread has ended.
 
-A thread is made when it is started and not before: its owner may be made before a fork, and a thread that was made
-in the parent cannot be started in the child (Python 3.13.0 refuses to).
+A thread is created only when it is started: its owner may exist before a fork, and Python 3.13.0 does not start a
+thread in the child that was created in the parent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def keep(name: str, run: Callable[[], object], stopped: Callable[[], bool]) -> t
 
 
 def trouble() -> str:
-    """Return which threads have ended by themselves, empty if none has."""
+    """Return a message that names the threads that have ended by themselves; empty if there are none."""
     ended = []
     with _lock:
         for thread, stopped in list(_kept.items()):

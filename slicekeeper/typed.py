@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode JSON into declared types, from any thread.
 
-msgspec works out a type when it first meets it. A second thread that meets the type meanwhile ends the whole process
-with a segmentation fault (msgspec 0.22). Here, one thread at a time works out types.
+msgspec analyses a type at its first use. If a second thread uses the type meanwhile, the whole process ends with a
+segmentation fault (msgspec 0.22). Here, only one thread at a time analyses types.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 T = TypeVar("T")
 
 _DECODERS: Final[dict[Any, msgspec.json.Decoder[Any]]] = {}
-_WORKING_OUT: Final = threading.Lock()
+_ANALYSIS: Final = threading.Lock()
 
 
 def decode(data: bytes | str, kind: type[T]) -> T:
@@ -33,6 +33,6 @@ def convert(value: object, kind: type[T], *, strict: bool = True) -> T:
 def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
     found = _DECODERS.get(kind)
     if found is None:
-        with _WORKING_OUT:
+        with _ANALYSIS:
             found = _DECODERS[kind] = msgspec.json.Decoder(kind)
     return found

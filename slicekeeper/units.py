@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Units, all exact: Kubernetes quantities, instants in milliseconds, GPU-milliseconds, MiB.
 
-Nothing here is ever a float on the way in or out: what is owed is integer arithmetic from the manifest to
-the ledger. Instants are integer milliseconds since the Unix epoch, UTC; intervals are half-open.
+No function takes or returns a float: charges are integer arithmetic from the manifest to the ledger. Instants are
+integer milliseconds since the Unix epoch, UTC; intervals are half-open.
 """
 
 import re
@@ -14,12 +14,12 @@ Instant = NewType("Instant", int)
 """Milliseconds since the Unix epoch, UTC. Arithmetic gives a plain int: the code says when it is an instant again."""
 
 GpuMilliseconds = NewType("GpuMilliseconds", int)
-"""An amount of GPU time, as budgets and the ledger have it. Sums and differences give a plain int too."""
+"""An amount of GPU time, the unit of budgets and of the ledger. Sums and differences give a plain int too."""
 
 NO_TIME: Final = GpuMilliseconds(0)
 
 EPOCH: Final = Instant(0)
-"""The instant from which on something holds that has always held."""
+"""The start of what has always been in force."""
 
 MIB_PER_BLOCK: Final = 256
 """`vcuda-memory` counts blocks of this many MiB."""
@@ -48,7 +48,7 @@ _SUFFIX: Final[dict[str, Fraction]] = {
 def parse_quantity(value: object) -> Fraction:
     """Return a Kubernetes quantity (`50`, `"50"`, `"1k"`, `"5e1"`, `"500m"`, `"2Gi"`) as an exact fraction.
 
-    Raises ValueError for anything that Kubernetes would not take either, booleans among them.
+    Raises ValueError for anything that Kubernetes would refuse, such as a boolean.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("not a quantity")
@@ -65,7 +65,7 @@ def parse_quantity(value: object) -> Fraction:
 
 
 def whole_quantity(value: object) -> int | None:
-    """Return a Kubernetes quantity that is a whole number; None if it is another one, or none at all."""
+    """Return a Kubernetes quantity as an int; None if it is no quantity, or not a whole number."""
     if type(value) is str and len(value) <= 40 and value.isascii() and value.isdigit():  # as the API server sends it
         return int(value)
     try:
@@ -82,7 +82,7 @@ _DURATION_MS: Final = (86_400_000, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, 1)
 def parse_duration(value: str) -> int:
     """Return a duration or an amount of GPU time (`20h`, `1h30m`, `90s`, `250ms`, `2d`) in milliseconds.
 
-    Raises ValueError for anything else, a bare number among them: a unit left out is a mistake by 3,600.
+    Raises ValueError for anything else, also for a bare number: hours read as seconds are wrong by a factor of 3,600.
     """
     match = _DURATION.fullmatch(value.strip())
     if match is None or not match[0]:
@@ -91,7 +91,7 @@ def parse_duration(value: str) -> int:
 
 
 def format_duration(ms: int) -> str:
-    """Return milliseconds as a person writes them: `1h30m`, `12.345s`, `-4m2s`, `0s`."""
+    """Return milliseconds as text for people: `1h30m`, `12.345s`, `-4m2s`, `0s`."""
     sign, ms = ("-", -ms) if ms < 0 else ("", ms)
     hours, ms = divmod(ms, MS_PER_HOUR)
     minutes, ms = divmod(ms, MS_PER_MINUTE)
@@ -105,15 +105,13 @@ def format_duration(ms: int) -> str:
 
 
 _INSTANT = re.compile(r"(\d{4}-\d\d-\d\d)[Tt](\d\d:\d\d:\d\d)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
-
-
 _FIRST, _LAST = (edge.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC) for edge in (datetime.min, datetime.max))
 
 
 def parse_instant(value: str) -> Instant:
-    """Return an RFC 3339 instant as milliseconds since the epoch, cut (not rounded) at the millisecond.
+    """Return an RFC 3339 instant as milliseconds since the epoch, truncated (not rounded) to the millisecond.
 
-    Raises ValueError if the text is not RFC 3339, carries no zone, or lies outside of the years 1 to 9999 in UTC.
+    Raises ValueError if the text is not RFC 3339, has no zone, or lies outside the years 1 to 9999 in UTC.
     """
     match = _INSTANT.fullmatch(value)
     if match is None:
@@ -121,7 +119,7 @@ def parse_instant(value: str) -> Instant:
     date, time, decimals, zone = match.groups()
     moment = datetime.fromisoformat(f"{date}T{time}{'+00:00' if zone in 'Zz' else zone}")
     whole = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    if not _FIRST <= whole <= _LAST:  # which could be kept, but never shown again
+    if not _FIRST <= whole <= _LAST:  # `format_instant` could not show it
         raise ValueError(f"not within the years 1 to 9999 in UTC: {value!r}")
     return Instant((whole.days * 86_400 + whole.seconds) * MS_PER_SECOND + int((decimals or "0")[:3].ljust(3, "0")))
 

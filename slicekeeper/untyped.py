@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads JSON of unknown shape: what has the wrong type reads as if it were absent."""
+"""Read JSON of unknown shape: a value of the wrong type counts as absent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHOWN: Final = 80
 
 
 def show(value: object) -> str:
-    """Return a value as it is written in a manifest, short enough for a message."""
+    """Return a value as JSON, shortened for a message."""
     try:
         text = json.dumps(value, ensure_ascii=True)
     except (TypeError, ValueError, RecursionError):
@@ -20,7 +20,7 @@ def show(value: object) -> str:
 
 
 def as_map(value: object) -> Mapping[str, Any]:
-    """Return `value` if it is a JSON object, else an empty one: a hostile body reads as an absent field."""
+    """Return `value` if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 

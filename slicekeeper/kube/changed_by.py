@@ -28,7 +28,7 @@ def value(generation: int, user: str) -> str | None:
 
 
 def writer_of(obj: Mapping[str, Any]) -> str | None:
-    """Return the author of an object's current generation, None if unknown.
+    """Return the author of an object's current generation; None if unknown.
 
     Unprintable characters, such as line breaks, are escaped, because names appear in tables and logs.
     """

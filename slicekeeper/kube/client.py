@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the Kubernetes API that Slicekeeper uses, in raw JSON: decoding into objects costs 25 times more.
+"""The part of the Kubernetes API that Slicekeeper uses, in plain JSON: decoding into typed objects costs 25 times more.
 
 Errors are `slicekeeper.errors.ServiceError`s: NotFound, Conflict, Gone, Forbidden, Unavailable.
 """
@@ -68,10 +68,10 @@ class Selection(TypedDict, total=False):
 
 
 class KubeClient:
-    """Client of one API server (or of local mode's): that of the settings, or one with an existing connection."""
+    """Client of one API server, or of local mode's: by the settings, or over an existing connection."""
 
     def __init__(self, server: KubernetesSettings | JsonClient, *, delivery_seconds: float = 0.0) -> None:
-        """Connect if there is no connection, with `delivery_seconds` as in JsonClient."""
+        """Connect if `server` is not a connection yet; `delivery_seconds` is as in JsonClient."""
         self._http = server if isinstance(server, JsonClient) else connect(server, delivery_seconds=delivery_seconds)
 
     def pages(
@@ -98,7 +98,7 @@ class KubeClient:
     def list(self, resource: Resource, **selection: Unpack[Selection]) -> tuple[list[Object], str]:
         """Return all objects and the resource version from which a watch can continue.
 
-        With `metadata_only` the server is asked to leave out all but the metadata; it may send more.
+        With `metadata_only` the server is asked to send only the metadata; it may send more.
         """
         items: list[Object] = []
         version = ""
@@ -112,7 +112,7 @@ class KubeClient:
         return self._object("GET", resource.url(namespace, name))
 
     def find(self, resource: Resource, name: str, namespace: str = "", *, uid: str = "") -> Object | None:
-        """Return one object, None if there is none, or if it has another UID than `uid`."""
+        """Return one object; None if there is none, or if its UID is not `uid`."""
         try:
             found = self.get(resource, name, namespace)
         except NotFound:
@@ -142,7 +142,7 @@ class KubeClient:
         return msgspec.json.decode(data, type=dict[str, Any]), warnings
 
     def replace(self, resource: Resource, body: Object) -> Object:
-        """Replace an object; Conflict if its `resourceVersion` is not the newest."""
+        """Replace an object. Raises Conflict if its `resourceVersion` is not the newest."""
         metadata = body["metadata"]
         return self._object("PUT", resource.url(metadata.get("namespace", ""), metadata["name"]), body=body)
 
@@ -161,7 +161,7 @@ class KubeClient:
         return self._object("PATCH", url, body=body, content_type=content_type)
 
     def delete(self, resource: Resource, name: str, namespace: str = "", *, uid: str = "") -> None:
-        """Delete an object; with `uid` only if it is still that one (Conflict otherwise)."""
+        """Delete an object. Raises Conflict if its UID is not `uid`."""
         body = {"preconditions": {"uid": uid}} if uid else None
         self._http.request("DELETE", resource.url(namespace, name), body=body)
 
@@ -179,8 +179,8 @@ class KubeClient:
     ) -> Iterator[Iterator[tuple[str, Object]]]:
         """Yield an iterator of `(ADDED | MODIFIED | DELETED | BOOKMARK, object)` for up to `seconds`.
 
-        Iterating raises Gone if the version is too old, and Unavailable if the connection breaks or is silent for
-        longer than that, the server's `grace_seconds` included.
+        Iterating raises Gone if the version is too old, and Unavailable if the connection breaks, or if nothing comes
+        for `seconds` and `grace_seconds` together.
         """
         query = {
             "watch": "1",
@@ -196,11 +196,11 @@ class KubeClient:
             yield _events(lines)
 
     def server_version(self) -> str:
-        """Return the API server's version, for example v1.36.3; a distribution may add to that."""
+        """Return the API server's version, for example v1.36.3; a distribution may append something to it."""
         return str(self._object("GET", "/version").get("gitVersion", ""))
 
     def discover(self, api: str) -> Object:
-        """Return the discovery document of an API, by its group and version, from its server."""
+        """Return the discovery document of an API, named by group and version."""
         return self._object("GET", f"/apis/{api}")
 
     def ask_pod(self, namespace: str, name: str, port: int, url: str) -> Any:

@@ -14,7 +14,7 @@ TOO_MANY_REQUESTS: Final = 429
 def evict(client: KubeClient, pod: Object, *, dry_run: bool = False) -> None:
     """Evict a pod if it still has the version that was seen; `dry_run` only checks whether that is allowed.
 
-    Raises ServiceError if it is not evicted: Conflict if it has changed, NotFound if it is gone, one of the
+    Raises ServiceError if it is not evicted: Conflict if it has changed, NotFound if it is gone, and an error with
     status `TOO_MANY_REQUESTS` if a disruption budget protects it.
     """
     metadata = pod["metadata"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reach a cluster as kubectl does: with kubeconfig files and contexts, exec plugins, client certificates and proxies.
 
-The `kubernetes` library reads all that and makes the connections; our own client sends raw JSON over them. Only the
-command line needs this, so the library is imported here, when it is first used, and no image has it.
+The `kubernetes` library reads all of this and makes the connections; our own client sends plain JSON over them. Only
+the command line needs it, so the library is imported when it is first used, and no image contains it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ USUAL: Final = "~/.kube/config"
 
 
 def named(environ: Mapping[str, str]) -> str:
-    """Return the kubeconfig that kubectl would read: $KUBECONFIG's files, or the usual one; empty if there is none."""
+    """Return the kubeconfig that kubectl would read, $KUBECONFIG or the usual file; empty if no such file exists."""
     files = environ.get("KUBECONFIG") or USUAL
     return files if any(Path(file).expanduser().is_file() for file in files.split(os.pathsep) if file) else ""
 
@@ -33,8 +33,8 @@ def named(environ: Mapping[str, str]) -> str:
 def connect(files: str, context: str = "", *, timeout: float = 10.0) -> JsonClient:
     """Return a client for the cluster and user of a context, by default of the current one.
 
-    `files` are one kubeconfig or several, separated as in $KUBECONFIG. Raises SettingsError if they do not lead to a
-    server, or an exec plugin gives no credentials.
+    `files` are one kubeconfig or several, separated as in $KUBECONFIG. Raises SettingsError if they do not name a
+    server, or if an exec plugin returns no credentials.
     """
     try:
         from kubernetes.client import Configuration  # noqa: PLC0415 - takes half a second, and only some commands need it
@@ -65,7 +65,7 @@ def connect(files: str, context: str = "", *, timeout: float = 10.0) -> JsonClie
 
     def authorization() -> urllib3.HTTPHeaderDict:
         with _complaints():
-            token = configuration.get_api_key_with_prefix("BearerToken")  # calls the exec plugin again in time
+            token = configuration.get_api_key_with_prefix("BearerToken")  # may call the exec plugin again
         headers = urllib3.HTTPHeaderDict(impersonated)
         if token:
             headers["Authorization"] = token
@@ -92,9 +92,9 @@ def namespace(files: str, context: str = "") -> str:
 
 
 def _impersonation(config: Any, context: str) -> urllib3.HTTPHeaderDict:
-    """Return the headers with which a context's user impersonates another, which the library ignores.
+    """Return the headers with which a context's user impersonates another: the library ignores these fields.
 
-    `config` is a ConfigNode of the library. Raises ValueError if it names groups or extras, but no user.
+    `config` is a ConfigNode of the library. Raises ValueError if it names groups or extra fields, but no user.
     """
     chosen = config["contexts"].get_with_name(context or config["current-context"])["context"].value
     found = config["users"].get_with_name(chosen.get("user"), safe=True) if chosen.get("user") else None
@@ -117,7 +117,7 @@ def _check_readable(file: str) -> None:
         with Path(file).expanduser().open("rb"):
             pass
     except FileNotFoundError:
-        return  # as kubectl does with one of several
+        return  # kubectl also ignores a missing file among several
     except OSError as error:
         raise SettingsError(f"kubeconfig is {file!r}: it cannot be read: {error.strerror}") from error
 
@@ -132,7 +132,7 @@ def _wrong(files: str, context: str, why: str) -> str:
 
 @contextmanager
 def _complaints() -> Iterator[list[str]]:
-    """Collect what the library only logs: an exec plugin that fails leaves it without credentials, and silent."""
+    """Collect what the library only logs: if an exec plugin fails, it goes on without credentials."""
     found: list[str] = []
 
     class Collector(logging.Handler):

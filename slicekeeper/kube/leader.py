@@ -69,7 +69,7 @@ class LeaderElection:
         """Stop, and let the lease expire at once if it is ours."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(self._duration)  # or a renewal under way would take back what is released here
+            self._thread.join(self._duration)  # otherwise a renewal in progress would take the lease again
         self.resign()
 
     def resign(self) -> None:
@@ -112,7 +112,7 @@ class LeaderElection:
             self._write(lease, asked_at, transitions=transitions + changed)
 
     def _look(self, asked_at: float) -> Object | None:
-        """Return the lease, None if there is none, and record since when it has not changed."""
+        """Return the lease, None if there is none, and note since when it has not changed."""
         try:
             lease = self._client.get(LEASES, self.name, self.namespace)
         except NotFound:

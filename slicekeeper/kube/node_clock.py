@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a node's clock is from the API server's, as its Lease shows.
+"""How far a node's clock is from the API server's, according to the node's Lease.
 
-kubelet renews its node's Lease every 10 s with an instant of its own clock, and the API server notes in the same write
-when that was, in `managedFields`. So the two clocks are compared whoever asks, whenever, and however long ago the
-renewal was. The difference is too small by what the write took, at most the 10 s after which kubelet gives a renewal
-up, and too large by less than the second that `managedFields` leaves out.
+kubelet renews its node's Lease every 10 s with an instant of its own clock, and in the same write the API server
+records its own time in `managedFields`. So the Lease compares the two clocks, however long ago the renewal was. The
+difference is too small by the duration of the write, at most the 10 s after which kubelet gives up a renewal, and too
+large by less than a second, because `managedFields` has whole seconds.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ NAMESPACE: Final = "kube-node-lease"
 
 
 class ClockReading(NamedTuple):
-    """By how many milliseconds a node's clock was ahead of the API server's, and when, by the API server's."""
+    """By how many milliseconds a node's clock was ahead of the API server's, and when, by the API server's clock."""
 
     at: Instant
     ahead_ms: int
 
 
 def reading(lease: Object) -> ClockReading | None:
-    """Return what a node's Lease shows of its last renewal; None if it does not say."""
+    """Return the reading at the last renewal of a node's Lease; None if the Lease has none."""
     for entry in as_list(as_map(lease.get("metadata")).get("managedFields")):
         fields = as_map(as_map(as_map(entry).get("fieldsV1")).get("f:spec"))
         if "f:renewTime" in fields:

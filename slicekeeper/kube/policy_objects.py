@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows the cluster's GpuPolicies and lays them over a part's policy file.
+"""Follow the cluster's GpuPolicies, and apply them over a part's policy file.
 
-While the API server is away the last ones hold. Which come before which, `slicekeeper.config.policy_objects` says.
+While the API server is unavailable, the last ones known stay in force. `slicekeeper.config.policy_objects` determines
+their precedence.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 GPU_POLICIES: Final = Resource(f"/apis/{names.GROUP}/v1alpha1", "gpupolicies", namespaced=False)
 
 GONE_SECONDS: Final = 60.0
-"""So long a kind that was served may not be found, as by an API server that has just started."""
+"""An API server that has just started may not serve the kind yet: for so long, the last GpuPolicies stay in force."""
 
 
 def _read(obj: Object) -> GpuPolicy:
@@ -34,7 +35,7 @@ def _read(obj: Object) -> GpuPolicy:
 
 
 class PolicyObjects:
-    """Keeps the GpuPolicies laid over a policy file, in a daemon thread."""
+    """Keeps the GpuPolicies applied over a policy file, in a daemon thread."""
 
     def __init__(self, client: KubeClient, policy: PolicyFile) -> None:
         self._policy = policy
@@ -47,7 +48,7 @@ class PolicyObjects:
         policy.objects_trouble = self.trouble
 
     def trouble(self) -> str:
-        """Return why GpuPolicies may have changed unseen, empty while they are followed."""
+        """Return why changes of GpuPolicies may have been missed; empty while they are followed."""
         return self._error if self._watch.failures > 1 else ""
 
     def start(self) -> None:
@@ -95,7 +96,7 @@ class PolicyObjects:
         if not isinstance(error, NotFound):
             self._missing_since = None
             return
-        # The kind is not served, so there is none; if there were some, the last ones hold for a while.
+        # The kind is not served, so there are none; if there were some, the last ones stay in force for a while.
         if self._watch.failures == 1 or self._missing_since is None:
             self._missing_since = time.monotonic()
         if not self._known or time.monotonic() - self._missing_since >= GONE_SECONDS:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of pods that were let go uncharged: written by `check --break-glass`, booked by the timekeeper.
+"""The record of pods that were released without a charge: written by `check --break-glass`, booked by the timekeeper.
 
-Kept in ConfigMaps of the installation's namespace, because the database may be what is broken. A record has all that a
-charge is computed from: the pods' last state, their namespaces' UIDs, and their nodes' GPUs, for none of them may be
-there any more when it is read. A ConfigMap's name tells its content, so the same record is never written twice.
+It is kept in ConfigMaps of the installation's namespace, because the database may be broken. A record has everything
+that determines a charge: the pods' last state, their namespaces' UIDs, and their nodes' GPUs, because none of these may
+exist any more when it is read. A ConfigMap's name is a digest of its content, so no record is written twice.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from slicekeeper.units import parse_instant
 LABEL: Final = "slicekeeper.io/released-pods"
 PREFIX: Final = "slicekeeper-released-"
 NAMESPACE_UID: Final = "namespaceUid"
-"""Key beside a recorded pod's metadata: what its namespace's name meant."""
+"""Key of the UID of a recorded pod's namespace, beside the pod's metadata."""
 
 SEEN_AT: Final = "seenAt"
-"""Key beside it: when it was recorded, by the API server's clock. An end long after that is no end."""
+"""Key beside it: when it was recorded, by the API server's clock. An end long after that is wrong."""
 
 _KEY: Final = "record.json"
 _MOST_BYTES: Final = 512 << 10
@@ -46,7 +46,7 @@ _NOT_CHARGED_BY: Final = frozenset(
         "securityContext",
     )
 )
-"""Of containers: what users write at length, and secrets perhaps."""
+"""Fields of containers that are left out: they can be long, and may contain secrets."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ def records(
 
 
 def read(config_map: Object) -> Record:
-    """Return what a ConfigMap records.
+    """Return the content of a ConfigMap.
 
-    Raises ValueError if that cannot be read.
+    Raises ValueError if it cannot be read.
     """
     found = msgspec.json.decode((config_map.get("data") or {}).get(_KEY, ""), type=dict[str, list[dict[str, Any]]])
     pods, nodes = found.get("pods", []), found.get("nodes", [])
@@ -96,7 +96,7 @@ def read(config_map: Object) -> Record:
 
 
 def version_of(pod: Object) -> int:
-    """Return a recorded pod's resource version, by which the newest of several records is known."""
+    """Return a recorded pod's resource version: of several records of a pod, the greatest is the newest."""
     version = str(pod["metadata"].get("resourceVersion", ""))
     return int(version) if version.isascii() and version.isdecimal() else 0
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A watch that does not end: lists, follows, resumes after a break or silence, lists again after `410 Gone`.
+"""A watch that does not end: it lists, follows, resumes after a break or silence, and lists again after `410 Gone`.
 
-What a handler sees is the state of objects, never a history: after a gap `on_list` brings the whole state, so a
-handler must cope with an object that changed or vanished unseen.
+A handler gets the state of objects, not their history: after a gap `on_list` brings the whole state, so a handler must
+cope with an object that changed or vanished unseen.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Handler(Protocol):
-    """Where a watch brings what it sees, always from one thread, in order."""
+    """The receiver of a watch's objects; it is always called from the same thread, in order."""
 
     def on_list(self, objects: Any) -> None:
         """All objects that exist, at the start and after a gap."""
@@ -64,7 +64,7 @@ class Watch:
         self._random = random.Random()  # noqa: S311 - spreads retries, keeps no secret
         self._version = ""
         self.synced = threading.Event()
-        """Set once the first list has been handled; cleared never."""
+        """Set once the first list has been handled, and never cleared."""
         self.failures = 0
         """Tries in a row that ended in an error; 0 while the watch is up."""
 
@@ -73,7 +73,7 @@ class Watch:
         threads.keep(f"watch-{self._resource.plural}", self.run, self._stop.is_set)
 
     def stop(self) -> None:
-        """Stop after the event at hand."""
+        """Stop after the current event."""
         self._stop.set()
 
     def run(self) -> None:
@@ -130,8 +130,8 @@ class Watch:
             self._version,
             label_selector=self._labels,
             field_selector=self._fields,
-            # If nothing happens nothing comes, not even a bookmark. So only a watch that was to end by now tells that
-            # the server is frozen, or that the other end is gone. Not all clients at once.
+            # If nothing happens, nothing comes, not even a bookmark. So a frozen server or a dead connection shows only
+            # when the watch does not end in time. The time is random so that clients do not all reconnect at once.
             seconds=self._random.randint((self._longest + 1) // 2, self._longest),
             grace_seconds=self._grace,
         ) as events:
@@ -139,7 +139,7 @@ class Watch:
                 if self._stop.is_set():
                     return
                 if kind != "BOOKMARK":
-                    # A handler that fails half-way has lost its place: then list again, it takes the whole state.
+                    # If the handler fails, its state is unknown: without a version, everything is listed again.
                     self._version = ""
                     self._handler.on_event(kind, obj)
                 self._version = obj["metadata"]["resourceVersion"]

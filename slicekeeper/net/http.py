@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small JSON client for one server: pooled connections, a bearer token that is read again when it rotates.
+"""A small JSON client for one server: pooled connections, and a bearer token that is read again when it rotates.
 
-Errors are `slicekeeper.errors.ServiceError`s with what the server said (a Kubernetes Status or an RFC 9457
-problem). No redirect, no retry: callers know what is safe to repeat.
+Errors are `slicekeeper.errors.ServiceError`s with the server's message (from a Kubernetes Status or an RFC 9457
+problem). There are no redirects and no retries: callers know what is safe to repeat.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TokenFile:
         self._token = ""
 
     def header(self) -> dict[str, str]:
-        """Return the Authorization header, none if there is no token."""
+        """Return the Authorization header; empty if there is no token."""
         if self._file is None:
             return {}
         try:
@@ -56,10 +56,10 @@ class JsonClient:
         authorization: Callable[[], Mapping[str, str]] | None = None,
         delivery_seconds: float = 0.0,
     ) -> None:
-        """Connect by `pool`, by default without a proxy; `authorization` returns the headers that say who asks.
+        """Connect by `pool`, by default without a proxy; `authorization` returns the headers that identify the sender.
 
-        With `delivery_seconds`, what the server has not acknowledged by then never reaches it. Otherwise the system
-        goes on sending while the network is cut, for minutes after the caller has given up.
+        With `delivery_seconds`, a request that the server has not acknowledged by then never reaches it. Otherwise the
+        system keeps sending while the network is cut, for minutes after the caller has given up.
         """
         if not url.startswith(("http://", "https://")):
             raise SettingsError(f"server URL is {url!r}: it must begin with http:// or https://")
@@ -85,7 +85,7 @@ class JsonClient:
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Send one request; return status, headers and body of an answer below 400.
 
-        Raises Unavailable if there is no answer, else the ServiceError of the status.
+        Raises Unavailable if there is no answer, and the ServiceError of the status for one of 400 or above.
         """
         response = self._send(method, path, query, body, content_type, headers, preload=True)
         if response.status >= 400:
@@ -153,7 +153,7 @@ class JsonClient:
 
 
 def _delivered_within(seconds: float) -> list[tuple[int, int, int]]:
-    """Return the option that ends a connection on which nothing is acknowledged for so long, where there is one."""
+    """Return the option that ends a connection on which nothing is acknowledged for so long, if the system has it."""
     option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
     return [(socket.IPPROTO_TCP, option, round(seconds * 1000))] if option is not None and seconds else []
 
@@ -175,7 +175,7 @@ def _lines(response: urllib3.BaseHTTPResponse, path: str) -> Iterator[bytes]:
 
 
 def _why(error: BaseException) -> str:
-    """Return the innermost cause of an error, in the system's words: `Connection refused`."""
+    """Return the innermost cause of an error in the system's words, for example `Connection refused`."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return getattr(error, "verify_message", "") or getattr(error, "strerror", "") or type(error).__name__
@@ -184,7 +184,7 @@ def _why(error: BaseException) -> str:
 def _refusal(status: int, data: bytes, what: str) -> Exception:
     try:
         answer = msgspec.json.decode(data)
-    except msgspec.DecodeError:  # as the API server's proxy answers: plain text, of which the first line tells
+    except msgspec.DecodeError:  # the API server's proxy answers in plain text, whose first line says what is wrong
         answer = {"message": data[:500].decode("utf-8", "replace").partition("\n")[0].strip()}
     if not isinstance(answer, dict):
         answer = {}

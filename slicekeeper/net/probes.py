@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain HTTP beside what a part serves, if it serves anything: /healthz, /readyz, and whatever is scraped."""
+"""A part's second server, in plain HTTP: /healthz, /readyz and /metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slicekeeper.net.serving.background import BackgroundServer
 from slicekeeper.net.serving.wsgi import WsgiApp, WsgiBridge
 
 THREADS: Final = 4
-"""For the scheduler's question whether an agent is ready, kubelet's probes, and a scrape that takes long."""
+"""Enough for kubelet's probes and the scheduler's question whether an agent is ready during a slow scrape."""
 
 
 def listen(bind: str, app: WsgiApp, limits: ServingSettings, *, shared: bool = False) -> BackgroundServer:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every server answers when it refuses a request: an RFC 9457 problem document, whose `code` is stable."""
+"""The body with which every server refuses a request: an RFC 9457 problem document, whose `code` is stable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 
 
 class ProblemDocument(msgspec.Struct, omit_defaults=True):
-    """What is sent. `field` names what is wrong of the request, if one thing is."""
+    """The document. `field` names the wrong part of the request; empty if there is no single one."""
 
     type: str
     title: str
@@ -31,7 +31,7 @@ def encode(*, status: int, code: str, detail: str, path: str, field: str = "") -
         status=status,
         detail=detail,
         code=code,
-        instance=path.encode(errors="replace").decode(),  # a client may send what is no UTF-8
+        instance=path.encode(errors="replace").decode(),  # a path need not be UTF-8
         field=field,
     )
     return msgspec.json.encode(document)

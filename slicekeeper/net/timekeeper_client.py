@@ -42,10 +42,10 @@ _PAGE: dict[type[msgspec.Struct], Any] = {Budget: BudgetList, Parent: ParentList
 
 
 class TimekeeperClient:
-    """Speaks to one timekeeper. Errors are `slicekeeper.errors.ServiceError`s."""
+    """A client of one timekeeper. Errors are `slicekeeper.errors.ServiceError`s."""
 
     def __init__(self, settings: TimekeeperClientSettings, by_api_server: JsonClient | None = None) -> None:
-        """Speak to the server that the settings name, or to that of a cluster, which offers the same routes."""
+        """Use the server in the settings, or a cluster's API server, which offers the same routes."""
         self._root = "/api/v1" if by_api_server is None else f"/apis/{names.API}"
         if by_api_server is not None:
             self._http: JsonClient | _ByApiServer = _ByApiServer(by_api_server)
@@ -78,7 +78,10 @@ class TimekeeperClient:
             yield from page.items
 
     def budget(self, kind: type[B], name: str, uid: str = "") -> B:
-        """Return one budget; a namespace never seen has its policy's default. `uid`: of which namespace of the name."""
+        """Return one budget; a namespace never seen has its policy's default.
+
+        `uid` selects one of several namespaces that have had the name.
+        """
         return self._page(self._at(_WHOSE[kind], name), kind, _which(uid))
 
     def set_budget(self, kind: type[B], name: str, rule: Mapping[str, object]) -> B:
@@ -104,7 +107,7 @@ class TimekeeperClient:
             yield from page.items
 
     def withdraw(self, kind: type[B], name: str, key: int, reason: str, uid: str = "") -> Grant:
-        """Withdraw a grant that has not begun; again changes nothing. `uid` is as for `budget`."""
+        """Withdraw a grant that has not begun; a repetition changes nothing. `uid` is as for `budget`."""
         url = self._at(_WHOSE[kind], name, "grants", str(key))
         _, _, data = self._http.request("DELETE", url, query={"reason": reason, **_which(uid)})
         return _decode(data, Grant)
@@ -115,11 +118,11 @@ class TimekeeperClient:
         return self._send("PUT", self._at(_WHOSE[kind], name, "parent"), body, kind)
 
     def keep(self, kind: type[B], name: str, desired: Mapping[str, object]) -> B:
-        """Let an object of the cluster keep a budget; a generation that is known already changes nothing."""
+        """Report an object of the cluster that defines a budget; a known generation changes nothing."""
         return self._send("PUT", self._at(_WHOSE[kind], name, "object"), desired, kind)
 
     def let_go(self, kind: type[B], name: str, uid: str) -> None:
-        """Report that the object which kept a budget was deleted; again changes nothing."""
+        """Report that the object which defined a budget was deleted; a repetition changes nothing."""
         self._http.request("DELETE", self._at(_WHOSE[kind], name, "object"), query={"object": uid})
 
     def children(self, name: str) -> ChildList:
@@ -144,7 +147,7 @@ class TimekeeperClient:
         return self._send("POST", url, body, Reservation, idempotency_key)
 
     def cancel_reservation(self, namespace: str, key: int) -> Reservation:
-        """Give back what was set aside by hand."""
+        """Release a reservation that was opened by hand."""
         url = self._at("budgets", namespace, "reservations", str(key))
         _, _, data = self._http.request("DELETE", url)
         return _decode(data, Reservation)
@@ -154,7 +157,7 @@ class TimekeeperClient:
     ) -> B:
         """Book a grant, a refund, an adjustment or a transfer, once per key; `body` is that of the route `movement`.
 
-        `uid` is as for `budget`, of a refund and an adjustment.
+        `uid`, for a refund or an adjustment, is as for `budget`.
         """
         url = self._at(_WHOSE[kind], name, movement)
         return self._send("POST", url, body, kind, idempotency_key, _which(uid))
@@ -184,7 +187,7 @@ class TimekeeperClient:
         return self._page(self._at("decisions", namespace), Decision, {})
 
     def records(self, *parts: str, query: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield what a list of the books has (`entries`, `audit`…), page by page, as the wire has it."""
+        """Yield the items of a list (`entries`, `audit`…) as decoded JSON, page by page."""
         cursor: str | None = ""
         while cursor is not None:
             asked = {**(query or {}), "limit": "500", **({"cursor": cursor} if cursor else {})}
@@ -245,7 +248,7 @@ class _Page(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _ByApiServer:
-    """Says in plainer words what an API server answers by itself if it offers no timekeeper or reaches none."""
+    """Explains the errors of an API server that does not offer the timekeeper, or cannot reach it."""
 
     def __init__(self, http: JsonClient) -> None:
         self._http = http

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server's TLS context, which follows certificate files that change, and the certificates that clients show it.
 
-A server has one context; each handshake moves on to that of the files' newest version, so rotation needs no restart
-and costs one `stat` per connection. While the files don't fit together, the last context stays.
+A server has one context; each handshake switches to that of the files' newest version, so rotation needs no restart
+and costs one `stat` per connection. While certificate and key do not match, the last context stays in use.
 
-A server that is given `ClientCas` asks clients for a certificate. One without comes in as before; one whose
-certificate none of those CAs signed, or that has expired, fails its handshake.
+A server with `ClientCas` asks clients for a certificate. A client without one is accepted; the handshake fails if its
+certificate has expired or was signed by none of these CAs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slicekeeper.config.settings import TlsSettings
 log = logging.getLogger(__name__)
 
 CLIENT: Final = "slicekeeper.client"
-"""Where a request has its client's certificate, in ASGI's scope and in WSGI's environment."""
+"""Key of the client's certificate in ASGI's scope and in WSGI's environment."""
 
 _NOT_KNOWN: Final = frozenset({"not known"})
 _PEM: Final = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
@@ -33,12 +33,12 @@ class ClientCas:
 
     def __init__(self) -> None:
         self.trusted: frozenset[str] = frozenset()
-        """Their certificates (PEM). None: a client that shows a certificate is not let in."""
+        """Their certificates (PEM). Empty: a client that shows a certificate is refused."""
 
     def trust(self, bundle: str) -> None:
         """Trust the CAs of a bundle (PEM) from the next handshake on.
 
-        Raises ValueError if it holds none, or one that is broken.
+        Raises ValueError if it contains none, or one that cannot be read.
         """
         found = certificates_in(bundle)
         if not found:
@@ -52,7 +52,7 @@ class ClientCas:
 
 @dataclass(frozen=True)
 class ClientCertificate:
-    """What a client has shown, verified at its handshake by the CAs that were trusted then."""
+    """A client's certificate, verified at its handshake against the CAs that were trusted then."""
 
     common_names: tuple[str, ...]
     not_after: float
@@ -70,12 +70,15 @@ class ReloadingContext:
     """A server-side TLS context whose handshakes show the newest certificate that works."""
 
     def __init__(self, tls: TlsSettings, clients: ClientCas | None = None) -> None:
-        """Ask for clients' certificates if `clients` are named. Raises ssl.SSLError or OSError if files don't work."""
+        """Ask for clients' certificates if `clients` is given.
+
+        Raises ssl.SSLError or OSError if the files cannot be used.
+        """
         self._tls = tls
         self._clients = clients
         self._seen, self._newest = self._stamp(), self._load()
         self.context: ssl.SSLContext = self._newest
-        self.context.sni_callback = self._move_on  # called too for a client that names no server
+        self.context.sni_callback = self._move_on  # also called for a client that names no server
 
     def _move_on(self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str, _context: ssl.SSLContext) -> None:
         try:
@@ -91,7 +94,7 @@ class ReloadingContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(self._tls.certificate_file, self._tls.key_file)
         if self._clients is not None:
-            # Whether a client is asked is decided by the context that its connection began with: by the first.
+            # The connection's first context decides whether the client is asked for a certificate.
             context.verify_mode = ssl.CERT_OPTIONAL
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as Go: what is named is trusted, root or not
             # A resumed session would keep its client's certificate, and that is not checked again.
@@ -116,11 +119,11 @@ def certificates_in(bundle: str) -> frozenset[str]:
 
 
 def certificate_of(connection: ssl.SSLObject | None) -> ClientCertificate | None:
-    """Return what the client has shown; None if it showed nothing or was not asked."""
+    """Return the client's certificate; None if it has none or was not asked for one."""
     shown: dict[str, Any] | None = None if connection is None else connection.getpeercert()
     if connection is None or not shown or not isinstance(connection.context, _Context):
         return None
-    # TLS 1.2 resumes by the session's number too: who signed the certificate then is not known any more.
+    # TLS 1.2 also resumes a session by its number: then it is no longer known which CA signed the certificate.
     cas = _NOT_KNOWN if connection.session_reused else connection.context.cas
     return ClientCertificate(
         tuple(value for part in shown["subject"] for name, value in part if name == "commonName"),

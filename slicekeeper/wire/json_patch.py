@@ -7,5 +7,5 @@ JsonPatch = list[dict[str, Any]]
 
 
 def escape(member: str) -> str:
-    """Return a member's name, escaped for a JSON pointer (RFC 6901)."""
+    """Return the name of an object's member, escaped for a JSON pointer (RFC 6901)."""
     return member.replace("~", "~0").replace("/", "~1")

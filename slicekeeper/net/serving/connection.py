@@ -25,8 +25,8 @@ UNSENT_BYTES: Final = 16 << 10
 """How much may be unsent before the application has to wait."""
 
 LINGER_SECONDS: Final = 5.0
-"""How long the rest of a refused request is read and dropped. If its connection were reset while it still writes, the
-client would never see the refusal."""
+"""How long the rest of a refused request is read and dropped. If the connection were reset while the client still
+writes, it would never see the refusal."""
 
 LINGER_BYTES: Final = 64 << 20
 STALL_SECONDS: Final = 30.0
@@ -89,9 +89,7 @@ class Connection(Protocol):
         """Take over after the handshake."""
         self._stop_clock()
         self._client = tls.certificate_of(transport.get_extra_info("ssl_object"))
-        if hasattr(
-            transport, "set_read_buffer_limits"
-        ):  # only TLS transports have it; their default is 512 KiB for each client
+        if hasattr(transport, "set_read_buffer_limits"):  # only for TLS, where the default is 512 KiB for each client
             transport.set_read_buffer_limits(BUFFER_BYTES)
         super().connection_made(transport)
         self.read_ahead(BUFFER_BYTES)

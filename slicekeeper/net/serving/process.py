@@ -27,7 +27,7 @@ DRAIN_SECONDS: Final = 8.0
 """How long a worker that is to stop may take to finish requests in progress."""
 
 TLS_BUFFER_BYTES: Final = 32 << 10
-"""asyncio keeps a buffer for each TLS connection, by default of 256 KiB. A record has at most 16 KiB."""
+"""Buffer that asyncio keeps for each TLS connection, by default 256 KiB. A record has at most 16 KiB."""
 
 App = Callable[..., Any]
 
@@ -59,7 +59,7 @@ class Worker(LoopWorker):
             surplus.look()
             await asyncio.sleep(1)
         door.close()
-        # A client that has not noticed yet that the server stops may just have sent a request on an idle connection.
+        # A client that does not know yet that the server stops may have just sent a request on an idle connection.
         resting = loop.time() + self.patience
         end = loop.time() + DRAIN_SECONDS
         while len(door) and loop.time() < end:
