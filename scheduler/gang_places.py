@@ -48,6 +48,8 @@ class Muster:
     """Pods that kube-scheduler may place, those with the largest requests first."""
     held_back: int = 0
     """Pods that wait for something else first: a scheduling gate."""
+    schedulers: tuple[str, ...] = ()
+    """Those that the waiting pods name: none of several could place them all."""
 
     @property
     def needed(self) -> int:
@@ -77,7 +79,13 @@ def muster(pods: Iterable[Pod], is_given: Callable[[Pod], bool]) -> Muster | Non
     makers = {pod.controller for pod in free if pod.controller}
     done = sum(pod.succeeded and (bool(placed) or pod.controller in makers) for pod in there)
     waiting.sort(key=_hardest_first)
-    return Muster(max(gangs, key=lambda gang: gang.size), len(placed) + done, tuple(waiting), len(free) - len(waiting))
+    return Muster(
+        max(gangs, key=lambda gang: gang.size),
+        len(placed) + done,
+        tuple(waiting),
+        len(free) - len(waiting),
+        tuple(sorted({pod.scheduler for pod in waiting})),
+    )
 
 
 def _is_gated(pod: Pod) -> bool:

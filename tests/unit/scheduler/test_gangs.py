@@ -406,6 +406,17 @@ def test_pods_with_a_gate_are_not_there_yet():
     assert len(world.fits(free)) == 1
 
 
+def test_pods_that_name_several_schedulers_hold_nothing_and_are_told():
+    world = World(node("n0", gpus=4))
+    pods = world.waits(*(pod(f"p{i}", schedulerName="b" if i > 2 else "a") for i in range(4)))
+    assert world.why(pods[0]) == "gang g: its pods name several schedulers (a, b), must name one"
+    assert not world.state.is_reserved("uid-p0")
+    world.state.drop_pod("uid-p3")
+    other = pod("p4", schedulerName="a")
+    world.waits(other)
+    assert world.fits(other) == ["n0"]
+
+
 def test_more_pods_than_the_gang_needs_are_placed_as_far_as_they_fit():
     world = World(node("n0"), node("n1", gpus=2))
     pods = world.waits(*[pod(f"p{i}", 100 if i else 200, size=2) for i in range(3)])
