@@ -25,6 +25,7 @@ from slicekeeper.cli.connection import cluster, cluster_options
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import output_option, show
 from slicekeeper.clock import from_settings
+from slicekeeper.config.settings import Settings
 from slicekeeper.errors import Forbidden
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import JOBS, NODES, PODS, KubeClient, Object
@@ -113,8 +114,9 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
     learner = Learner(settings.scheduler.policy)
     state = SchedulerState(settings.resources, learner, clock, hold_seconds=0, lost_seconds=0)
     objects, _ = client.list(PODS, label_selector=names.MANAGED_SELECTOR)
-    shard = settings.schedulers.get(found["spec"].get("schedulerName", ""), "")
-    state.intake.set_nodes(client.list(NODES, label_selector=settings.scheduler.node_selector(shard))[0])
+    others = _by_scheduler(settings, client.list(NODES)[0])
+    mine = found["spec"].get("schedulerName", "")
+    state.intake.set_nodes(others.pop(mine, []))
     state.intake.set_pods(objects)
     pod = state.pod(found["metadata"]["uid"])
     refusal = UNMANAGED if pod is None else placeable(pod)
@@ -124,12 +126,32 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
         jobs = client.list(JOBS)[0]
     except Forbidden:
         jobs = []  # only the deadlines of pods are used
-    forecast = outlook(state.snapshot(), pod, learner.policy, deadlines(objects, jobs), clock.now_ms())
+    now_ms, ends = clock.now_ms(), deadlines(objects, jobs)
+    forecast = outlook(state.snapshot(), pod, learner.policy, ends, now_ms)
     gang = _gang(state, pod)
     if gang and gang["fitting"] < gang["size"] - gang["placed"]:  # no room for it alone is of use
         helps = [*_help_for_gang(gang), *(text for text in forecast.helps if text is not ROOM)]
         forecast = replace(forecast, expected=None, helps=tuple(helps))
+    elif ROOM not in forecast.helps:
+        for name, nodes in others.items():
+            state.intake.set_nodes(nodes)
+            if ROOM in outlook(state.snapshot(), pod, learner.policy, {}, now_ms).helps:
+                helps = [*forecast.helps, f"{name} has nodes with room for it: create it again with that schedulerName"]
+                forecast = replace(forecast, helps=tuple(helps))
     return {"asks": pod.demand.asks, **_data(forecast), "gang": gang, "schedulerSaid": _last_message(found)}
+
+
+def _by_scheduler(settings: Settings, nodes: list[Object]) -> dict[str, list[Object]]:
+    """Return the nodes by the names of their schedulers.
+
+    Settings without shards may be those of somebody's own machine: then a node's label is believed.
+    """
+    found: dict[str, list[Object]] = {}
+    for node in nodes:
+        label = as_map(node["metadata"].get("labels")).get(names.SHARD, "")
+        shards = settings.scheduler.shards or (label,)
+        found.setdefault(settings.scheduler_name(label if label in shards else ""), []).append(node)
+    return found
 
 
 def _gang(state: SchedulerState, pod: Pod) -> dict[str, Any] | None:
@@ -148,12 +170,15 @@ def _gang(state: SchedulerState, pod: Pod) -> dict[str, Any] | None:
         "missing": max(there.needed - len(there.waiting), 0),
         "fitting": len(fitting),
         "fittingIdle": state.most_if_idle(there),
+        "schedulers": there.schedulers,
     }
 
 
 def _help_for_gang(gang: Mapping[str, Any]) -> Iterator[str]:
     if gang["missing"]:
         yield f"create the pods that are missing ({gang['missing']}), or name a smaller {names.GANG_SIZE}"
+    elif len(gang["schedulers"]) > 1:
+        yield f"name one scheduler in all its pods: they name {' and '.join(gang['schedulers'])}"
     elif _is_too_large(gang):
         yield f"name a smaller {names.GANG_SIZE}, or let its pods ask for less"
 

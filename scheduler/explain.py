@@ -305,10 +305,11 @@ def _changes(demand: Demand, why: Counter[Why], snapshot: Snapshot) -> Iterable[
     if why[Why.MODEL]:
         yield f"name a model that there is: {', '.join(sorted({gpu.model for gpu in gpus}))}"
     if why[Why.TOO_SMALL]:
-        largest = max((gpu.memory_mib for gpu in gpus), default=0)
-        most = _most(snapshot)
+        largest = max((gpu.memory_mib for gpu in gpus if not gpu.mig), default=0)
+        most = max((sum(not gpu.mig for gpu in listed) for _, listed in snapshot.nodes.values()), default=0)
         gpu = "GPU" if most == 1 else "GPUs"
-        yield f"ask for less on one node: the largest GPU has {largest} MiB, the largest node {most} {gpu}"
+        other = " outside of MIG mode" if any(gpu.mig for gpu in gpus) else ""
+        yield f"ask for less on one node: the largest GPU{other} has {largest} MiB, the largest node {most} {gpu}"
     if why[Why.NO_SLICE]:
         sizes = sorted({(one.core, one.memory_mib) for gpu in gpus for one in gpu.mig})
         there = " or ".join(f"{core} percent with {memory} MiB" for core, memory in sizes)
@@ -318,8 +319,4 @@ def _changes(demand: Demand, why: Counter[Why], snapshot: Snapshot) -> Iterable[
             else "choose a mode that shares GPUs: there are no MIG slices"
         )
     if why[Why.HEALTH]:
-        yield "its GPUs are unhealthy: `slicekeeper nodes -o wide` says why"
-
-
-def _most(snapshot: Snapshot) -> int:
-    return max((len(gpus) for _, gpus in snapshot.nodes.values()), default=0)
+        yield "its GPUs are unhealthy or in MIG mode: `slicekeeper nodes -o wide` says why"

@@ -17,7 +17,7 @@ from slicekeeper.cli.main import cli
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
-from slicekeeper.kube.client import PODS
+from slicekeeper.kube.client import NODES, PODS
 from slicekeeper.kube.events import tell
 from slicekeeper.units import format_seconds
 
@@ -369,3 +369,20 @@ def test_the_command_tells_how_a_gang_stands(real):
     real.node("n1", gpus=2)
     real.pod("p", annotations={names.gpu_annotation("c"): "n1-0"}, nodeName="n1")
     assert "0 have one, 3 wait, of which 3 would fit now together" in explain("a", "-n", NAMESPACE)
+
+
+def test_nodes_of_other_schedulers_do_not_count_and_one_with_room_is_named(real):
+    for name in ("n0", "n1"):
+        real.node(name)
+    real.client.patch(NODES, "n1", {"metadata": {"labels": {names.SHARD: "b"}}})
+    real.pod("v", 60, annotations={names.gpu_annotation("c"): "n0-0"}, nodeName="n0")
+    real.pod("first", 60)
+    words = explain("first", "-n", NAMESPACE)
+    assert "  1 node: not enough is free" in words
+    assert "slicekeeper-scheduler-b has nodes with room for it: create it again with that schedulerName" in words
+    real.pod("second", 60, schedulerName="slicekeeper-scheduler-b")
+    assert "Expected: now, on node n1" in explain("second", "-n", NAMESPACE)
+    real.pod("stray", 30, schedulerName="slicekeeper-scheduler-c")
+    words = explain("stray", "-n", NAMESPACE)
+    assert "Why:\n  no node has GPUs that Slicekeeper manages\n" in words
+    assert "slicekeeper-scheduler has nodes with room for it" in words

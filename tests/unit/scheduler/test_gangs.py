@@ -411,7 +411,7 @@ def test_pods_that_name_several_schedulers_hold_nothing_and_are_told():
     pods = world.waits(*(pod(f"p{i}", schedulerName="b" if i > 2 else "a") for i in range(4)))
     assert world.why(pods[0]) == "gang g: its pods name several schedulers (a, b), must name one"
     assert not world.state.is_reserved("uid-p0")
-    world.state.drop_pod("uid-p3")
+    world.state.intake.drop_pod("uid-p3")
     other = pod("p4", schedulerName="a")
     world.waits(other)
     assert world.fits(other) == ["n0"]

@@ -422,6 +422,12 @@ def test_explain_knows_slices():
     assert large.helps == (
         "ask for no more than a MIG slice has (14 percent with 9728 MiB or 42 percent with 40448 MiB)",
     )
+    wide = pod("wide", 200, 0)
+    state.intake.set_node(node("n1", Gpu("GPU-b", "A100", MIB), divided("c", 3, 4)))
+    less = f"ask for less on one node: the largest GPU outside of MIG mode has {MIB} MiB, the largest node 1 GPU"
+    assert less in look(wide).helps
+    state.intake.drop_node("n1")
+    assert look(wide).helps == ("its GPUs are unhealthy or in MIG mode: `slicekeeper nodes -o wide` says why",)
 
 
 def test_rows_of_a_divided_gpu_leave_nothing_else_free():

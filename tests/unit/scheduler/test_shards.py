@@ -81,3 +81,26 @@ def test_a_node_that_gets_another_label_is_the_other_ones(cluster, two):
     pod = cluster.pod("p")
     wait_for(lambda: fits(one, pod) == ["n0", "n2"], "n2 has come")
     wait_for(lambda: fits(other, pod) == ["n1"], "n2 has gone")
+
+
+def test_pods_keep_their_gpus_when_their_node_is_another_ones(cluster, two):
+    one, other = two
+    held = cluster.pod("held", schedulerName="slicekeeper-scheduler-b")
+    assert other.binder.bind(binding(held, "n2")) == ""
+    cluster.client.patch(NODES, "n2", {"metadata": {"labels": {names.SHARD: None}}})
+    small, large = cluster.pod("small", 30), cluster.pod("large")
+    wait_for(lambda: fits(one, small) == ["n0", "n2"], "n2 has come")
+    assert fits(one, large) == ["n0"]
+    assert "not enough is free" in one.binder.bind(binding(large, "n2"))
+    wait_for(lambda: fits(other, small) == ["n1"], "n2 has gone")
+    assert "no GPUs" in other.binder.bind(binding(small, "n2"))
+    assert one.binder.bind(binding(small, "n2")) == ""
+    assert cluster.taken() == {"n2-0": 90}
+
+
+def test_a_node_whose_label_is_no_shard_is_the_first_ones(cluster, two):
+    one, other = two
+    cluster.client.patch(NODES, "n2", {"metadata": {"labels": {names.SHARD: "c"}}})
+    pod = cluster.pod("p")
+    wait_for(lambda: fits(one, pod) == ["n0", "n2"], "n2 has come")
+    wait_for(lambda: fits(other, pod) == ["n1"], "n2 has gone")
