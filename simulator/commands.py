@@ -97,12 +97,18 @@ def _play(cluster: LocalCluster, folder: Path, plot: story.Story, printer: Print
     narrator.start()
     teller = story.Teller(cluster, folder, tell)
     try:
-        teller.play(plot)
+        end = "The story is complete"
+        try:
+            teller.play(plot)
+        except story.StoryFailed as failed:
+            if once:
+                raise
+            end = f"The story ends here: {failed}"
         if once:
-            tell("", "The story is complete: everything is deleted, and the ledger is checked")
+            tell("", f"{end}: everything is deleted, and the ledger is checked")
             report.drain(cluster)
         else:
-            tell("", "The story is complete")
+            tell("", end)
             click.echo(_next_commands(cluster))
             cluster.interrupted.wait()
             cluster.go_on()

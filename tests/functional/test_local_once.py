@@ -88,7 +88,7 @@ def test_once_tells_the_story_and_ends_with_a_table(tmp_path: Path) -> None:
     assert processes_of(home) == []
 
 
-def test_a_story_that_does_not_come_out_says_where(tmp_path: Path) -> None:
+def test_a_story_that_does_not_come_out_says_where_and_stays_up_unless_once(tmp_path: Path) -> None:
     folder = tmp_path / "examples"
     folder.mkdir()
     (folder / "story.yaml").write_text("steps:\n- {submit: pod.yaml, expect: refused}\n")
@@ -101,8 +101,13 @@ def test_a_story_that_does_not_come_out_says_where(tmp_path: Path) -> None:
     (folder / "pod.yaml").write_text(yaml.safe_dump(pod))
     done = run(tmp_path / "home", "local", "--once", "--examples", str(folder))
     assert done.returncode == 1
-    assert "pod.yaml: expected to be refused, but Pod default/p admitted" in done.stderr
+    wrong = "pod.yaml: expected to be refused, but Pod default/p admitted"
+    assert wrong in done.stderr
     assert processes_of(tmp_path / "home") == []
+    with staying(tmp_path / "home", "--examples", str(folder)) as (process, output):  # to find out why
+        assert f"The story ends here: {wrong}" in output.read_text()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0, output.read_text()
 
 
 def test_it_stays_up_for_other_terminals_until_interrupted(tmp_path: Path) -> None:
