@@ -140,13 +140,12 @@ class Agent:
         What that needs is imported only now. It is a quarter of all imports, and until the rest runs, no change of a
         budget reaches the slices of the node.
         """
-        from prometheus_client import REGISTRY, Gauge, make_wsgi_app  # noqa: PLC0415
+        from prometheus_client import REGISTRY, make_wsgi_app  # noqa: PLC0415
 
-        from nodeagent.metrics import ShareMetrics, StrayMetrics  # noqa: PLC0415
+        from nodeagent.metrics import SeatMetrics, ShareMetrics, StrayMetrics  # noqa: PLC0415
         from slicekeeper.net import probes  # noqa: PLC0415
 
-        taken = Gauge("slicekeeper_node_seats_taken", "Seats that a container owns.")
-        taken.set_function(lambda: float(sum(seat.taken for seat in self._store.all())))
+        REGISTRY.register(SeatMetrics(self._store))
         REGISTRY.register(ShareMetrics(self._arbiter, self._store, self._every, self._live, self._node))
         REGISTRY.register(StrayMetrics(self._audit, self._own, self._node))
         if self._bind:

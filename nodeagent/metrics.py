@@ -45,6 +45,18 @@ _Series = tuple[str, Seat, dict[str, float]]
 """A GPU, a holder, and what is known of the two by the names of families."""
 
 
+class SeatMetrics(Collector):
+    """How many of the node's seats are taken."""
+
+    def __init__(self, store: SeatStore) -> None:
+        self._store = store
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the one family."""
+        taken = sum(seat.taken for seat in self._store.all())
+        yield GaugeMetricFamily("slicekeeper_node_seats_taken", "Seats that a container owns.", value=taken)
+
+
 class ShareMetrics(Collector):
     """Asks the arbiter at each scrape; NVML's figures are at most a second old."""
 

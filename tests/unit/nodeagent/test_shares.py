@@ -29,7 +29,7 @@ from nodeagent.arbiter_keeper import ArbiterKeeper
 from nodeagent.counts import Count
 from nodeagent.host_cdi import HostCdi
 from nodeagent.live_seats import Live
-from nodeagent.metrics import ShareMetrics
+from nodeagent.metrics import SeatMetrics, ShareMetrics
 from nodeagent.node_pods import NodePods
 from nodeagent.nvml import NvmlGpus
 from nodeagent.seat_store import Seat, SeatStore
@@ -308,6 +308,7 @@ def test_metrics_name_the_container(bench: Bench) -> None:
     assert found["slicekeeper_gpu_busy_seconds_total"].value == 0
     assert found["slicekeeper_gpu_memory_limit_bytes"].value == 2 * GIB
     assert (found["slicekeeper_gpu_request_ratio"].value, found["slicekeeper_gpu_background"].value) == (0.4, 1)
+    assert [sample.value for metric in SeatMetrics(bench.store).collect() for sample in metric.samples] == [1]
     bench.running.stop()
     assert all(not metric.samples for metric in metrics.collect()), "a scrape does not fail"
     bench.running.start()
