@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian packages that tests need, installed if that is possible."""
+"""Debian packages that tests need, installed if that is possible. vcuda's tests use it too, without our packages."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LOCK = Path("/run/lock/slicekeeper-apt")
 
 
 @contextmanager
-def turn() -> Iterator[None]:
-    """Wait until no other suite or run installs packages; for root."""
-    with LOCK.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+def turn(lock: Path = LOCK) -> Iterator[None]:
+    """Wait until no other suite or run holds the lock; the one of apt-get is for root."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

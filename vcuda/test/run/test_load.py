@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -19,7 +16,9 @@ from check import Skip, case, check, patiently
 from harness import BUILD, ROOT, Node, Seat
 
 sys.path.insert(0, str(ROOT / "src"))
+sys.path.insert(0, str(ROOT.parent / "tests" / "support"))
 
+import debian
 import headers
 
 LIBRARY = BUILD / "libvcuda.so"
@@ -103,20 +102,10 @@ def static_program() -> Path:
     return compiled("static", "gcc", "-static", str(ROOT / "test/run/plain.c"))
 
 
-@contextmanager
-def turn(lock: Path) -> Iterator[None]:
-    """Wait until no other run prepares the same thing."""
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def musl_program() -> Path:
+    if not shutil.which("musl-gcc"):
+        debian.install("musl-tools")
     compiler = shutil.which("musl-gcc")
-    if not compiler and os.geteuid() == 0 and shutil.which("apt-get"):
-        with turn(Path("/run/lock/slicekeeper-apt")):  # held while apt-get runs
-            subprocess.run(["apt-get", "install", "-y", "-qq", "musl-tools"], capture_output=True, check=False)
-        compiler = shutil.which("musl-gcc")
     if not compiler:
         raise Skip("Debian's musl-tools is not installed")
     return compiled("musl-plain", compiler, str(ROOT / "test/run/plain.c"))
@@ -272,7 +261,7 @@ def numba_python() -> Path:
     home = headers.cache_root() / "numba-cuda"
     python = home / "bin" / "python"
     home.parent.mkdir(parents=True, exist_ok=True)
-    with turn(home.with_suffix(".lock")):
+    with debian.turn(home.with_suffix(".lock")):
         if not (home / "ready").exists():
             made = subprocess.run(["python3", "-m", "venv", str(home)], capture_output=True, check=False)
             pip = [str(python), "-m", "pip", "install", "-q", "numba-cuda[cu13]"]
