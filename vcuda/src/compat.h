@@ -7,14 +7,14 @@
 #ifndef VC_COMPAT_H
 #define VC_COMPAT_H
 
-/* A sanitizer brings its own, and runs where it was built. */
+/* Not for a sanitizer, which brings its own and runs on the machine that built it. */
 #if (defined(__GLIBC__) || defined(__linux__)) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #if defined(__x86_64__)
 #define VC_OLDEST "GLIBC_2.2.5"
 #elif defined(__aarch64__)
 #define VC_OLDEST "GLIBC_2.17"
 #else
-#error "tell compat.h the oldest glibc version of this architecture"
+#error "add the oldest glibc version of this architecture to compat.h"
 #endif
 #define VC_PIN(symbol) __asm__(".symver " #symbol "," #symbol "@" VC_OLDEST)
 VC_PIN(dlopen);

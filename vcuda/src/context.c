@@ -110,7 +110,7 @@ static CUcontext primary_of(CUdevice device) {
 
 static _Atomic CUdevice green_device; /* of all green contexts: a seat has one GPU */
 
-/* It retains the primary context, and makes it if there is none. */
+/* It retains the primary context, which the driver makes if there is none. */
 VC_HOOK CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUdevice device, unsigned flags) {
   CUresult r = vc_device_admit(device);
   if (r != CUDA_SUCCESS) return r;
@@ -150,7 +150,7 @@ VC_HOOK CUresult cuCtxDestroy(CUcontext context) {
   return destroy(context, VC_REAL(cuCtxDestroy));
 }
 
-/* How often a context was attached to, and not detached from since. */
+/* Whether a context was attached to more often than detached from since; counts one detachment. */
 static bool detaches(CUcontext context) {
   struct vc_item item;
   uint64_t key = (uint64_t)(uintptr_t)context;
@@ -211,7 +211,7 @@ static CUresult may_have_ended(CUresult r, CUdevice device, CUcontext context, b
   } else {
     vc_stream_freeze(context, false);
   }
-  /* By a reset, or by another thread meanwhile. */
+  /* A reset, or another thread meanwhile, may have made it again. */
   if (over && is_active(device)) vc_context_again(context);
   return r;
 }
@@ -234,7 +234,7 @@ VC_HOOK CUresult cuDevicePrimaryCtxReset(CUdevice device) {
   return release(device, VC_REAL(cuDevicePrimaryCtxReset), true);
 }
 
-/* Its memory and modules are the primary context's; the streams and events go with the green one. */
+/* A green context's memory and modules become the primary context's; its streams and events go. */
 static void hand_over(CUcontext green, CUcontext primary) {
   vc_stream_forget(green);
   if (!primary) return;
@@ -317,7 +317,7 @@ VC_HOOK CUresult cuGreenCtxWaitEvent(CUgreenCtx green, CUevent event) {
   return waits(context, VC_CALL(cuGreenCtxWaitEvent)(green, event));
 }
 
-/* ---- streams that go ---- */
+/* ---- streams that are destroyed ---- */
 
 VC_HOOK CUresult cuStreamDestroy_v2(CUstream stream) {
   vc_stream_destroyed(stream);

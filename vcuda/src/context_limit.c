@@ -70,7 +70,7 @@ static void store(struct vc_item item) {
   if (item.bytes || item.extra) vc_table_put(item);
 }
 
-/* Have at least so much charged for a limit; `extra` is the deepest stack that was needed. */
+/* Charge at least so much for a limit; `extra` is the deepest stack that a kernel needed. False if it does not fit. */
 static bool raise_now(CUcontext context, CUlimit limit, uint64_t bytes, uint32_t extra) {
   vc_lock(&guard);
   struct vc_item item = limit_of(context, limit);
@@ -97,8 +97,8 @@ static uint32_t begin_change(void) {
   return mine;
 }
 
-/* The driver's word is only good if no other call could have changed it meanwhile; and stacks stay as deep as a kernel
- * has needed them, because its next launch is not checked. */
+/* What the driver said the limit is counts only if no other call can have changed it meanwhile. Stacks stay as deep as
+ * a kernel has needed them, because its next launch is not checked. */
 static void end_change(CUcontext context, CUlimit limit, uint64_t bytes, uint32_t mine) {
   vc_lock(&guard);
   struct vc_item item = limit_of(context, limit);
@@ -211,7 +211,7 @@ VC_HOOK CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel) {
   return found(r, local);
 }
 
-/* Handles that come by the dozen: one of these functions will be launched, maybe that with the deepest stack. */
+/* Of the functions that are listed at once, any may be launched, so the deepest stack counts. */
 VC_HOOK CUresult cuModuleEnumerateFunctions(CUfunction *out, unsigned room, CUmodule module) {
   unsigned count = 0;
   int deepest = 0;

@@ -16,13 +16,13 @@ struct vc_duration {
   _Atomic bool rough; /* all measurements so far were upper bounds */
 };
 
-/* What is known of a function or an executable graph; the same for as long as it is asked for often
- * enough. Never NULL. */
+/* Return what is known of a function or an executable graph, never NULL. The entry may be given to another one if it is
+ * not asked for often enough. */
 struct vc_duration *vc_duration_of(const void *key);
-/* A measurement of so many launches, right after each other: they took from `least` to `most`. */
+/* Note a measurement: so many launches, right after each other, took from `least` to `most` nanoseconds. */
 void vc_duration_measured(struct vc_duration *d, uint64_t least, uint64_t most, uint32_t launches,
                           uint64_t now);
-/* Launches of several functions took much longer or shorter than known: measure each again. */
+/* Several functions' launches together took much longer or shorter than expected: measure each again. */
 void vc_duration_doubt(uint64_t now);
 bool vc_duration_known(const struct vc_duration *d);
 /* How many launches may be in flight at most: the next one may be the longest so far, with a chance

@@ -5,28 +5,31 @@
 
 #include "os.h"
 
-/* A lane became active / is active no more; `then` is when, at the latest now. */
+/* A lane became active, or stopped being so at `then`, at the latest now. */
 void vc_flight_start(uint64_t now);
 void vc_flight_land(uint64_t then, uint64_t now);
-/* The seat's pages are about to be others / are there: work in flight counts on in those. */
+/* Before and after the seat's pages are replaced: work in flight goes on counting in the new ones. */
 void vc_flight_leave(void);
 void vc_flight_join(void);
+/* Count launches, for the arbiter to show. */
 void vc_flight_launched(uint64_t launches);
 /* Bring the busy time up to now and publish it; returns the number of active lanes. */
 uint32_t vc_flight_publish(uint64_t now);
 /* Whether some lane is active. */
 bool vc_flight_any(void);
+/* Nanoseconds with work in flight, ever; and since when there is none. */
 uint64_t vc_flight_busy(void);
 uint64_t vc_flight_idle_since(void);
-/* How long this process is idle before the gate is offered to others, learned from its pauses. */
+/* For how many nanoseconds this process must be idle before the gate is offered to others, learned from its pauses. */
 uint64_t vc_flight_linger(void);
-/* It waited for the gate or for room: that was no pause. */
+/* The process waited for the gate or for room, which is not a pause. */
 void vc_flight_waited(void);
-/* How much work may be in flight; 0: any amount. */
+/* How many nanoseconds of work may be in flight; 0: any number. */
 uint64_t vc_flight_depth(void);
-/* The keeper's rest. A long one ends when a lane becomes active, or by vc_flight_nudge. */
+/* Let the keeper sleep. A long sleep ends early if a lane becomes active, or by vc_flight_nudge. */
 void vc_flight_rest(uint64_t until, bool long_one);
 void vc_flight_nudge(void);
+/* In a forked child. */
 void vc_flight_reset(void);
 
 #endif

@@ -73,7 +73,7 @@ static uint64_t sum_of(CUgraph graph, struct graphs *children, bool *ok) {
 }
 
 /* A list and no recursion: the program chooses the depth, and how small its threads' stacks are.
- * False when there is no memory to look at all of them. */
+ * False if there is no memory to look at all of them. */
 static bool sum_nodes(CUgraph graph, uint64_t *bytes) {
   struct graphs left = {0};
   bool ok = push(&left, graph);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fetch cuda.h of a CUDA major version into a cache folder and print where it lies.
+"""Fetch cuda.h of a CUDA major version into a cache folder and print its path.
 
 The headers come out of the wheels that carry the CUDA runtime, so a build needs pip and nothing of
 the CUDA toolkit. A folder given in CUDA_HEADERS_<major> is used as it is (for builds without a

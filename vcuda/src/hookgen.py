@@ -57,7 +57,7 @@ def launch_wrapper(proto: Proto, stream: str) -> str:
     key = "f" if "f" in proto.names else "launchParamsList[0].function"
     if proto.symbol.endswith("_ptsz"):
         stream = f"vc_per_thread({stream})"
-    # The slow way is a function of its own, which the fast one ends with: it keeps its arguments where they are.
+    # The slow path is a function of its own, called last by the fast one, so that the arguments stay in place.
     return (
         f"static __attribute__((noinline)) CUresult slow_{proto.symbol}({proto.arguments}) {{\n"
         f"  __typeof__(&{proto.symbol}) real = VC_REAL({proto.symbol});\n"

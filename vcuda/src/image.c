@@ -252,7 +252,7 @@ static uint64_t declared(const char **from) {
   return add(sum, times(times(element, vector), count), align);
 }
 
-/* ".global" begins a declaration, unless it is a part of an instruction or says where a parameter points. */
+/* ".global" begins a declaration, unless it is part of an instruction or of a parameter's address space. */
 static bool declares(const char *at, char before, bool pointer) {
   return !pointer && before != '.' && !wordy(before) && !strncmp(at, ".global", 7) && !wordy(at[7]) && at[7] != '.';
 }

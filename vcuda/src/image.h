@@ -4,10 +4,10 @@
 
 #include <stdint.h>
 
-/* Bytes of the global variables in a module's image: PTX text or a cubin. What is in a compressed
- * fat binary cannot be seen: 0. */
+/* Return the bytes of the global variables in a module's image: PTX text, a cubin or a fat binary. Those in a
+ * compressed part of a fat binary cannot be seen, and count as 0. */
 uint64_t vc_image_globals(const void *image);
-/* A file's image, to be freed by the caller, and the same of it; NULL if it cannot be read. */
+/* Read an image from a file, for the caller to free, and the bytes of its variables; NULL if it cannot be read. */
 void *vc_image_read(const char *path, uint64_t *globals);
 
 #endif

@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 
+/* Start the thread; false if there is none to be had. */
 bool vc_keeper_start(void);
 
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What one thread has in flight in one stream: the model that completion is decided by.
+ * What one thread has in flight in one stream, the model by which it is decided what is complete.
  *
  * Pure state, no driver: the thread counts a launch before and after the driver's call, a fence (an
- * event recorded in the stream) covers all launches that had ended when it was recorded, and only the
- * driver's word, given by fence or for the whole stream, makes launches complete. Age never does.
+ * event recorded in the stream) covers all launches that had ended when it was recorded, and launches are complete only
+ * if the driver says so, of a fence or of the whole stream. Age never makes them so.
  * test/unit/lane.c walks every interleaving of these steps.
  *
  * The two counters belong to the launching thread; all else is written under the owner's lock.
@@ -51,18 +51,19 @@ static inline void vc_lane_abandon(struct vc_lane *l) {
   atomic_store_explicit(&l->begun, begun - 1, memory_order_relaxed);
 }
 
-/* Launches that no fence covers. */
+/* Whether there are launches that no fence covers. */
 bool vc_lane_dirty(const struct vc_lane *l);
+/* Whether there is no place for another fence. */
 bool vc_lane_full(const struct vc_lane *l);
-/* What a fence recorded from now on covers; read before it is recorded. */
+/* How many launches a fence covers that is recorded from now on; read it before recording. */
 uint64_t vc_lane_covers(const struct vc_lane *l);
-/* A fence was recorded that covers so much. */
+/* A fence was recorded that covers so many launches. */
 void vc_lane_fenced(struct vc_lane *l, uint64_t upto, bool wait);
 /* The driver says that the oldest fence is complete. */
 void vc_lane_reached(struct vc_lane *l);
-/* The driver says that the whole stream is, as it was when `upto` was read. */
+/* The driver says that everything in the stream is complete that was there when `upto` was read. */
 void vc_lane_drained(struct vc_lane *l, uint64_t upto);
-/* Nothing of it can run any more: its context is gone, or this is a forked child. */
+/* Its launches are over: the context is gone, or this is a forked child. */
 void vc_lane_lost(struct vc_lane *l);
 enum vc_lane_state vc_lane_state(const struct vc_lane *l);
 

@@ -25,7 +25,7 @@ bool vc_launch_blocked(void) {
   return atomic_load(&blocked);
 }
 
-/* How long a launch takes that the arbiter must reckon with. */
+/* Publish how long a launch takes, for the arbiter. */
 static void show_unit(uint64_t ns) {
   struct vc_slot *slot = atomic_load(&vc_seat.slot);
   if (!slot) return;
@@ -41,14 +41,13 @@ static void show_waiting(void) {
   atomic_store_explicit(&slot->waited_ns, atomic_load(&waited), memory_order_relaxed);
 }
 
-/* The longer it has taken, the longer the next step. */
+/* How long to sleep before the next look: the longer it has taken, the longer. */
 static uint64_t nap(uint64_t begin, uint64_t now, uint64_t least) {
   uint64_t step = now > begin ? (now - begin) / 32 : 0;
   return step < least ? least : step > POLL_MAX_NS ? POLL_MAX_NS : step;
 }
 
-/* When to ask again: when what is oldest is expected to end, and before that, for what is expected can
- * be wrong. */
+/* When to ask again: when the oldest work is expected to end, and sometimes before, because that may be wrong. */
 static uint64_t ask_at(const struct vc_stream *s, uint64_t since, uint64_t now) {
   if (s->lane.head == s->lane.tail) return now + nap(since, now, POLL_NS);
   const struct vc_note *n = &s->note[s->lane.head % VC_FENCES];
@@ -59,7 +58,7 @@ static uint64_t ask_at(const struct vc_stream *s, uint64_t since, uint64_t now) 
   return end > now && end < at ? end + 1 : at;
 }
 
-/* Other threads ask for what is theirs. */
+/* The same for other threads' work, about which they ask themselves. */
 static uint64_t ask_others_at(uint64_t since, uint64_t now) {
   return now + nap(since, now, POLL_OTHERS_NS);
 }
@@ -82,7 +81,7 @@ static void watch_one(struct vc_stream *s, uint64_t of) {
   vc_unlock(&s->lock);
 }
 
-/* See what this thread has in flight come to its end, in whatever stream. Return when to look again. */
+/* Watch what this thread has in flight, in all streams. Return when to look again. */
 static uint64_t watch(uint64_t since, uint64_t now, uint64_t until) {
   struct watch w = {since, now, until, false};
   vc_stream_own(watch_one, (uint64_t)(uintptr_t)&w);
@@ -97,8 +96,7 @@ struct wait {
   bool turn;           /* it has its turn */
 };
 
-/* Wait for the gate; the next thread waits for what this one has in flight. False when the seat
- * was taken away. */
+/* Wait for the gate, and watch what is in flight meanwhile. False if the seat was taken away. */
 static bool wait_gate(struct wait *w) {
   uint64_t start = vc_now(), now = start;
   bool ok = true;
@@ -147,8 +145,9 @@ static enum room has_room(struct vc_stream *s, struct vc_duration *d, struct wai
   return room ? ROOM : stuck ? STUCK : FULL;
 }
 
-/* Until what is in flight leaves room. Bounded: the program may be about to let go of something that
- * a stream waits for. Its turn comes by itself, for others' are over when they take longer than expected. */
+/* Wait a little for room; true if there is some. The wait is bounded in all, because the program may be about to let go
+ * of something that a stream waits for. Its turn comes by itself, since others lose theirs if they take longer than
+ * expected. */
 static bool wait_room(struct vc_stream *s, struct vc_duration *d, struct wait *w) {
   if (has_room(s, d, w) == ROOM) return true;
   uint64_t now = vc_now();
@@ -172,7 +171,8 @@ static bool wait_room(struct vc_stream *s, struct vc_duration *d, struct wait *w
   return false;
 }
 
-/* With the lock held and the launch counted as begun: what follows it, and what goes before. */
+/* With the lock held and the launch counted as begun: record a fence before it if one is due, and decide whether one
+ * follows. */
 static void prepare(struct vc_ticket *t, struct vc_stream *s, enum vc_launch_kind kind) {
   struct vc_duration *d = t->duration;
   uint64_t depth = vc_flight_depth();
@@ -313,7 +313,6 @@ static void expose(struct vc_stream *s, uint64_t unused) {
   atomic_store(&s->lane.armed, 0);
 }
 
-/* While a capture is under way every launch takes the slow path and asks its stream. */
 void vc_launch_capture(int change) {
   atomic_fetch_add(&vc_captures, change);
   if (change > 0) vc_stream_each(expose, 0);
@@ -323,6 +322,6 @@ void vc_launch_reset(void) {
   atomic_store(&waiting, 0);
   atomic_store(&blocked, 0);
   vc_turn_reset();
-  vc_flight_reset(); /* before the streams: one that is taken out tells it */
+  vc_flight_reset(); /* before the streams, which count themselves out there */
   vc_stream_reset();
 }

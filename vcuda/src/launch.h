@@ -12,8 +12,8 @@ struct vc_ticket {
   struct vc_stream *stream; /* NULL: not a launch on the GPU (a captured one) */
   struct vc_duration *duration;
   const void *key;
-  bool fence; /* right behind it */
-  bool quick; /* nothing to do but to count it */
+  bool fence; /* record one right behind it */
+  bool quick; /* only count it */
   bool turn;  /* it took its seat's turn */
 };
 
@@ -35,18 +35,22 @@ static inline struct vc_stream *vc_launch_fast(CUstream handle, const void *key)
   return NULL;
 }
 
-/* `key` tells launches that take equally long: the function, or the executable graph. */
+/* Before the driver's call: wait for the gate and for room. `key` is the function or the executable graph, whose
+ * launches take equally long. Returns an error for the program if it may not launch. */
 CUresult vc_launch_begin(struct vc_ticket *ticket, CUstream handle, const void *key,
                          enum vc_launch_kind kind);
+/* After it. */
 void vc_launch_end(struct vc_ticket *ticket, CUresult result);
 
 /* The keeper's look at all streams; returns how many are active. */
 uint32_t vc_launch_poll(uint64_t now);
-/* Some stream waits, and work is queued behind it. */
+/* Whether some stream waits, with work queued behind it. */
 bool vc_launch_blocked(void);
-/* Threads at the gate, shown to the arbiter. */
+/* How many threads wait at the gate. */
 uint32_t vc_launch_waiting(void);
+/* So many more streams are under capture: while any is, every launch takes the slow path and asks its stream. */
 void vc_launch_capture(int change);
+/* In a forked child. */
 void vc_launch_reset(void);
 
 #endif

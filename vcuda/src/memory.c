@@ -128,7 +128,7 @@ VC_HOOK CUresult cuMemFree(CUdeviceptr_v1 address) {
   return r;
 }
 
-/* ---- pinned memory: it lies on the device only where device and host share their memory ---- */
+/* ---- pinned memory: on the device only if device and host share their memory ---- */
 
 static CUresult host_end(CUresult r, bool counts, void *p, uint64_t bytes) {
   return counts ? vc_memory_end(r, VC_HOST, (uint64_t)(uintptr_t)p, bytes) : r;

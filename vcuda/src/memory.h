@@ -5,18 +5,19 @@
 #include "hook.h"
 #include "table.h"
 
-/* Before the driver's call: take the bytes, or false with nothing taken. */
+/* Before the driver's call: reserve the bytes for the current context; false if they do not fit. */
 bool vc_memory_begin(uint64_t bytes);
-/* After it: note what the key holds, or give the bytes back. */
+/* After it: note what the key holds, or give the bytes back if the call failed. Returns the call's result. */
 CUresult vc_memory_end(CUresult result, enum vc_kind kind, uint64_t key, uint64_t bytes);
-/* The same bytes for a context, or for what will be one. */
+/* Reserve bytes for a context, or for the place of one that is still to be made. */
 bool vc_memory_take(uint64_t bytes, const void *context);
-/* Other processes can hold on to what lies at this address. */
+/* Other processes can open what lies at this address from now on. */
 void vc_memory_exported(CUdeviceptr address);
-/* Everything that dies with a context. */
+/* Give back everything that went with a context. */
 void vc_memory_forget(CUcontext context);
-/* What was mapped into a sparse array, which is gone. */
+/* Give back what was mapped into a sparse array that is gone. */
 void vc_vmm_forget(const void *array);
+/* In a forked child. */
 void vc_vmm_reset(void);
 void vc_graph_reset(void);
 

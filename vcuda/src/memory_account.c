@@ -33,7 +33,7 @@ static uint64_t plus(uint64_t a, uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-/* The page is the tenant's word, but of its own bytes a process is sure: it leaves out its own slot. */
+/* The tenant can write anything into the page, but a process knows its own bytes: it leaves out its own slot. */
 static struct sum add_up(const struct vc_slot *but) {
   struct vc_usage *usage = vc_seat.usage;
   uint32_t high = atomic_load(&usage->high);
@@ -67,7 +67,7 @@ static void show_mine(struct vc_slot *slot) {
   if (slot && atomic_load(&slot->charged) != mine) atomic_store(&slot->charged, mine);
 }
 
-/* One try: 1 granted, 0 refused for good, -1 others are in the middle of theirs. */
+/* Try once: 1 if granted, 0 if refused for good, -1 if others are in the middle of theirs. */
 static int try_reserve(struct vc_slot *slot, uint64_t bytes) {
   uint64_t cap = vc_cap();
   if (!atomic_load(&vc_seat.policy->confirmed)) return 0;
@@ -92,7 +92,7 @@ static bool reserve_locked(uint64_t bytes) {
   for (int round = 0; round < ROUNDS; round++) {
     int verdict = try_reserve(slot, bytes);
     if (verdict >= 0) return verdict;
-    /* A process in the middle needs a few nanoseconds or, if it was preempted there, our processor. */
+    /* A process in the middle of its own needs a few nanoseconds or, if it was preempted there, our processor. */
     if (round < YIELDS)
       sched_yield();
     else
@@ -154,7 +154,7 @@ static uint64_t small_in(const void *context) {
   return vc_table_find(VC_SMALL, key_of(context), &item) ? item.bytes : 0;
 }
 
-/* Without a place to note them they count for nothing: more is charged then, never less. */
+/* If there is no memory for the entry, the bytes are forgotten as small ones: more is charged then, never less. */
 static void set_small(const void *context, uint64_t bytes) {
   struct vc_item item;
   vc_table_take(VC_SMALL, key_of(context), &item);

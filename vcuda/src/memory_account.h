@@ -5,32 +5,34 @@
 
 #include "table.h"
 
-/* Take bytes from the container's cap; false when they do not fit. */
+/* Take bytes from the container's cap; false if they do not fit. It first waits until the sum over the container's
+ * processes is known again after an arbiter's restart, at most 3 s. */
 bool vc_reserve(uint64_t bytes);
-/* It first waits until the sum is known after an arbiter's restart. If a lock is held, wait before
- * taking it. */
+/* The two halves of vc_reserve, for callers that hold a lock: wait before taking it, reserve with it. */
 void vc_await_others(void);
 bool vc_reserve_now(uint64_t bytes);
+/* Give them back. */
 void vc_unreserve(uint64_t bytes);
-/* Book what the driver took already; the cap cannot refuse it any more. */
+/* Charge bytes that the driver has taken already, even if that exceeds the cap. */
 void vc_book(uint64_t bytes);
-/* The same for one request of a program: small ones of a context share granules, as in the driver. */
+/* Reserve and give back what one request of a program takes: rounded up to granules, which requests below 1 MiB of
+ * the same context share, as in the driver. */
 bool vc_take(uint64_t bytes, const void *context);
 void vc_give(uint64_t bytes, const void *context);
-/* What was taken for a context that had no handle yet. */
+/* Small requests that were taken for a context without a handle yet belong to this context. */
 void vc_account_rename(const void *from, const void *to);
-/* Charged bytes that other processes can take hold of from now on; then, given back here, they stay
- * charged until the arbiter has seen that the driver does not hold them either. */
+/* Other processes can open these charged bytes from now on. Once let go of here, they stay charged until the arbiter
+ * has seen that the driver holds them no more. */
 void vc_export(uint64_t bytes);
 void vc_let_go(uint64_t bytes, const void *context);
-/* The bytes of an entry that is gone from the table and from the driver. */
+/* Give back, or let go of, the bytes of an entry that is gone from the table and from the driver. */
 void vc_give_back(const struct vc_item *item);
-/* Look for the arbiter's word on what was let go of. */
+/* Release what the arbiter says the driver holds no more. The keeper calls it regularly. */
 void vc_account_tend(void);
-/* What the container's processes hold together, and what they may hold. */
+/* Bytes that the container's processes hold together, and that they may hold. */
 uint64_t vc_held(void);
 uint64_t vc_cap(void);
-/* Our bytes move to another slot (a new connection), or are forgotten (a forked child). */
+/* Publish this process's bytes in another slot (after a new connection), or forget them (in a forked child). */
 void vc_account_move(struct vc_slot *slot);
 void vc_account_reset(void);
 

@@ -25,7 +25,7 @@ static CUresult load(CUmodule *out, const void *image, uint64_t bytes, CUresult 
   return module_end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
-/* The driver is given what we have read: a file can become another one. */
+/* The driver gets what we have read: the file may be replaced meanwhile. */
 VC_HOOK CUresult cuModuleLoad(CUmodule *out, const char *path) {
   uint64_t bytes;
   void *image = vc_image_read(path, &bytes);

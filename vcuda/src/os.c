@@ -27,8 +27,7 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t ns) {
   syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, NULL, 0);
 }
 
-/* Until the word is no longer what was seen, or the deadline; may return early. The kernel's timers are
- * late by about SPIN_NS, so what is shorter is spun. */
+/* The kernel's timers are late by about SPIN_NS, so shorter waits spin. */
 void vc_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t key, uint64_t deadline) {
   if (vc_clock) {
     vc_clock->wait(word, seen, key, deadline);

@@ -3,7 +3,7 @@
  * The little of an operating system that the limiter needs: a clock, a futex and a lock.
  *
  * The lock is a futex of our own and not a pthread mutex, because a forked child must be able to
- * take it for free again, and because every libc symbol less is one that cannot be missing.
+ * free it, and because a libc symbol that is not needed cannot be missing.
  */
 #ifndef VC_OS_H
 #define VC_OS_H
@@ -22,13 +22,16 @@
 /* The clock of a fake GPU in virtual time, or NULL for the machine's. */
 extern const struct vc_clock *vc_clock;
 
+/* Nanoseconds by the machine's clock, and by the one in use. */
 uint64_t vc_machine_now(void);
 uint64_t vc_now(void);
+/* Wait until the word is no longer what was seen, or the deadline; may return early. A virtual clock pairs waits and
+ * wake-ups by (word, key). */
 void vc_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t key, uint64_t deadline);
 void vc_wake(_Atomic uint32_t *word, uint64_t key);
 void vc_machine_sleep(uint64_t ns);
 
-/* Who holds it is not cancelled until it is free again: the driver may be called meanwhile. */
+/* A thread that holds it cannot be cancelled: it may call the driver, where threads can be. */
 struct vc_lock {
   _Atomic uint32_t word; /* 0 free, 1 taken, 2 taken and waited for */
   int cancel;            /* whether its holder could be cancelled before */
@@ -38,6 +41,7 @@ void vc_lock(struct vc_lock *lock);
 bool vc_lock_try(struct vc_lock *lock);
 void vc_unlock(struct vc_lock *lock);
 
+/* Round up to the granules of device memory. */
 static inline uint64_t vc_granules(uint64_t bytes) {
   return bytes > UINT64_MAX - VC_GRANULE ? UINT64_MAX
                                          : (bytes + VC_GRANULE - 1) / VC_GRANULE * VC_GRANULE;

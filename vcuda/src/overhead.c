@@ -13,8 +13,8 @@ static bool note_context(uint64_t key, void *owner, uint64_t bytes) {
   return vc_table_put((struct vc_item){.key = key, .bytes = bytes, .owner = owner, .kind = VC_CONTEXT});
 }
 
-/* First noted, then looked for libraries, which do the same the other way round: of a context and a library that are
- * made at once, one sees the other. */
+/* Note the context first, then look for libraries, which do it the other way round: if a context and a library are made
+ * at the same time, at least one of them sees the other. */
 bool vc_context_begin(struct vc_making *m) {
   uint64_t place = vc_table_place();
   m->place = (void *)(uintptr_t)place;

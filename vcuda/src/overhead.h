@@ -4,15 +4,18 @@
 
 #include "hook.h"
 
-/* Take what a new context needs, before it is made; false when it does not fit. */
+/* A context that is being made. */
 struct vc_making {
   uint64_t bytes;
   void *place; /* the key of the context until there is one */
 };
+/* Before the driver's call: reserve what a new context needs; false if it does not fit. */
 bool vc_context_begin(struct vc_making *making);
+/* After it: charge the context for it, or give it back if the call failed or the context was there before. */
 void vc_context_end(CUresult result, CUcontext context, struct vc_making *making);
+/* Whether this context is charged. */
 bool vc_context_known(CUcontext context);
-/* It was made again under its old name; the cap is not asked. */
+/* Charge a context that the driver has made again under its old handle, even if that exceeds the cap. */
 void vc_context_again(CUcontext context);
 
 #endif

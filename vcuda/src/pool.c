@@ -53,7 +53,7 @@ static struct pool *find(CUmemoryPool handle) {
   return NULL;
 }
 
-/* NULL when there is no memory for a place. Drivers before 13 do not say where a pool lies, but on
+/* NULL if there is no memory for one more. Drivers before 13 do not say where a pool lies, but on
  * them all others than those that the program made lie on the device. */
 static struct pool *find_or_add(CUmemoryPool handle) {
   struct pool *p = find(handle);
@@ -291,7 +291,7 @@ VC_HOOK CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
   return free_async(address, VC_REAL(cuMemFreeAsync_ptsz), stream, vc_per_thread(stream));
 }
 
-/* A pool that knows its maximum keeps it even where we do not look. Drivers before 12.2 refuse the
+/* A pool that knows its maximum keeps to it even if we do not look. Drivers before 12.2 refuse the
  * field. */
 VC_HOOK CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
   if (!vc_seat_ready()) return CUDA_ERROR_OUT_OF_MEMORY;

@@ -3,7 +3,7 @@
  * Which of the driver's functions is which, and what cuGetProcAddress answers.
  *
  * The answer of the real cuGetProcAddress is mapped by pointer to the hook of exactly that version
- * and stream variant. Only where a driver hands out pointers we have never seen do the name,
+ * and stream variant. Only if a driver hands out pointers we have never seen do the name,
  * version and flags decide, and a variant newer than our headers is refused: unhooked it would be a
  * hole.
  */
@@ -152,7 +152,7 @@ static void *hook_by_name(const char *base, int version, bool per_thread) {
   return best ? vc_hooks[best->function] : NULL;
 }
 
-/* Returns false when the answer must be withheld. */
+/* False if the answer must be withheld. */
 static bool take_over(const char *base, void **pfn, int version, cuuint64_t flags) {
   if (!pfn || !*pfn) return true;
   void *hook = vc_resolve_hook(*pfn);

@@ -19,13 +19,6 @@ struct vc_load vc_room_load(void) {
   return sum;
 }
 
-uint64_t vc_room_expected(const struct vc_duration *d, uint64_t depth) {
-  if (vc_duration_known(d)) return d->longest;
-  /* An unknown launch runs alone if other seats are active, and at most in pairs if none is. */
-  uint64_t guess = depth >= VC_ROOM_ALONE_NS ? depth / 2 : depth + 1;
-  return d->longest > guess ? d->longest : guess;
-}
-
 /* How many launches may be in flight at most while others are seated. */
 static uint64_t crowd(const struct vc_duration *d) {
   uint64_t trust = vc_duration_trust(d);

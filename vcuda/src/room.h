@@ -8,9 +8,9 @@
 
 #include "stream.h"
 
-#define VC_ROOM_ALONE_NS (10 * VC_MS) /* with less depth than this, other seats are active or seated */
-#define VC_ROOM_FENCE_NS (500 * VC_US) /* a fence covers about so much work if no other seat waits */
-#define VC_ROOM_CROWD 16u /* launches in flight while others are seated: what is expected can be wrong */
+#define VC_ROOM_ALONE_NS (10 * VC_MS)  /* with less depth than this, others are seated on this GPU */
+#define VC_ROOM_FENCE_NS (500 * VC_US) /* how much work a fence covers if no other seat waits */
+#define VC_ROOM_CROWD 16u              /* launches in flight while others are seated, since estimates can be wrong */
 
 struct vc_load {
   uint64_t ns, launches;
@@ -18,8 +18,6 @@ struct vc_load {
 
 /* What is in flight, in all streams. */
 struct vc_load vc_room_load(void);
-/* How long a launch is expected to take. */
-uint64_t vc_room_expected(const struct vc_duration *d, uint64_t depth);
 /* Whether a launch may join what is in flight. */
 bool vc_room_fits(const struct vc_duration *d, struct vc_load load, uint64_t depth);
 /* How many launches of a function may follow, at least 1, before the room is looked at again. */
@@ -30,6 +28,14 @@ bool vc_room_is_long(const struct vc_duration *d, uint64_t depth);
 /* What a long launch shows the others of its seat as its time: none of them launches just before the end of one whose
  * function was never measured. */
 uint64_t vc_room_turn(const struct vc_duration *d, uint64_t depth);
+
+/* How long a launch is expected to take. One whose function was never measured runs alone if others are seated, and at
+ * most in pairs if none is. */
+static inline uint64_t vc_room_expected(const struct vc_duration *d, uint64_t depth) {
+  if (vc_duration_known(d)) return d->longest;
+  uint64_t guess = depth >= VC_ROOM_ALONE_NS ? depth / 2 : depth + 1;
+  return d->longest > guess ? d->longest : guess;
+}
 
 /* How much work a fence covers. */
 static inline uint64_t vc_room_fence(uint64_t depth) {

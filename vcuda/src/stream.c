@@ -145,7 +145,7 @@ void vc_stream_fold(struct vc_stream *s) {
   s->queued += fresh * s->each;
 }
 
-/* Each thread of this process has passed a memory barrier when it returns, where the kernel can. */
+/* Make every thread of this process pass a memory barrier, if the kernel can. */
 static void barrier(void) {
   static _Atomic int registered;
   if (!atomic_exchange(&registered, 1))
@@ -187,7 +187,7 @@ bool vc_stream_fence(struct vc_stream *s, bool wait, uint64_t now) {
   if (r == CUDA_SUCCESS && !n->event)
     r = VC_CALL(cuEventCreate)(&n->event, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
   if (r == CUDA_SUCCESS) r = VC_CALL(cuEventRecord)(n->event, s->handle);
-  /* Only its own thread could try again later; a refusal is rare enough to wait for the stream. */
+  /* Only its own thread could try again later; a refusal is so rare that waiting for the stream is fine. */
   if (r != CUDA_SUCCESS && s->per_thread && !vc_stream_capturing(s->handle) &&
       VC_CALL(cuStreamSynchronize)(s->handle) == CUDA_SUCCESS)
     vc_lane_drained(&s->lane, upto);
@@ -213,7 +213,7 @@ static uint64_t open_until(const struct vc_stream *s) {
   return s->last_open_at > s->open_at ? s->last_open_at : s->open_at;
 }
 
-/* The oldest fence is complete: the driver said so now. */
+/* The driver says now that the oldest fence is complete. Return when it was probably reached. */
 static uint64_t reached(struct vc_stream *s, uint64_t now) {
   struct vc_note *n = &s->note[s->lane.head % VC_FENCES];
   uint64_t begin = n->since > s->last_done ? n->since : s->last_done, open_at = open_until(s);
@@ -224,7 +224,7 @@ static uint64_t reached(struct vc_stream *s, uint64_t now) {
   if (then < least) then = least + (now - least) / 2;
   if (then > now) then = now;
   if (!n->since) {
-    /* Launches of the fast path, it is not known since when. */
+    /* Launches of the fast path: when the first began is unknown. */
   } else if (n->duration && n->launches && now > begin) {
     vc_duration_measured(n->duration, least - begin, now - begin, n->launches, now);
   } else if (n->launches && (least - begin > 2 * n->ns + SLACK_NS || (now - begin) * 4 < n->ns)) {
@@ -258,7 +258,7 @@ static bool fatal(CUresult r) {
   }
 }
 
-/* Where an event cannot tell, the stream itself can; and one error alone is no word on completion. */
+/* If an event cannot tell, ask the stream itself; a single error does not mean completion. */
 static bool ask_stream(struct vc_stream *s, CUresult said) {
   if (s->per_thread || s->handle == GONE) return fatal(said);
   if (vc_stream_capturing(s->handle)) return false;
@@ -376,7 +376,7 @@ void vc_stream_forget(CUcontext context) {
   }
 }
 
-/* In a forked child: its one thread keeps its lanes, those of the others are free. */
+/* The child's one thread keeps its lanes, those of the others are free. */
 void vc_stream_reset(void) {
   atomic_store(&guard.word, 0);
   atomic_store(&vc_captures, 0);

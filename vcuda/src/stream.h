@@ -52,17 +52,17 @@ static inline unsigned vc_stream_slot(CUstream handle) {
   return (unsigned)(h >> 4 ^ h >> 10) % VC_CACHED;
 }
 
-/* The thread's lane in a stream. NULL when there is no memory or no such stream. */
+/* Return the thread's lane in a stream; NULL if there is no memory, no context or no such stream. */
 struct vc_stream *vc_stream_of(CUstream handle);
-/* Another context may be current: the default stream is another one. */
+/* Another context may be current now, with another default stream. */
 void vc_stream_uncache(void);
 
 /* With the stream's lock held: */
 /* Add the launches of the fast path to what is pending. */
 void vc_stream_fold(struct vc_stream *s);
-/* Record a fence behind all launches that have ended. False when the driver refuses. */
+/* Record a fence behind all launches that have ended; false if the driver refuses. */
 bool vc_stream_fence(struct vc_stream *s, bool wait, uint64_t now);
-/* Ask the driver what is complete, and show whether the lane is active; 0 for a time is now. */
+/* Ask the driver what is complete, and publish whether the lane is active; a time of 0 means now. */
 void vc_stream_poll(struct vc_stream *s, uint64_t now);
 void vc_stream_show(struct vc_stream *s, uint64_t then, uint64_t now);
 /* All that the thread had launched is complete. */
@@ -75,14 +75,15 @@ void vc_stream_mine(void (*visit)(struct vc_stream *, uint64_t), uint64_t argume
 void vc_stream_own(void (*visit)(struct vc_stream *, uint64_t), uint64_t argument);
 /* Visit every stream of the process, without a lock. */
 void vc_stream_each(void (*visit)(struct vc_stream *, uint64_t), uint64_t argument);
-/* The driver is about to destroy a stream, or a context: what is in flight stays known by its
- * events; a context takes those along. */
+/* The driver is about to destroy a stream, whose work in flight stays known by its events, or a context, which takes
+ * the events along: freeze it before, and forget it after or unfreeze it if the call failed. */
 void vc_stream_destroyed(CUstream handle);
 void vc_stream_freeze(CUcontext context, bool frozen);
 void vc_stream_forget(CUcontext context);
+/* In a forked child. */
 void vc_stream_reset(void);
 
-/* Around calls of ours on a context's streams and events: it is current, and no capture ends. */
+/* Around our own calls on a context's streams and events: make it current, and let no capture end. */
 struct vc_around {
   CUstreamCaptureMode mode;
   bool pushed;
@@ -92,6 +93,7 @@ void vc_stream_leave(struct vc_around around);
 
 /* While some stream of the process is under capture, our own calls must not end that capture. */
 extern _Atomic int vc_captures;
+/* Whether this stream is under capture. */
 bool vc_stream_capturing(CUstream handle);
 
 #endif

@@ -2,7 +2,7 @@
 #ifndef VC_SYMBOLS_H
 #define VC_SYMBOLS_H
 
-/* The definition of a function in the first loaded object that has one, our own left out. */
+/* Return a function's definition in the first loaded object that has one, except our own; NULL if none has. */
 void *vc_symbols_find(const char *symbol);
 
 #endif

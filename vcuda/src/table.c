@@ -146,7 +146,6 @@ uint64_t vc_table_place(void) {
   return 1ull << 63 | atomic_fetch_add(&count, 1);
 }
 
-/* For a forked child: what the parent holds is not the child's. */
 void vc_table_clear(void) {
   atomic_store(&guard.word, 0);
   for (uint32_t i = 0; i < size; i++) cells[i].kind = 0;
