@@ -20,6 +20,7 @@ from scheduler.placement.learner import Learner
 from scheduler.pods import Pod
 from scheduler.service import Scheduler
 from scheduler.state import SchedulerState
+from scheduler.watches import BOUND
 from slicekeeper import log, names
 from slicekeeper.cli.connection import cluster, cluster_options
 from slicekeeper.cli.main import Context
@@ -128,6 +129,9 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
         jobs = []  # only the deadlines of pods are used
     now_ms, ends = clock.now_ms(), deadlines(objects, jobs)
     forecast = outlook(state.snapshot(), pod, learner.policy, ends, now_ms)
+    if ROOM in forecast.helps:  # only now do other pods matter, which may be many: they take CPU and memory
+        state.intake.set_others(client.list(PODS, label_selector=f"!{names.MANAGED_LABEL}", field_selector=BOUND)[0])
+        forecast = outlook(state.snapshot(), pod, learner.policy, ends, now_ms)
     gang = _gang(state, pod)
     if gang and gang["fitting"] < gang["size"] - gang["placed"]:  # no room for it alone is of use
         helps = [*_help_for_gang(gang), *(text for text in forecast.helps if text is not ROOM)]
@@ -175,12 +179,18 @@ def _gang(state: SchedulerState, pod: Pod) -> dict[str, Any] | None:
 
 
 def _help_for_gang(gang: Mapping[str, Any]) -> Iterator[str]:
-    if gang["missing"]:
-        yield f"create the pods that are missing ({gang['missing']}), or name a smaller {names.GANG_SIZE}"
-    elif len(gang["schedulers"]) > 1:
+    needed = gang["size"] - gang["placed"]
+    if gang["heldBack"]:
+        yield f"pods of its gang are held back by scheduling gates ({gang['heldBack']}): `slicekeeper explain` them"
+    if gang["missing"] > gang["heldBack"]:
+        missing = gang["missing"] - gang["heldBack"]
+        yield f"create the pods that are missing ({missing}), or name a smaller {names.GANG_SIZE}"
+    elif not gang["missing"] and len(gang["schedulers"]) > 1:
         yield f"name one scheduler in all its pods: they name {' and '.join(gang['schedulers'])}"
     elif _is_too_large(gang):
         yield f"name a smaller {names.GANG_SIZE}, or let its pods ask for less"
+    elif not gang["missing"]:
+        yield f"room for more of its pods at the same time: {gang['fitting']} of {needed} have it now"
 
 
 def _is_too_large(gang: Mapping[str, Any]) -> bool:
@@ -194,7 +204,13 @@ def _data(forecast: Outlook) -> dict[str, Any]:
         "reasons": [{"reason": reason, "nodes": nodes} for reason, nodes in forecast.reasons],
         "ahead": forecast.ahead,
         "giveWay": forecast.give_way,
-        "expected": expected and {"at": format_instant(expected.at_ms), "node": expected.node, "after": expected.after},
+        "expected": expected
+        and {
+            "at": format_instant(expected.at_ms),
+            "node": expected.node,
+            "after": expected.after,
+            "afterIsBeingDeleted": expected.is_leaving,
+        },
         "stuck": forecast.is_stuck,
         "heldBack": forecast.held_back,
         "helps": forecast.helps,
@@ -276,6 +292,8 @@ def _when(said: Mapping[str, Any]) -> str:
     expected, gang = said["expected"], said.get("gang")
     if expected and not expected["after"]:
         return f"now, on node {expected['node']}"
+    if expected and expected["afterIsBeingDeleted"]:
+        return f"soon, on node {expected['node']}, when {expected['after']} has ended, which is being deleted"
     if expected:
         return f"about {expected['at']} on node {expected['node']}, when {expected['after']} reaches its deadline"
     if said["stuck"] or (gang and _is_too_large(gang)):
@@ -283,7 +301,7 @@ def _when(said: Mapping[str, Any]) -> str:
     if said["heldBack"]:
         return "unknown; its scheduling gate comes first"
     if gang and gang["missing"]:
-        return "unknown; the pods of its gang that are missing come first"
+        return "unknown; the pods of its gang that are missing or held back come first"
     if said["giveWay"] and said["budgetState"] == names.IN_BUDGET:
         return "soon, when the pods that give way to it have ended"
     return "unknown; no deadline of a pod or Job (activeDeadlineSeconds) shows when there will be room"

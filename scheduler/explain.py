@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
-from scheduler.nodefit import admits, fields_judged
+from scheduler.nodefit import admits, closed_because, fields_judged
 from scheduler.placement.affinity import company_of
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet
@@ -29,8 +29,9 @@ from scheduler.pods import Hold, Pod, chosen_hold, end_of, gpu_rows
 from scheduler.reclaim.picture import Picture
 from scheduler.snapshot import Snapshot
 from slicekeeper import names
+from slicekeeper.gpu.inventory import Gpu, is_wanted
 from slicekeeper.names import MIG
-from slicekeeper.units import MIB_PER_BLOCK, MS_PER_SECOND, Instant
+from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK, MS_PER_SECOND, Instant
 from slicekeeper.untyped import as_list, as_map
 
 MOST_ENDS: Final = 2_000
@@ -41,7 +42,8 @@ FARTHEST_MS: Final = 100 * 365 * 86_400 * MS_PER_SECOND
 
 ROOM: Final = "there is room on GPUs: kube-scheduler's last message says what else keeps it, if anything does"
 
-KEPT_OFF: Final = "a cordon, a taint, or the pod's own node selector or affinity keeps it off"
+SHOWN: Final = 5
+"""The maximum number of nodes that are named."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Expected:
     at_ms: Instant
     node: str
     after: str = ""
+    is_leaving: bool = False
+    """Whether that pod is being deleted, so that its deadline does not matter."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +89,12 @@ def outlook(snapshot: Snapshot, pod: Pod, policy: Policy, ends: Mapping[str, int
     held_back = tuple(str(as_map(gate).get("name")) for gate in as_list(_spec(pod).get("schedulingGates")))
     why = cluster.judge()
     give_way = () if why[Why.FITS] else _give_way(snapshot, pod, policy)
-    helps = tuple(_helps(cluster, why, held_back, give_way, snapshot))  # before the forecast, which lets pods end
+    helps = tuple(_helps(cluster, why, held_back, give_way))  # before the forecast, which lets pods end
     return Outlook(
         reasons=cluster.in_words(why),
-        ahead=tuple(other.key for other in queue),
+        ahead=tuple(
+            other.key for other in queue if pod.gang is None or other.gang is None or other.gang.key != pod.gang.key
+        ),
         give_way=give_way,
         expected=None if held_back else cluster.forecast([*queue, pod], ends, now_ms),
         is_stuck=all(reason.unresolvable for reason in why),
@@ -149,9 +155,12 @@ class _Cluster:
         for place in snapshot.places:
             if place.kind is not HoldKind.TENTATIVE and place.pod.uid != pod.uid and place.hold.node in self._held:
                 self._held[place.hold.node][place.pod.uid] = place.hold
+        self._beside = dict(snapshot.beside)
         self._fleet = Fleet()
         for name in snapshot.nodes:
             self._count(name)
+        self.near = self._open_to(pod, snapshot.nodes)
+        """The nodes that are open to the pod."""
 
     def _count(self, node: str) -> None:
         self._fleet.set(node, gpu_rows(self._snapshot.nodes[node][1], self._held[node].values()))
@@ -160,30 +169,62 @@ class _Cluster:
         manifest = pod.waiting or {}
         return [name for name in nodes if admits(self._snapshot.nodes[name][0], manifest)]
 
+    def _has_beside(self, pod: Pod, node: str) -> bool:
+        """Whether a node has enough CPU and memory left for a pod."""
+        cpu, ram = self._beside[node]
+        return pod.demand.cpu_milli / 1000 <= cpu and pod.demand.ram_mib <= ram
+
     def judge(self) -> Counter[Why]:
         """Return for each answer the number of nodes open to the pod to which it applies."""
-        near = self._open_to(self.pod, self._snapshot.nodes)
-        view = self._fleet.view(near, self.pod.demand)
-        return Counter(map(Why, survey(view, self.pod.demand, self._policy).why.tolist()))
+        return Counter(why for _, why in self._judged(self.near))
+
+    def _judged(self, nodes: Sequence[str]) -> Iterator[tuple[str, Why]]:
+        view = self._fleet.view(nodes, self.pod.demand)
+        for node, why in zip(nodes, survey(view, self.pod.demand, self._policy).why.tolist(), strict=True):
+            is_short = why == Why.FITS and not self._has_beside(self.pod, node)
+            yield node, Why.BESIDE if is_short else Why(why)
+
+    def closed(self) -> dict[str, Why]:
+        """Return the answer for each node that is not open to the pod, as if it was."""
+        return dict(self._judged(sorted(self._snapshot.nodes.keys() - set(self.near))))
+
+    def most_beside(self) -> tuple[float, float]:
+        """Return the most free cores, and the most free MiB, of a node on which GPUs are free for the pod."""
+        short = [self._beside[node] for node, why in self._judged(self.near) if why is Why.BESIDE]
+        return max(0.0, *(cpu for cpu, _ in short)), max(0.0, *(ram for _, ram in short))
+
+    def gpus(self) -> list[list[Gpu]]:
+        """Return the GPUs of each node that is open to the pod, or of all if none is, of the models that it accepts."""
+        nodes, models = self.near or self._snapshot.nodes, self.pod.demand.models
+        return [[gpu for gpu in self._snapshot.nodes[n][1] if is_wanted(gpu.model, models)] for n in nodes]
+
+    def models(self) -> list[str]:
+        """Return the models of the nodes that are open to the pod, or of all if none is."""
+        nodes = self.near or self._snapshot.nodes
+        return sorted({gpu.model for node in nodes for gpu in self._snapshot.nodes[node][1]})
 
     def fits(self, demand: Demand) -> bool:
         """Whether another demand would fit now on a node that is open to the pod."""
-        near = self._open_to(self.pod, self._snapshot.nodes)
-        return bool(survey(self._fleet.view(near, demand), demand, self._policy, reasons=False).fits.any())
+        return bool(survey(self._fleet.view(self.near, demand), demand, self._policy, reasons=False).fits.any())
 
     def in_words(self, why: Counter[Why]) -> tuple[tuple[str, int], ...]:
         """Return the reasons and their nodes, including closed nodes."""
         counts = Counter({explain(reason, self.pod.demand): n for reason, n in why.items() if reason is not Why.FITS})
-        counts[KEPT_OFF] += len(self._snapshot.nodes) - why.total()
-        return tuple((text, n) for text, n in counts.most_common() if n)
+        manifest = self.pod.waiting or {}
+        counts.update(filter(None, (closed_because(facts, manifest) for facts, _ in self._snapshot.nodes.values())))
+        return tuple(counts.most_common())
+
+    def kept(self) -> str:
+        """Return the node on which a place is kept for the pod, empty if none is."""
+        mine = (p for p in self._snapshot.places if p.kind is HoldKind.RESERVED and p.pod.uid == self.pod.uid)
+        return next((place.hold.node for place in mine), "")
 
     def largest(self) -> tuple[int, int]:
         """Return the most compute, in percent, and the most memory, in MiB, that would fit now.
 
         Each is computed with the other as requested, for a demand of one share.
         """
-        near = self._open_to(self.pod, self._snapshot.nodes)
-        view = self._fleet.view(near, self.pod.demand)
+        view = self._fleet.view(self.near, self.pod.demand)
         piece = self.pod.demand.slices[0]
         if self.pod.demand.mode == MIG:
             free = [
@@ -204,7 +245,7 @@ class _Cluster:
     def forecast(self, queue: Sequence[Pod], ends: Mapping[str, int], now_ms: int) -> Expected | None:
         """Return where and when the last of `queue` finds room. Pods that are being deleted count as gone."""
         waiting = list(queue)
-        keys = {pod.uid: pod.key for pod in self._snapshot.pods}
+        known = {pod.uid: pod for pod in self._snapshot.pods}
         due: list[tuple[int, str, str]] = [
             (now_ms if uid in self._leaving else max(ends[uid], now_ms), uid, node)
             for node, held in self._held.items()
@@ -212,16 +253,19 @@ class _Cluster:
             if uid in ends or uid in self._leaving
         ]
         heapq.heapify(due)
-        at_ms, after, changed = now_ms, "", set(self._snapshot.nodes)
+        at_ms, uid, changed = now_ms, "", set(self._snapshot.nodes)
         for _ in range(MOST_ENDS):
             node = self._fill(waiting, changed, due, at_ms)
             if node:
-                return Expected(Instant(at_ms), node, after)
+                after = known[uid].key if uid in known else uid
+                return Expected(Instant(at_ms), node, after, uid in self._leaving)
             if not due or due[0][0] > now_ms + FARTHEST_MS:
                 return None
             at_ms, uid, where = heapq.heappop(due)
-            after, changed = keys.get(uid, uid), {where}
+            changed = {where}
             self._held[where].pop(uid, None)
+            if uid in known:
+                self._use_beside(known[uid], where, -1)
             self._count(where)
         return None
 
@@ -232,7 +276,7 @@ class _Cluster:
             shape = pod.demand, fields_judged(pod.waiting or {})
             if shape in hopeless:
                 continue
-            near = [name for name in sorted(self._open_to(pod, nodes)) if name in self._fleet]
+            near = sorted(name for name in self._open_to(pod, nodes) if self._has_beside(pod, name))
             result = survey(self._fleet.view(near, pod.demand), pod.demand, self._policy, reasons=False)
             best = best_of(result.fits, result.price, np.arange(len(near)))
             if best is None:
@@ -244,33 +288,55 @@ class _Cluster:
             waiting.remove(pod)
             hold, _ = chosen_hold(pod, node, [uuids[column] for column in result.gpus[best].tolist()])
             self._held[node][pod.uid] = hold
+            self._use_beside(pod, node, 1)
             self._count(node)
             seconds = _spec(pod).get("activeDeadlineSeconds")
             if isinstance(seconds, int):
                 heapq.heappush(due, (at_ms + seconds * MS_PER_SECOND, pod.uid, node))
         return ""
 
+    def _use_beside(self, pod: Pod, node: str, times: int) -> None:
+        cpu, ram = self._beside[node]
+        self._beside[node] = cpu - times * pod.demand.cpu_milli / 1000, ram - times * pod.demand.ram_mib
 
-def _helps(
-    cluster: _Cluster, why: Counter[Why], held_back: Sequence[str], give_way: Sequence[str], snapshot: Snapshot
-) -> Iterable[str]:
+
+def _helps(cluster: _Cluster, why: Counter[Why], held_back: Sequence[str], give_way: Sequence[str]) -> Iterable[str]:
     pod = cluster.pod
-    demand = pod.demand
     grant = f"slicekeeper budget grant {pod.namespace} AMOUNT"
     if held_back:
         yield f"it is held back by {', '.join(held_back)}; if that is its namespace's hard budget: {grant}"
     if why[Why.FITS]:
-        yield ROOM
+        kept = cluster.kept()
+        yield f"a place is kept for it on node {kept}, for when kube-scheduler tries it again" if kept else ROOM
         return
     if pod.budget_state == names.OVER_BUDGET and give_way:
         yield f"with budget again, other pods ({len(give_way)}) would give way to it: {grant}"
-    if not why.total():
-        yield "open a node with GPUs to it: its node selector, affinity and tolerations fit none, or all are cordoned"
-    elif all(reason.unresolvable for reason in why):
-        yield from _changes(demand, why, snapshot)
+    is_stuck = all(reason.unresolvable for reason in why)
+    closed = cluster.closed()
+    now = [node for node, reason in closed.items() if reason is Why.FITS]
+    ever = [node for node, reason in closed.items() if not reason.unresolvable]
+    if is_stuck and not ever:
+        yield from _changes(cluster, why or Counter(closed.values()))
+    elif why[Why.BESIDE]:
+        cpu, ram = cluster.most_beside()
+        yield f"ask for less CPU or memory: where GPUs are free, at most cpu {cpu:g} and memory {ram:.0f}Mi are free"
     elif why[Why.COMPANY]:
         yield from _company(cluster)
-    elif len(demand.slices) == 1 and not demand.slices[0].whole:
+    elif not is_stuck:
+        yield from _less(cluster)
+    if now or (is_stuck and ever):
+        yield f"open {_named(now or ever)} to it: {'it would fit there now' if now else 'its GPUs could hold it'}"
+
+
+def _named(nodes: Sequence[str]) -> str:
+    more = f" or one of {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else ""
+    return f"node {' or '.join(nodes[:SHOWN])}{more}"
+
+
+def _less(cluster: _Cluster) -> Iterable[str]:
+    """Return what would fit now of what the pod asks for."""
+    demand = cluster.pod.demand
+    if len(demand.slices) == 1 and not demand.slices[0].whole:
         core, memory = cluster.largest()
         piece = demand.slices[0]
         if core >= 1:
@@ -285,6 +351,8 @@ def _helps(
         )
         if count := next(fewer, 0):
             yield f"{count} whole GPU{'s' if count > 1 else ''} would fit now ({asked} are asked for)"
+    elif all(cluster.fits(replace(demand, slices=(piece,))) for piece in set(demand.slices)):
+        yield "each of its GPUs and shares would fit now by itself: split it into several pods"
 
 
 def _company(cluster: _Cluster) -> Iterable[str]:
@@ -297,19 +365,30 @@ def _company(cluster: _Cluster) -> Iterable[str]:
         yield "the GPUs with enough free are kept by pods that exclude others: it fits when these end"
 
 
-def _changes(demand: Demand, why: Counter[Why], snapshot: Snapshot) -> Iterable[str]:
-    """Return what must change if no pod's end can help."""
-    gpus = [gpu for _, listed in snapshot.nodes.values() for gpu in listed]
-    if why[Why.UUID]:
+def _changes(cluster: _Cluster, why: Counter[Why]) -> Iterable[str]:
+    """Return what must change if no pod's end can help, and no node need only be opened."""
+    demand, nodes = cluster.pod.demand, cluster.gpus()
+    gpus = [gpu for node in nodes for gpu in node]
+    if not why:
+        yield "add a node with GPUs that Slicekeeper manages"
+    elif set(why) == {Why.UUID}:
         yield f"name a GPU that there is, or none: {demand.gpu_uuid} is on no node that it may use"
-    if why[Why.MODEL]:
-        yield f"name a model that there is: {', '.join(sorted({gpu.model for gpu in gpus}))}"
+    elif not gpus:
+        yield f"name a model that there is: {', '.join(cluster.models())}"
     if why[Why.TOO_SMALL]:
-        largest = max((gpu.memory_mib for gpu in gpus if not gpu.mig), default=0)
-        most = max((sum(not gpu.mig for gpu in listed) for _, listed in snapshot.nodes.values()), default=0)
-        gpu = "GPU" if most == 1 else "GPUs"
-        other = " outside of MIG mode" if any(gpu.mig for gpu in gpus) else ""
-        yield f"ask for less on one node: the largest GPU{other} has {largest} MiB, the largest node {most} {gpu}"
+        whole = [[gpu for gpu in node if not gpu.mig] for node in nodes]
+        largest, most = max(gpu.memory_mib for node in whole for gpu in node), max(map(len, whole))
+        together = max(piece.core for piece in demand.slices)
+        if demand.gpu_uuid:
+            yield f"ask for no more than GPU {demand.gpu_uuid} has, or name none"
+        elif together > CORES_PER_GPU:
+            yield f"ask for less: with an affinity its shares are on one GPU, and take {together} percent of it"
+        else:
+            gpu, of = "GPU" if most == 1 else "GPUs", f" of model {' or '.join(demand.models)}" if demand.models else ""
+            other = " outside of MIG mode" if any(gpu.mig for gpu in gpus) else ""
+            yield (
+                f"ask for less on one node: the largest GPU{other} has {largest} MiB, the largest node {most} {gpu}{of}"
+            )
     if why[Why.NO_SLICE]:
         sizes = sorted({(one.core, one.memory_mib) for gpu in gpus for one in gpu.mig})
         there = " or ".join(f"{core} percent with {memory} MiB" for core, memory in sizes)

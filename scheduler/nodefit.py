@@ -44,19 +44,24 @@ def read_node(obj: Mapping[str, Any]) -> NodeFacts:
 
 def admits(node: NodeFacts, pod: Mapping[str, Any]) -> bool:
     """Whether the node accepts the pod: cordon, taints, nodeSelector and required node affinity."""
+    return not closed_because(node, pod)
+
+
+def closed_because(node: NodeFacts, pod: Mapping[str, Any]) -> str:
+    """Return why the node does not accept the pod; empty if it does."""
     spec = as_map(pod.get("spec"))
     if node.unschedulable:
-        return False
+        return "the node is cordoned"
     tolerations = [as_map(entry) for entry in as_list(spec.get("tolerations"))]
     if any(t.get("effect") in _BLOCKING and not any(_tolerates(x, t) for x in tolerations) for t in node.taints):
-        return False
+        return "the node has a taint that the pod does not tolerate"
     if any(node.labels.get(key) != value for key, value in as_map(spec.get("nodeSelector")).items()):
-        return False
+        return "the pod's nodeSelector excludes the node"
     affinity = as_map(as_map(spec.get("affinity")).get("nodeAffinity"))
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
-    if not required:
-        return True
-    return any(_term(as_map(term), node) for term in as_list(as_map(required).get("nodeSelectorTerms")))
+    if required and not any(_term(as_map(term), node) for term in as_list(as_map(required).get("nodeSelectorTerms"))):
+        return "the pod's required node affinity excludes the node"
+    return ""
 
 
 def fields_judged(pod: Mapping[str, Any]) -> str:

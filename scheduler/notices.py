@@ -141,6 +141,9 @@ def _notes(found: Outlook, pod: Pod) -> Iterator[str]:
             found.expected.after if found.expected.after.startswith(f"{pod.namespace}/") else "another namespace's pod"
         )
         when = format_seconds(found.expected.at_ms)
-        yield f"Expected about {when} on node {found.expected.node}, when {after} reaches its deadline."
+        if found.expected.is_leaving:
+            yield f"Expected soon on node {found.expected.node}, when {after} has ended, which is being deleted."
+        else:
+            yield f"Expected about {when} on node {found.expected.node}, when {after} reaches its deadline."
     if found.helps:
         yield f"What would help: {'; '.join(found.helps)}."

@@ -30,7 +30,7 @@ class Space(NamedTuple):
     open_to: int
 
 
-class Share(NamedTuple):
+class Portion(NamedTuple):
     """A share of a GPU that others may join; `demand` is its demand's bit."""
 
     core: int
@@ -39,8 +39,8 @@ class Share(NamedTuple):
 
 
 def complete(
-    gpus: Counter[Space], shares: Counter[Share], budget: StepBudget
-) -> list[tuple[Space, list[Share]]] | None:
+    gpus: Counter[Space], shares: Counter[Portion], budget: StepBudget
+) -> list[tuple[Space, list[Portion]]] | None:
     """Return GPUs and the shares on each; None if no way to place all was found within the budget."""
     spare = sum(gpu.core * count for gpu, count in gpus.items()) - sum(s.core * n for s, n in shares.items())
     return _Completion(gpus, shares, budget).run(spare) if spare >= 0 else None
@@ -49,14 +49,14 @@ def complete(
 class _Completion:
     """One search: equal GPUs and equal shares are counted, because they need not be told apart."""
 
-    def __init__(self, gpus: Counter[Space], shares: Counter[Share], budget: StepBudget) -> None:
+    def __init__(self, gpus: Counter[Space], shares: Counter[Portion], budget: StepBudget) -> None:
         self._gpus = gpus.copy()
         self._shares = sorted(shares, reverse=True)
         self._left = [shares[share] for share in self._shares]
         self._budget = budget
         self._dead: set[tuple[tuple[int, ...], frozenset[tuple[Space, int]]]] = set()
 
-    def run(self, spare: int) -> list[tuple[Space, list[Share]]] | None:
+    def run(self, spare: int) -> list[tuple[Space, list[Portion]]] | None:
         """Place all shares that are left; `spare` is how much compute stays free then."""
         first = next((index for index, count in enumerate(self._left) if count), None)
         if first is None:
@@ -97,7 +97,7 @@ class _Completion:
         yield chosen, core
 
     @staticmethod
-    def _fits(share: Share, gpu: Space, core: int, memory: int) -> bool:
+    def _fits(share: Portion, gpu: Space, core: int, memory: int) -> bool:
         return share.core <= core and share.memory <= memory and bool(share.demand & gpu.open_to)
 
     def _move(self, gpu: Space, chosen: Sequence[int], times: int) -> None:

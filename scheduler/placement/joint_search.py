@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from scheduler.placement.bin_completion import Share, Space, complete
+from scheduler.placement.bin_completion import Portion, Space, complete
 from scheduler.placement.demand import Demand, Slice
 from scheduler.placement.search import MOST_SLICES, StepBudget
 from slicekeeper.units import CORES_PER_GPU
@@ -75,11 +75,11 @@ def _placed(
 ) -> list[tuple[int, list[int]]] | None:
     """Search, with some of the pods placed last, by completion."""
     items: list[Item] = []
-    shares: dict[Share, list[int]] = {}
+    shares: dict[Portion, list[int]] = {}
     for number, (bit, demand) in enumerate(pods):
         if last[number]:
             piece = demand.slices[0]
-            shares.setdefault(Share(piece.core, piece.memory_mib, bit), []).append(number)
+            shares.setdefault(Portion(piece.core, piece.memory_mib, bit), []).append(number)
             continue
         for piece in demand.slices:
             needs_idle = piece.whole or demand.alone
@@ -93,13 +93,13 @@ class _Search:
     """One search: nodes are counted by their state, because those that are alike need not be told apart."""
 
     def __init__(
-        self, nodes: Sequence[Sequence[Space]], items: Sequence[Item], shares: Counter[Share], budget: StepBudget
+        self, nodes: Sequence[Sequence[Space]], items: Sequence[Item], shares: Counter[Portion], budget: StepBudget
     ) -> None:
         self._items = items
         self._shares = shares
         self._budget = budget
         self._most_of_a_completion = budget.steps // COMPLETIONS if items else budget.steps
-        self.filled: list[tuple[Space, list[Share]]] = []
+        self.filled: list[tuple[Space, list[Portion]]] = []
         """The shares that were placed last, and their GPUs."""
         self._nodes = Counter(tuple(sorted(node)) for node in nodes)
         self._free = Counter(gpu.core for node in nodes for gpu in node)
@@ -208,8 +208,8 @@ def _on_nodes(
     nodes: Sequence[Sequence[Space]],
     items: Sequence[Item],
     steps: Sequence[Step],
-    filled: Sequence[tuple[Space, list[Share]]],
-    shares: Mapping[Share, list[int]],
+    filled: Sequence[tuple[Space, list[Portion]]],
+    shares: Mapping[Portion, list[int]],
 ) -> list[tuple[int, list[int]]]:
     """Return each pod's node and columns: steps tell nodes that are alike not apart, nor `filled` GPUs or shares."""
     now = [list(node) for node in nodes]

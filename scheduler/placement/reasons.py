@@ -16,13 +16,14 @@ class Why(IntEnum):
     FITS = 0
     FULL = 1
     COMPANY = 2
-    UUID = 3
-    MODEL = 4
-    HEALTH = 5
-    TOO_SMALL = 6
-    NO_GPUS = 7
-    DAMAGED = 8
-    NO_SLICE = 9
+    BESIDE = 3
+    UUID = 4
+    MODEL = 5
+    HEALTH = 6
+    TOO_SMALL = 7
+    NO_GPUS = 8
+    DAMAGED = 9
+    NO_SLICE = 10
 
     @property
     def unresolvable(self) -> bool:
@@ -38,6 +39,10 @@ def explain(why: int, demand: Demand) -> str:
     return {
         Why.FULL: full,
         Why.COMPANY: f"GPUs are free, but affinity or sharing rules exclude them ({company_of(demand)})",
+        Why.BESIDE: (
+            f"GPUs are free, but not enough CPU or main memory (asked for: cpu {demand.cpu_milli / 1000:g}, "
+            f"memory {demand.ram_mib}Mi)"
+        ),
         Why.UUID: f"GPU {demand.gpu_uuid} is not on this node",
         Why.MODEL: f"no GPU of model {' or '.join(demand.models)}",
         Why.HEALTH: "no healthy GPU outside of MIG mode" if demand.mode != MIG else "its MIG slices are not healthy",

@@ -11,6 +11,7 @@ from support.small_cluster import NAMESPACE, small_cluster
 from scheduler.explain import deadlines, outlook
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.learner import Learner
+from scheduler.pods import chosen_hold
 from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.cli.main import cli
@@ -33,9 +34,12 @@ class Cluster:
         self.objects = []
         self.jobs = []
 
-    def node(self, name, gpus=1, memory=8192, model="A100", **spec):
+    def node(self, name, gpus=1, memory=8192, model="A100", cpu="", **spec):
         listed = inventory.encode([inventory.Gpu(f"{name}-{g}", model, memory) for g in range(gpus)])
-        self.state.intake.set_node({"metadata": {"name": name, "annotations": {names.NODE_GPUS: listed}}, "spec": spec})
+        status = {"allocatable": {"cpu": cpu, "memory": "8Gi"}} if cpu else {}
+        self.state.intake.set_node(
+            {"metadata": {"name": name, "annotations": {names.NODE_GPUS: listed}}, "spec": spec, "status": status}
+        )
 
     def pod(
         self,
@@ -50,6 +54,7 @@ class Cluster:
         started=None,
         leaving=False,
         job="",
+        cpu="0",
         annotations=None,
         **spec,
     ):
@@ -66,7 +71,7 @@ class Cluster:
                 **({"deletionTimestamp": format_seconds(NOW)} if leaving else {}),
                 **({"ownerReferences": [{"uid": job}]} if job else {}),
             },
-            "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}], **spec},
+            "spec": {"containers": [{"name": "c", "resources": {"limits": limits, "requests": {"cpu": cpu}}}], **spec},
             "status": {"startTime": format_seconds(NOW - started * 1000)} if started is not None else {},
         }
         if on:
@@ -95,9 +100,12 @@ def test_reasons_are_counted_by_nodes_and_what_fits_now_is_told(cluster):
     told = cluster.told("w")
     assert [n for _, n in told.reasons] == [2, 1]
     assert told.reasons[0][0].startswith("not enough is free for 50 percent of a GPU with 1024 MiB")
-    assert told.reasons[1][0].startswith("a cordon")
+    assert told.reasons[1][0] == "the node is cordoned"
     assert told.expected is None
-    assert told.helps == ("30 percent of a GPU with the same memory would fit now (50 are asked for)",)
+    assert told.helps == (
+        "30 percent of a GPU with the same memory would fit now (50 are asked for)",
+        "open node closed to it: it would fit there now",
+    )
 
 
 def test_what_fits_now_is_told_as_it_is_before_pods_reach_their_deadlines(cluster):
@@ -221,7 +229,7 @@ def test_what_leaves_makes_room_now(cluster):
     cluster.pod("a", 100, 0, on="n1-0", leaving=True)
     cluster.pod("w", 100, 0)
     expected = cluster.told("w").expected
-    assert (expected.at_ms, expected.after) == (NOW, "team/a")
+    assert (expected.at_ms, expected.after, expected.is_leaving) == (NOW, "team/a", True)
 
 
 def test_over_budget_pods_give_way_to_one_in_budget(cluster):
@@ -259,6 +267,95 @@ def test_a_forecast_changes_nothing_in_the_state(cluster):
     before = cluster.state.totals()
     assert cluster.told("w") == cluster.told("w")
     assert cluster.state.totals() == before
+
+
+def test_cpu_that_is_short_is_told_and_expected_with_the_pods_that_have_it(cluster):
+    cluster.node("n", cpu="4")
+    cluster.pod("a", 20, on="n-0", cpu="2500m", started=0, activeDeadlineSeconds=600)
+    cluster.pod("w", 20, cpu="2")
+    told = cluster.told("w")
+    assert told.reasons == (("GPUs are free, but not enough CPU or main memory (asked for: cpu 2, memory 0Mi)", 1),)
+    assert told.helps == (
+        "ask for less CPU or memory: where GPUs are free, at most cpu 1.5 and memory 8192Mi are free",
+    )
+    assert (told.expected.at_ms, told.expected.after) == (NOW + 600_000, "team/a")
+    assert not told.is_stuck
+    containers = [{"resources": {"requests": {"cpu": "1"}}}]
+    cluster.state.intake.set_other({"metadata": {"uid": "o"}, "spec": {"nodeName": "n", "containers": containers}})
+    assert "at most cpu 0.5 and" in cluster.told("w").helps[0]
+
+
+def test_cpu_of_pods_that_are_served_before_is_taken(cluster):
+    cluster.node("n", gpus=2, cpu="4")
+    cluster.pod("a", 20, on="n-0", cpu="1", started=0, activeDeadlineSeconds=60)
+    cluster.pod("older", 20, cpu="2", age=50)
+    cluster.pod("w", 20, cpu="2", age=5)
+    assert cluster.told("w").expected.at_ms == NOW + 60_000
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        ({"unschedulable": True}, "the node is cordoned"),
+        ({"taints": [{"key": "a", "effect": "NoSchedule"}]}, "the node has a taint that the pod does not tolerate"),
+    ],
+)
+def test_a_node_that_would_do_if_it_was_open_is_named(cluster, node, reason):
+    cluster.node("n0")
+    cluster.node("n1", gpus=2, **node)
+    cluster.pod("w", 200, 0)
+    told = cluster.told("w")
+    assert (reason, 1) in told.reasons
+    assert told.helps == ("open node n1 to it: it would fit there now",)
+    cluster.pod("a", 20, on="n1-0")
+    assert cluster.told("w").helps == ("open node n1 to it: its GPUs could hold it",)
+
+
+@pytest.mark.parametrize(
+    ("asked", "wishes", "help_"),
+    [
+        # What is advised does not exist already, and is there on a node that the pod may use.
+        ((60, 4), {names.GPU_MODEL: "H100"}, "name a model that there is: A100, T4"),
+        (
+            (400, 0),
+            {names.GPU_MODEL: "T4"},
+            "ask for less on one node: the largest GPU has 8192 MiB, the largest node 2 GPUs of model T4",
+        ),
+        ((200, 0), {names.GPU_UUID: "n0-0"}, "ask for no more than GPU n0-0 has, or name none"),
+    ],
+)
+def test_advice_is_about_the_gpus_that_the_pod_may_use(cluster, asked, wishes, help_):
+    cluster.node("n0", gpus=2, model="T4")
+    cluster.node("n1", gpus=8)
+    cluster.node("closed", gpus=2, model="L4", unschedulable=True)
+    cluster.pod("w", *asked, annotations=wishes)
+    assert cluster.told("w").helps == (help_,)
+
+
+def test_no_node_that_could_hold_a_pod_is_open_or_closed(cluster):
+    cluster.pod("w", 400, 0)
+    assert cluster.told("w").helps == ("add a node with GPUs that Slicekeeper manages",)
+    cluster.node("n", gpus=2, unschedulable=True)
+    told = cluster.told("w")
+    assert told.helps == ("ask for less on one node: the largest GPU has 8192 MiB, the largest node 2 GPUs",)
+    assert told.is_stuck
+
+
+def test_a_place_that_is_kept_for_the_pod_is_told(cluster):
+    cluster.node("n")
+    cluster.pod("w", 60)
+    waiting = cluster.state.pod("w")
+    cluster.state.reserve_all([(waiting, chosen_hold(waiting, "n", ["n-0"])[0])], 1 << 62)
+    assert cluster.told("w").helps == ("a place is kept for it on node n, for when kube-scheduler tries it again",)
+
+
+def test_pods_of_its_own_gang_are_not_ahead_of_it(cluster):
+    gang = {names.GANG: "g", names.GANG_SIZE: "2"}
+    cluster.node("n")
+    cluster.pod("v", 60, age=9, annotations=gang)
+    cluster.pod("other", 60, age=5)
+    cluster.pod("w", 60, annotations=gang)
+    assert cluster.told("w").ahead == ("team/other",)
 
 
 @pytest.fixture
@@ -351,6 +448,29 @@ def test_a_pod_that_others_give_way_to_has_its_place_soon(real):
     assert "About to give way to it: team-a/v\nExpected: soon, when the pods that give way to it have ended" in words
 
 
+def test_the_command_counts_the_cpu_of_all_pods_if_there_is_room_on_gpus(real):
+    real.node("n0")
+    real.client.patch(NODES, "n0", {"status": {"allocatable": {"cpu": "2", "memory": "8Gi"}}}, subresource="status")
+    requests = {"requests": {"cpu": "1500m"}}
+    containers = [{"name": "c", "image": "web", "resources": requests}]
+    real.pod("web", managed=False, nodeName="n0", containers=containers)
+    limits = {"tencent.com/vcuda-core": "20", "tencent.com/vcuda-memory": "4"}
+    real.pod("w", containers=[{"name": "c", "image": "cuda", "resources": {"limits": limits, **requests}}])
+    words = explain("w", "-n", NAMESPACE)
+    assert "1 node: GPUs are free, but not enough CPU or main memory (asked for: cpu 1.5, memory 0Mi)" in words
+    assert "Expected: unknown" in words
+
+
+def test_a_pod_that_waits_for_one_that_is_being_deleted_is_not_told_of_its_deadline(real):
+    real.node("n0")
+    real.pod("a", annotations={names.gpu_annotation("c"): "n0-0"}, nodeName="n0")
+    real.client.delete(PODS, "a", NAMESPACE)
+    real.pod("w")
+    assert "Expected: soon, on node n0, when team-a/a has ended, which is being deleted" in explain(
+        "w", "-n", NAMESPACE
+    )
+
+
 def test_the_command_tells_how_a_gang_stands(real):
     gang = {names.GANG: "bert", names.GANG_SIZE: "3"}
     real.node("n0", gpus=2)
@@ -362,6 +482,11 @@ def test_the_command_tells_how_a_gang_stands(real):
     )
     assert json.loads(explain("a", "-n", NAMESPACE, "-o", "json"))["expected"] is None
     assert "create the pods that are missing (1), or name a smaller" in explain("a", "-n", NAMESPACE)
+    real.pod("gated", annotations=gang, schedulingGates=[{"name": names.GATE}])
+    words = explain("a", "-n", NAMESPACE)
+    assert "pods of its gang are held back by scheduling gates (1): `slicekeeper explain` them" in words
+    assert "create the pods" not in words
+    real.end("gated")
     real.pod("c", annotations=gang)
     words = explain("a", "-n", NAMESPACE)
     assert "3 wait; it can never fit: idle GPUs would hold 2 of them\nExpected: never as things are" in words
