@@ -50,7 +50,7 @@ def _gpus(site: Site) -> list[Gpu]:
 def plain(site: Site, cluster: Cluster) -> Iterator[Gpu]:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has a driver of its own")
-    before = _gpus(site)
+    before = wait_for("the GPUs", lambda: _gpus(site))
     try:
         cluster.run("sh", "-ec", INSTALL)
         with added(site, "tests/cluster/plain_driver"):
