@@ -17,6 +17,7 @@ from nodeagent.entitlement import SeatRefused
 from nodeagent.gpu_watch import GpuWatch
 from nodeagent.gpus import GpuSource
 from nodeagent.live_seats import Live
+from nodeagent.mounted_programs import limiter
 from nodeagent.node_pods import NodePods
 from nodeagent.offered_gpus import OwnGpus, gpu_of
 from nodeagent.plugin import PodResources, SeatPlugin
@@ -24,7 +25,6 @@ from nodeagent.publisher import GpuPublisher
 from nodeagent.seat_store import SeatStore
 from nodeagent.seats import Seats, seat_ids
 from nodeagent.shares import Shares
-from nodeagent.shipped import limiter
 from nodeagent.usage import UsageFiles
 from nodeagent.whole_gpu_usage import WholeGpus
 from slicekeeper.clock import Clock

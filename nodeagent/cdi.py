@@ -23,8 +23,8 @@ from nodeagent.entitlement import SeatRefused
 from nodeagent.first_read import FirstRead, Inotify
 from nodeagent.gpus import GpuSource
 from nodeagent.host_cdi import Edits, joined, own_files
+from nodeagent.mounted_programs import mount
 from nodeagent.seat_store import Seat, replace_file
-from nodeagent.shipped import mount
 
 log = logging.getLogger(__name__)
 

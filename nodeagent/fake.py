@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeagent.host_cdi import Edits, Index
-from nodeagent.shipped import mount, ship
+from nodeagent.mounted_programs import mount, ship
 from slicekeeper.errors import SettingsError
 
 MODELS: Final[dict[str, int]] = {

@@ -22,7 +22,7 @@ import pynvml
 
 from nodeagent.entitlement import SeatRefused
 from nodeagent.host_cdi import Devices, Edits, Index
-from nodeagent.shipped import mount
+from nodeagent.mounted_programs import mount
 from slicekeeper.gpu.inventory import is_slice
 
 log = logging.getLogger(__name__)

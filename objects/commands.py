@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from objects.looks import InTurn, Looker, Looks
+from objects.operator_loop import InTurn, OperatorLoop, Pass
 from slicekeeper import clock, log, threads
 from slicekeeper.cli.main import Context
 from slicekeeper.config.policy import PolicyBook
@@ -81,9 +81,9 @@ def _candidate(settings: Settings, lease: str) -> tuple[KubeClient, LeaderElecti
 
 
 @contextmanager
-def _looking(settings: Settings, keeper: Looker, leader: LeaderElection) -> Iterator[Looks]:
+def _looking(settings: Settings, keeper: Pass, leader: LeaderElection) -> Iterator[OperatorLoop]:
     """Run passes as long as this process leads, with probes that report their state."""
-    looks = Looks(keeper, lambda: leader.is_leader)
+    looks = OperatorLoop(keeper, lambda: leader.is_leader)
     server = None
     if settings.objects.probes_bind:
         server = probes.serve(settings.objects.probes_bind, settings.serving, ready=looks.ready, alive=looks.alive)

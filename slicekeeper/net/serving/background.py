@@ -13,7 +13,7 @@ from gunicorn.config import Config
 
 from slicekeeper import threads
 from slicekeeper.config.settings import ServingSettings
-from slicekeeper.net.serving.door import Door
+from slicekeeper.net.serving.connection_limits import Listener
 from slicekeeper.net.serving.process import GUNICORN, App, RootLogger
 
 BACKLOG: Final = 128
@@ -58,10 +58,10 @@ class BackgroundServer:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        door = Door(self, self._limits, self.tls)
-        door.open([self._socket])
+        listener = Listener(self, self._limits, self.tls)
+        listener.open([self._socket])
         self.loop.run_forever()
-        door.close()
+        listener.close()
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()

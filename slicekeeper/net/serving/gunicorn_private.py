@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """All uses of gunicorn beyond its documented interface, under names of our own.
 
-gunicorn has no setting that limits how long a client may take (`connection`) or how many connect (`door`), so we
-subclass its protocol and its worker here, and nowhere else. Any release may change them: then
-`tests/unit/slicekeeper/net/serving/test_gunicorn_private.py` names what changed, before anything else fails.
+gunicorn has no setting that limits how long a client may take (`connection`) or how many connect
+(`connection_limits`), so we subclass its protocol and its worker here, and nowhere else. Any release may change them:
+then `tests/unit/slicekeeper/net/serving/test_gunicorn_private.py` names what changed, before anything else fails.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from gunicorn.glogging import Logger
 
 from slicekeeper.config.settings import ServingSettings, TlsSettings
 from slicekeeper.net.serving import memory
-from slicekeeper.net.serving.door import SPARE_FILES, Door
+from slicekeeper.net.serving.connection_limits import SPARE_FILES, Listener
 from slicekeeper.net.serving.gunicorn_private import LoopWorker, remember_signals
 from slicekeeper.net.tls import ClientCas, ReloadingContext
 
@@ -41,7 +41,7 @@ class RootLogger(Logger):
 
 
 class Worker(LoopWorker):
-    """gunicorn's worker with a `Door`, and with everything that was imported exempt from garbage collection."""
+    """gunicorn's worker with a `Listener`, and with everything that was imported exempt from garbage collection."""
 
     limits = ServingSettings()
     patience = 0.0
@@ -51,20 +51,20 @@ class Worker(LoopWorker):
         loop = asyncio.get_running_loop()
         gc.collect()
         gc.freeze()  # a full collection of all that was imported takes 30 ms
-        door = Door(self, self.limits, sock.ssl_context(self.cfg) if self.cfg.is_ssl else None)
-        door.open(listener.sock for listener in self.sockets)  # type: ignore[attr-defined]
+        listener = Listener(self, self.limits, sock.ssl_context(self.cfg) if self.cfg.is_ssl else None)
+        listener.open(given.sock for given in self.sockets)  # type: ignore[attr-defined]
         surplus = memory.Surplus()
         while self.alive and self.ppid == os.getppid():
             self.notify()
             surplus.look()
             await asyncio.sleep(1)
-        door.close()
+        listener.close()
         # A client that does not know yet that the server stops may have just sent a request on an idle connection.
         resting = loop.time() + self.patience
         end = loop.time() + DRAIN_SECONDS
-        while len(door) and loop.time() < end:
+        while len(listener) and loop.time() < end:
             if loop.time() >= resting:
-                door.rest()
+                listener.rest()
             await asyncio.sleep(0.05)
 
 

@@ -19,9 +19,9 @@ from nodeagent.entitlement import SeatRefused
 from nodeagent.fake import FakeDevices
 from nodeagent.first_read import FirstRead, Inotify
 from nodeagent.host_cdi import Edits, HostCdi, joined
+from nodeagent.mounted_programs import limiter
 from nodeagent.nvml import NvmlGpus
 from nodeagent.seat_store import Seat
-from nodeagent.shipped import limiter
 
 NVIDIA = {
     "cdiVersion": "0.5.0",

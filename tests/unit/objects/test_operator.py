@@ -17,8 +17,8 @@ from support.budget_objects import ORGANISATION, TEAM, apply, served
 from support.policy_objects import apply_policy, policies_served
 from support.small_cluster import wait_for
 
-from objects.looks import Looks
 from objects.operator import registry_of, settings_of
+from objects.operator_loop import OperatorLoop
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper.clock import SystemClock
@@ -140,7 +140,7 @@ class _Keeper:
 def test_looks_go_on_after_one_that_failed_and_the_probe_says_which() -> None:
     keeper = _Keeper()
     keeper.wrong = "down"
-    looks = Looks(keeper, lambda: True)  # type: ignore[arg-type]
+    looks = OperatorLoop(keeper, lambda: True)  # type: ignore[arg-type]
     assert looks.ready() == "not looked yet"
     looks.start()
     try:
@@ -156,7 +156,7 @@ def test_looks_go_on_after_one_that_failed_and_the_probe_says_which() -> None:
 
 def test_one_that_does_not_lead_is_ready_and_looks_at_nothing() -> None:
     keeper = _Keeper()
-    looks = Looks(keeper, lambda: False)  # type: ignore[arg-type]
+    looks = OperatorLoop(keeper, lambda: False)  # type: ignore[arg-type]
     looks.start()
     try:
         wait_for(lambda: looks.ready() == "", "ready")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.policy_objects import apply_policy, policies_served
 
-from objects.looks import InTurn
+from objects.operator_loop import InTurn
 from objects.policies.keeper import PolicyKeeper
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster

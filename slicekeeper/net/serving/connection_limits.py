@@ -40,7 +40,7 @@ QUIET_SECONDS: Final = 60.0
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Door:
+class Listener:
     """The listening sockets of one event loop, and the connections accepted on them."""
 
     def __init__(self, worker: Any, limits: ServingSettings, context: ssl.SSLContext | None) -> None:

@@ -22,7 +22,7 @@ STUCK_SECONDS: Final = 600.0
 """Longer than a pass over thousands of objects. A pass that gets no answer ends by itself."""
 
 
-class Looker(Protocol):
+class Pass(Protocol):
     """One pass."""
 
     def keep(self) -> None:
@@ -32,25 +32,25 @@ class Looker(Protocol):
 class InTurn:
     """Runs several passes, one after the other: an error of one does not affect the others."""
 
-    def __init__(self, *lookers: Looker) -> None:
-        self._lookers = lookers
+    def __init__(self, *passes: Pass) -> None:
+        self._passes = passes
 
     def keep(self) -> None:
         """Run each once. Raises ServiceError if one of them did."""
         failed = []
-        for looker in self._lookers:
+        for one in self._passes:
             try:
-                looker.keep()
+                one.keep()
             except ServiceError as error:
                 failed.append(str(error))
         if failed:
             raise ServiceError("; ".join(failed))
 
 
-class Looks:
+class OperatorLoop:
     """Runs passes in a thread, as long as this process leads."""
 
-    def __init__(self, keeper: Looker, leads: Callable[[], bool]) -> None:
+    def __init__(self, keeper: Pass, leads: Callable[[], bool]) -> None:
         self.wake = threading.Event()
         """Set: run a pass now."""
         self._keeper = keeper
