@@ -29,8 +29,15 @@ from slicekeeper.gpu import inventory
 SIZES = (10, 15, 20, 25, 30, 35, 40, 45, 50, 60)
 TAKEN = (0, 0, 20, 30, 50)
 """What others may hold of a GPU, in percent."""
-CASES = ((1, 3, (1,)), (2, 3, (1,)), (4, 3, (1,)), (4, 8, (1,)), (2, 3, (1, 1, 2, 3)), (4, 3, (1, 1, 2, 3)),
-         (4, 8, (1, 1, 2, 3)))  # fmt: skip
+CASES = (
+    (1, 3, (1,)),
+    (2, 3, (1,)),
+    (4, 3, (1,)),
+    (4, 8, (1,)),
+    (2, 3, (1, 1, 2, 3)),
+    (4, 3, (1, 1, 2, 3)),
+    (4, 8, (1, 1, 2, 3)),
+)
 """GPUs of a node, nodes, and how many containers a pod may have."""
 
 
@@ -54,11 +61,16 @@ def pod(name: str, shares: Sequence[int], size: int, gpu: str = "") -> dict[str,
     ]
     annotations = {names.gpu_annotation("c0"): gpu} if gpu else {names.GANG: "g", names.GANG_SIZE: str(size)}
     return {
-        "metadata": {"name": name, "namespace": "bench", "uid": name, "labels": {names.MANAGED_LABEL: "true"},
-                     "annotations": annotations},
+        "metadata": {
+            "name": name,
+            "namespace": "bench",
+            "uid": name,
+            "labels": {names.MANAGED_LABEL: "true"},
+            "annotations": annotations,
+        },
         "spec": {"containers": containers, **({"nodeName": gpu.rpartition("-")[0]} if gpu else {})},
         "status": {"phase": "Running" if gpu else "Pending"},
-    }  # fmt: skip
+    }
 
 
 def cluster(rng: random.Random, gpus: int, nodes: int, containers: Sequence[int]) -> SchedulerState:
@@ -67,12 +79,14 @@ def cluster(rng: random.Random, gpus: int, nodes: int, containers: Sequence[int]
     asked: list[list[int]] = []
     for n in range(nodes):
         listed = [inventory.Gpu(f"n{n}-{g}", "A100", GPU_MIB) for g in range(gpus)]
-        state.set_node({"metadata": {"name": f"n{n}", "annotations": {names.NODE_GPUS: inventory.encode(listed)}}})
+        state.intake.set_node(
+            {"metadata": {"name": f"n{n}", "annotations": {names.NODE_GPUS: inventory.encode(listed)}}}
+        )
         loose: list[int] = []
         for g in range(gpus):
             taken = rng.choice(TAKEN)
             if taken:
-                state.set_pod(pod(f"old-{n}-{g}", [taken], 0, f"n{n}-{g}"))
+                state.intake.set_pod(pod(f"old-{n}-{g}", [taken], 0, f"n{n}-{g}"))
             loose += cut(rng, 100 - taken)
         rng.shuffle(loose)
         while loose:
@@ -80,7 +94,7 @@ def cluster(rng: random.Random, gpus: int, nodes: int, containers: Sequence[int]
             asked.append(loose[:count])
             del loose[:count]
     for number, shares in enumerate(asked):
-        state.set_pod(pod(f"p{number}", shares, len(asked)))
+        state.intake.set_pod(pod(f"p{number}", shares, len(asked)))
     return state
 
 
