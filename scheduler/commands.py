@@ -115,8 +115,8 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
     learner = Learner(settings.scheduler.policy)
     state = SchedulerState(settings.resources, learner, clock, hold_seconds=0, lost_seconds=0)
     objects, _ = client.list(PODS, label_selector=names.MANAGED_SELECTOR)
-    others = _by_scheduler(settings, client.list(NODES)[0])
     mine = found["spec"].get("schedulerName", "")
+    others = _by_scheduler(settings, mine, client.list(NODES)[0])
     state.intake.set_nodes(others.pop(mine, []))
     state.intake.set_pods(objects)
     pod = state.pod(found["metadata"]["uid"])
@@ -145,16 +145,20 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
     return {"asks": pod.demand.asks, **_data(forecast), "gang": gang, "schedulerSaid": _last_message(found)}
 
 
-def _by_scheduler(settings: Settings, nodes: list[Object]) -> dict[str, list[Object]]:
-    """Return the nodes by the names of their schedulers.
+def _by_scheduler(settings: Settings, mine: str, nodes: list[Object]) -> dict[str, list[Object]]:
+    """Return the nodes by the names of their schedulers; `mine` is the name that the pod has.
 
-    Settings without shards may be those of somebody's own machine: then a node's label is believed.
+    Settings that know neither shards nor that name may be those of somebody's own machine. Then labels are believed,
+    and the first scheduler has the name that the pod's has without a label.
     """
+    labels = [as_map(node["metadata"].get("labels")).get(names.SHARD, "") for node in nodes]
+    shards = settings.scheduler.shards or set(labels)
+    first = settings.webhook.scheduler_name
+    if not f"{mine}-".startswith(f"{first}-"):
+        first = next((mine.removesuffix(f"-{shard}") for shard in shards if mine.endswith(f"-{shard}")), mine)
     found: dict[str, list[Object]] = {}
-    for node in nodes:
-        label = as_map(node["metadata"].get("labels")).get(names.SHARD, "")
-        shards = settings.scheduler.shards or (label,)
-        found.setdefault(settings.scheduler_name(label if label in shards else ""), []).append(node)
+    for node, label in zip(nodes, labels, strict=True):
+        found.setdefault(f"{first}-{label}" if label and label in shards else first, []).append(node)
     return found
 
 

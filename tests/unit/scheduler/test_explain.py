@@ -496,17 +496,22 @@ def test_the_command_tells_how_a_gang_stands(real):
     assert "0 have one, 3 wait, of which 3 would fit now together" in explain("a", "-n", NAMESPACE)
 
 
-def test_nodes_of_other_schedulers_do_not_count_and_one_with_room_is_named(real):
-    for name in ("n0", "n1"):
-        real.node(name)
+@pytest.mark.parametrize("name", ["slicekeeper-scheduler", "gpus"])
+def test_nodes_of_other_schedulers_do_not_count_and_one_with_room_is_named(real, name):
+    for node in ("n0", "n1"):
+        real.node(node)
     real.client.patch(NODES, "n1", {"metadata": {"labels": {names.SHARD: "b"}}})
     real.pod("v", 60, annotations={names.gpu_annotation("c"): "n0-0"}, nodeName="n0")
-    real.pod("first", 60)
+    real.pod("first", 60, schedulerName=name)
     words = explain("first", "-n", NAMESPACE)
     assert "  1 node: not enough is free" in words
-    assert "slicekeeper-scheduler-b has nodes with room for it: create it again with that schedulerName" in words
-    real.pod("second", 60, schedulerName="slicekeeper-scheduler-b")
+    assert f"{name}-b has nodes with room for it: create it again with that schedulerName" in words
+    real.pod("second", 60, schedulerName=f"{name}-b")
     assert "Expected: now, on node n1" in explain("second", "-n", NAMESPACE)
+
+
+def test_a_scheduler_without_nodes_is_no_other_one(real):
+    real.node("n0")
     real.pod("stray", 30, schedulerName="slicekeeper-scheduler-c")
     words = explain("stray", "-n", NAMESPACE)
     assert "Why:\n  no node has GPUs that Slicekeeper manages\n" in words
