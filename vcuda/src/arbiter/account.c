@@ -2,14 +2,14 @@
 #include "account.h"
 
 #define SAID_MAX_NS (1000 * VC_MS)
-#define WINDOW_NS (1000 * VC_MS)   /* within it a seat gets its request, however it pauses */
-#define DEBT_MAX_NS (100 * VC_MS)  /* what it used while no other seat was owed is held against it */
-#define CEILING_BURST_NS (40 * VC_MS) /* what a seat that rests saves up below its ceiling */
+#define WINDOW_NS (1000 * VC_MS)      /* within it a seat gets its request, however it pauses */
+#define DEBT_MAX_NS (100 * VC_MS)     /* how much of what it used while no other seat was owed counts against it */
+#define CEILING_BURST_NS (40 * VC_MS) /* how much a resting seat saves up below its ceiling */
 #define CEILING_START_NS (1 * VC_MS)
 #define CEILING_START_MAX_NS (50 * VC_MS)
-#define DEMAND_NS (200 * VC_MS) /* over about so much time of its own it is seen how much a seat wants */
-#define DEMANDING 0.85        /* a seat that wants so much of its request is helped to it */
-#define UNDEMANDING 0.75      /* until it wants less than so much */
+#define DEMAND_NS (200 * VC_MS)       /* a seat's demand is its mean over about this time */
+#define DEMANDING 0.85                /* a seat that wants at least this part of its request is helped to get it */
+#define UNDEMANDING 0.75              /* until it wants less than this part */
 /* How long background may hold up in-budget work: in all, and with launches known to be long. */
 #define ALLOWANCE_PERMILLE 30
 #define INTERFERENCE_PERMILLE 15
@@ -53,24 +53,24 @@ static void book(const struct ar_sched *s, struct ar_member *m, uint64_t amount,
   window(m, amount, now);
 }
 
-/* What a seat says it used since it was last charged. The end of an interval is known later, so the sum may
- * step back a little; what steps back far is another sum. */
+/* How much a seat says it used since it was last charged. The end of an interval is known only later, so the sum may
+ * fall a little; if it falls far, it was started again. */
 static uint64_t said(struct ar_member *m) {
   uint64_t more = m->seen.busy > m->busy_seen ? m->seen.busy - m->busy_seen : 0;
   if (more || m->busy_seen - m->seen.busy > 10 * VC_MS) m->busy_seen = m->seen.busy;
   return more < SAID_MAX_NS ? more : SAID_MAX_NS;
 }
 
-/* How long it kept the GPU since then; also when it was given it, and says that it still waits. */
+/* How long a seat kept the GPU since it was last charged; a grant counts, even if the seat says that it still waits. */
 static uint64_t kept(const struct ar_member *m, uint64_t now) {
   bool keeps = m->seen.active || (m->open && m->seen.waiting);
   uint64_t begin = m->charged_to, end = keeps ? now : m->seen.idle_since;
   return end > begin ? (end < now ? end : now) - begin : 0;
 }
 
-/* The holder is charged for the time it kept the GPU while others want it, and alone for what it says of itself.
- * Another seat that has work in flight, which waited in the stream for something when its gate closed, shares the
- * GPU with the holder: for so long as it says, since it pays for it. */
+/* While others want the GPU, the holder is charged for the time it kept it; if none does, for the time it reports. A
+ * seat whose gate closed while its work waited in a stream for something shares the GPU with the holder, and is charged
+ * for the time it reports. */
 void ar_account_charge(const struct ar_sched *s, uint64_t now) {
   uint64_t says[s->count + 1], sum = 0;
   for (int i = 0; i < s->count; i++) {
@@ -89,8 +89,8 @@ void ar_account_charge(const struct ar_sched *s, uint64_t now) {
   }
 }
 
-/* How much of an amount may be saved up below the ceiling. What others keep a seat from, it catches up
- * with, as with its request; the average since it began to wait is not above the ceiling. */
+/* How much of an amount may be saved up below the ceiling. A seat catches up with what others kept it from, as with its
+ * request; its average since it began to wait is not above the ceiling. */
 static int64_t below_ceiling(const struct ar_member *m, int64_t amount) {
   int64_t most = (int64_t)(m->seen.waiting ? WINDOW_NS * m->share.limit / VC_PERMILLE : CEILING_BURST_NS);
   int64_t room = most > m->ceiling ? most - m->ceiling : 0;
@@ -100,7 +100,7 @@ static int64_t below_ceiling(const struct ar_member *m, int64_t amount) {
 void ar_account_accrue(struct ar_member *m, uint64_t span, uint64_t now) {
   int64_t most = (int64_t)(WINDOW_NS * m->share.request / VC_PERMILLE);
   window(m, 0, now);
-  /* A pause does not end what is owed within the window. */
+  /* A pause does not end what the seat is owed within the window. */
   if (m->seen.connected) m->share.credit += (int64_t)(span * m->share.request / VC_PERMILLE);
   if (m->share.vclass != VC_IN_BUDGET) m->share.credit = 0; /* nothing is owed to background */
   if (m->share.credit > most) m->share.credit = most;
@@ -113,7 +113,7 @@ void ar_account_accrue(struct ar_member *m, uint64_t span, uint64_t now) {
   if (m->ceiling >= (int64_t)start) m->ceiling_shut = false;
 }
 
-/* A mean that fades. The span counts as it was seen when it began. */
+/* A fading mean. The span counts by what was seen at its start. */
 void ar_account_weigh_demand(struct ar_member *m, uint64_t span) {
   if (m->was_present && !m->was_active) return; /* it waits for others */
   double uses = m->was_active ? 1 : 0;

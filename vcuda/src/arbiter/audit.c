@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define EVERY_NS (500 * VC_MS)
-/* So much may a driver hold for an honest seat beyond its cap, for what could not be foreseen. */
+/* How much a driver may hold for an honest seat beyond its cap, for what cannot be foreseen. */
 #define SLACK (256ull << 20)
 
 /* An honest seat's charge and the driver's samples of it may be off by so many per cent of a
@@ -30,7 +30,7 @@ struct finding {
 static struct finding *found;
 static int found_count, found_room;
 
-/* The seat a process belongs to by its control group, or by descent from the seat's first one. */
+/* Return the seat that a process belongs to by its control group, or by descent from the seat's first process. */
 static struct ar_seat *seat_of(pid_t pid, const char *cgroup) {
   for (struct ar_seat *s = ar_seat_first(); s; s = s->next)
     if (*s->config.cgroup && strstr(cgroup, s->config.cgroup)) return s;
@@ -66,7 +66,7 @@ static void note(int gpu, const struct ar_nv_process *p, struct ar_seat *of, con
   f->memory = p->memory;
   f->how = how;
   f->seen = true;
-  /* Named at the second sight: the first may fall between a process's start and its connection. */
+  /* It is named at the second look: the first may fall between its start and its connection. */
   if (f->named || now == f->first) return;
   f->named = true;
   fprintf(stderr,
@@ -109,7 +109,7 @@ static void set_overhead(struct ar_seat *s, uint64_t physical) {
   release_exported(s, least_of(s->unheld));
 }
 
-/* By the last looks: a process may sit in a seat and call the driver past the limiter. */
+/* By the last looks, because a process may sit in a seat and call the driver past the limiter. */
 static bool over_cap(struct ar_seat *s) {
   return ar_usage_totals(s).memory + least_of(s->overhead) > s->config.memory + SLACK;
 }
@@ -120,7 +120,7 @@ static struct {
   unsigned looks;
 } timing[AR_GPUS];
 
-/* Its part of the GPU's time since a look that it was charged for, per cent. */
+/* For how much of the GPU's time a seat was charged since a look, per cent. */
 static int charge_of(struct ar_seat *s, uint64_t *timed, uint64_t span) {
   pthread_mutex_lock(&s->gpu->lock);
   uint64_t used = s->place.member.used, since = used - *timed;

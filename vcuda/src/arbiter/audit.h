@@ -5,8 +5,9 @@
 
 #include "json.h"
 
-/* Called by the event loop; looks at NVML at most every half second. */
+/* Look at NVML, at most every half second; the event loop calls it. */
 void ar_audit_tick(uint64_t now);
+/* Append what was found, as JSON. */
 void ar_audit_write(struct ar_text *out);
 
 #endif

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define LOOK_NS (1 * VC_S)
-#define CROWD 100 /* wake-ups within CROWD_NS, more than an honest seat has need of */
+#define CROWD 100 /* wake-ups within CROWD_NS, more than an honest seat needs */
 #define CROWD_NS (10 * VC_MS)
 #define PAUSE_NS (1 * VC_MS)
 
@@ -82,8 +82,8 @@ struct ar_bell *ar_bell_open(struct ar_gpu *gpu) {
   return NULL;
 }
 
-/* The thread ends, and frees the rest, at its next look. It is not waited for: a tenant may have
- * moved it to where no wake-up reaches it. */
+/* The thread ends, and frees the rest, at its next look. Nothing waits for it, because a tenant may have requeued it
+ * to a futex that nothing wakes. */
 void ar_bell_close(struct ar_bell *b) {
   if (!b->page) return discard(b);
   close(b->fd);

@@ -7,6 +7,7 @@
 
 struct ar_bell;
 
+/* NULL if there is no memory, no descriptor or no thread. */
 struct ar_bell *ar_bell_open(struct ar_gpu *gpu);
 void ar_bell_close(struct ar_bell *bell);
 /* The descriptor that the seat's processes get. */

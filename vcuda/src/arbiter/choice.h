@@ -12,7 +12,8 @@
 int ar_choice_next(const struct ar_sched *sched, uint64_t now);
 /* Whether a seat that lags much more than this one waits for it to end its quantum. */
 bool ar_choice_keeps_late(const struct ar_sched *sched, const struct ar_member *member);
-/* Whether the next seat's work, long and beyond its request, costs less in the holder's next pause than now. */
+/* Whether the next seat can wait for the holder's next pause: its launches are long and beyond its request, and some of
+ * that work then costs no other seat time. */
 bool ar_choice_can_wait(const struct ar_member *next, const struct ar_member *holder, uint64_t now);
 /* When a background seat must stop to be gone before in-budget work comes back; 0: unknown. */
 uint64_t ar_choice_latest(const struct ar_sched *sched, const struct ar_member *member, uint64_t now);

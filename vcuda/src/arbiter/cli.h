@@ -13,16 +13,17 @@ struct ar_options {
   unsigned long long memory;
 };
 
+/* Each returns the command's exit status; run does not return if the program starts. */
 int ar_serve(const struct ar_options *options);
 int ar_run(const struct ar_options *options, char **program);
 int ar_top(const struct ar_options *options);
 int ar_ask(const struct ar_options *options, const char *line);
 
-/* The folder of this user's arbiter. */
+/* Write the path of this user's arbiter's folder. */
 void ar_default_folder(char *out, size_t size, bool fake);
-/* A file that was built beside this program. */
+/* Write the path of a file that was built beside this program. */
 void ar_beside(char *out, size_t size, const char *name);
-/* One line to the arbiter and its answer (malloc'ed), or NULL. */
+/* Send a line to the arbiter and return its answer, for the caller to free; NULL if there is none. */
 char *ar_request(const char *folder, const char *line);
 
 #endif

@@ -15,12 +15,12 @@
 
 #define LINE 4096
 #define PEERS 64
-#define SEND_NS (10 * VC_S) /* for an answer that is not read */
+#define SEND_NS (10 * VC_S) /* a peer that does not read its answer for so long is disconnected */
 
 struct peer {
   int fd;
   size_t length, sent;
-  struct ar_text out; /* what it has not read yet: until then nothing more is asked of us */
+  struct ar_text out; /* what it has not read yet; no request of it is answered before */
   uint64_t since;
   char line[LINE];
   struct peer *next;
@@ -137,7 +137,7 @@ static void answer(const char *line, size_t length, struct ar_text *out) {
   refuse(out, "op must be set, change, drop, rule or read");
 }
 
-/* As much as the peer has room for. False when it is gone. */
+/* Send as much as the peer has room for; false if it is gone. */
 static bool flush(struct peer *p) {
   while (p->sent < p->out.length) {
     ssize_t n = send(p->fd, p->out.data + p->sent, p->out.length - p->sent, MSG_NOSIGNAL);
@@ -150,7 +150,7 @@ static bool flush(struct peer *p) {
   return true;
 }
 
-/* Answer the lines that are there, one after the other, as long as the peer reads. */
+/* Answer the lines that have come, one after the other, as long as the peer reads. */
 static bool work(struct peer *p) {
   char *end;
   while (!p->out.length && (end = memchr(p->line, '\n', p->length))) {

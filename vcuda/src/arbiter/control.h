@@ -6,8 +6,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Listen; false, with a reason, if that is impossible. */
 bool ar_control_open(const char **why);
-/* Disconnects peers that do not read their answers. */
+/* Disconnect peers that do not read their answers. */
 void ar_control_tick(uint64_t now);
 
 #endif

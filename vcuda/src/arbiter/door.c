@@ -24,7 +24,7 @@ struct stranger {
 
 static struct stranger *strangers;
 
-/* Its descriptor is the caller's from now on. */
+/* The caller gets its descriptor. */
 static void forget(struct stranger *gone) {
   struct stranger **p = &strangers;
   while (*p != gone) p = &(*p)->next;
@@ -57,7 +57,7 @@ static bool send_pages(int fd, const struct ar_seat *s, int slot) {
   return sendmsg(fd, &message, MSG_NOSIGNAL) == sizeof welcome;
 }
 
-/* A seated process says that it has mapped its pages; what comes then is its end, or noise that is thrown away. */
+/* A seated process says once that it has mapped its pages; anything later is ignored, except the end. */
 static void client_ready(void *client, int fd, bool writable) {
   struct ar_client *c = client;
   char noise[256];

@@ -8,7 +8,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#define CROWD 4000 /* turns within CROWD_NS that only a tenant's mischief explains */
+#define CROWD 4000 /* more turns within CROWD_NS are a tenant's mischief */
 #define CROWD_NS (20 * VC_MS)
 
 struct ar_gpu ar_gpus[AR_GPUS];
@@ -43,7 +43,7 @@ static uint64_t pass(struct ar_gpu *g, uint64_t now) {
   return next;
 }
 
-/* A gate that was just closed is looked at once more: its seat may have nothing in flight. */
+/* Look once more after a gate was closed: its seat may have nothing in flight. */
 static uint64_t turn(struct ar_gpu *g) {
   pthread_mutex_lock(&g->lock);
   bool before = g->sched.draining;

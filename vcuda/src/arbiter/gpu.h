@@ -21,8 +21,8 @@ struct ar_gpu {
   int index;
   uint8_t uuid[16];
   char uuid_text[64], name[64];
-  uint64_t memory;        /* 0: the driver does not say */
-  uint64_t context_bytes; /* what a context takes; 0: unknown */
+  uint64_t memory;        /* bytes; 0: unknown */
+  uint64_t context_bytes; /* of a context; 0: unknown */
   bool tells_memory;      /* NVML knows what each process holds */
   void *nvml;
   pthread_t thread;
@@ -37,11 +37,12 @@ struct ar_gpu {
 extern struct ar_gpu ar_gpus[AR_GPUS];
 extern int ar_gpu_count;
 
+/* Start the thread; false without memory or descriptors. */
 bool ar_gpu_start(struct ar_gpu *gpu, ar_rule *rule);
 void ar_gpu_stop(struct ar_gpu *gpu);
-/* From now on its time is shared by another rule. */
+/* Share its time by another rule from now on. */
 void ar_gpu_follow(struct ar_gpu *gpu, ar_rule *rule);
-/* Wake the thread: something changed that no tenant rings for. */
+/* Wake the thread, because something changed for which no tenant rings. */
 void ar_gpu_ring(struct ar_gpu *gpu);
 
 #endif

@@ -26,6 +26,7 @@ struct ar_object {
 
 /* False, with a reason, for anything but one well-formed flat object. */
 bool ar_json_parse(const char *line, size_t length, struct ar_object *out, const char **why);
+/* NULL if there is no such field. */
 const struct ar_field *ar_json_get(const struct ar_object *object, const char *name);
 
 /* A growing piece of output. */
@@ -35,7 +36,7 @@ struct ar_text {
 };
 __attribute__((format(printf, 2, 3))) void ar_text_add(struct ar_text *text, const char *format,
                                                        ...);
-/* A string with its quotes. */
+/* Append a string with its quotes. */
 void ar_text_quote(struct ar_text *text, const char *string);
 void ar_text_free(struct ar_text *text);
 

@@ -7,10 +7,10 @@
 #include <string.h>
 
 #define RESTORED_NS (2 * VC_S)
-#define COUNTED_NS (1 * VC_S) /* what was counted is kept so often */
+#define COUNTED_NS (1 * VC_S) /* how often the busy time is kept */
 
 struct record {
-  int32_t slot; /* -1: a program that the seat was taken for; -2: since when, and its busy time */
+  int32_t slot; /* -1: a program for which the seat was made; -2: since when there is the seat, and its busy time */
   int32_t pid;
   uint64_t start, charged;
 };
@@ -50,8 +50,8 @@ static void count_on(struct ar_seat *s, const struct record *r) {
   atomic_store(&s->usage->busy_ns, r->charged);
 }
 
-/* Processes that still live keep their slots, to come back to. What they hold by now is known when
- * they have: until then, but no longer than RESTORED_NS, no process of the seat gets memory. */
+/* Processes that still live keep their slots, and come back to them. Only then is known what they hold by now: until
+ * then, but no longer than RESTORED_NS, no process of the seat gets memory. */
 void ar_kept_adopt(struct ar_seat *s) {
   struct record list[RECORDS];
   size_t count = ar_state_kept(s->config.name, list, sizeof list) / sizeof *list;

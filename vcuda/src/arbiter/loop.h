@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The event loop: descriptors and what to do when they are ready, and what is due by time. Knows
- * nothing of seats. */
+/* The event loop: descriptors and what to do if they are ready, and what is due by time. It knows nothing of seats. */
 #ifndef AR_LOOP_H
 #define AR_LOOP_H
 
@@ -11,18 +10,19 @@
 /* A descriptor can be read, or written if that was asked for. */
 typedef void ar_ready(void *owner, int fd, bool writable);
 
+/* Call `ready` when the descriptor can be read; false without memory. */
 bool ar_loop_watch(int fd, ar_ready *ready, void *owner);
 /* Wait for room to write instead of something to read, or the other way round. */
 void ar_loop_want(int fd, bool writable);
-/* Before the descriptor is closed. */
+/* Stop that, before the descriptor is closed. */
 void ar_loop_unwatch(int fd);
-/* Call this about every 50 ms, in the order of registration. */
+/* Call `tick` about every 50 ms, in the order of registration; false if there are too many. */
 bool ar_loop_every(void (*tick)(uint64_t now));
 
-/* Accept a connection (close-on-exec, non-blocking), or -1. Out of descriptors, the caller is
- * turned away at once, so that it does not keep the loop busy. */
+/* Accept a connection (close-on-exec, non-blocking); -1 if there is none. If descriptors have run out, disconnect the
+ * caller at once, so that it does not keep the loop busy. */
 int ar_loop_accept(int fd);
-/* Listen on a Unix socket, replacing one that a dead arbiter left. */
+/* Listen on a Unix socket, replacing one that a dead arbiter left; -1, with a reason, if that is impossible. */
 int ar_loop_listen(const char *path, int type, mode_t mode, const char **why);
 /* How many descriptors the process may have. */
 unsigned ar_loop_descriptors(void);

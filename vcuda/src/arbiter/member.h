@@ -13,10 +13,10 @@ struct ar_seen {
   bool connected;
   bool waiting;        /* a thread waits at the gate */
   bool active;         /* work is in flight */
-  uint64_t idle_since; /* when it was last seen complete */
+  uint64_t idle_since; /* when the last of it was seen complete */
   uint64_t busy;       /* nanoseconds with work in flight, ever */
   uint64_t unit;       /* time of one launch */
-  uint64_t linger;     /* idle for so long, it pauses */
+  uint64_t linger;     /* after so many idle nanoseconds it pauses */
   uint64_t beat;       /* moves while its processes are not stopped */
 };
 
@@ -34,11 +34,11 @@ struct ar_member {
   uint64_t bucket[AR_BUCKETS];
   uint64_t bucket_at;
   uint64_t lost_beat, beat, beat_at;
-  double demand; /* of the time that others leave it, how much it uses: 0 to 1 */
-  bool demands;  /* that is nearly all of its request, or more */
+  double demand; /* the part of the time that others leave it which it uses: 0 to 1 */
+  bool demands;  /* whether that is nearly all of its request, or more */
   struct ar_pauses pauses;
   bool was_present, was_active, leftover, ceiling_shut;
-  bool lost; /* did not answer a grant, or never drained: passed by until it moves again */
+  bool lost; /* it did not use a grant, or did not drain: it is passed by until it moves again */
 };
 
 struct ar_sched {

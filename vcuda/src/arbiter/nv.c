@@ -58,7 +58,7 @@ static bool load(void *library) {
   for (unsigned i = 0; i < sizeof wanted / sizeof *wanted; i++) {
     void *found = dlsym(library, wanted[i].name);
     if (!found && wanted[i].older) found = dlsym(library, wanted[i].older);
-    if (!found && i > 4) return false; /* without the first ones less is known, and audited */
+    if (!found && i > 4) return false; /* the first ones may be missing: then less is known, and audited */
     memcpy(wanted[i].slot, &found, sizeof found);
   }
   return true;
@@ -112,7 +112,7 @@ bool ar_nv_open(const char *library, const char **why) {
   return ar_gpu_count > 0;
 }
 
-/* Append what one of the two lists has and the other had not. */
+/* Append the processes of another list that are not in this one yet. */
 static bool append(list_t *list, void *device, struct ar_nv_process **all, int *count) {
   unsigned room = 64, found;
   struct ar_nv_process *more = NULL;

@@ -12,16 +12,16 @@ struct ar_nv_process {
   unsigned gpu_instance, compute_instance;
 };
 
-/* Find the GPUs and fill ar_gpus. A fake NVML brings its clock along. */
+/* Find the GPUs and fill ar_gpus; false, with a reason, without NVML. A fake NVML brings its clock along. */
 bool ar_nv_open(const char *library, const char **why);
 #define AR_NV_UNKNOWN UINT64_MAX /* the driver does not say how much memory a process has */
 
-/* The processes with a context on a GPU, of CUDA or of graphics, each once; a list that is the
- * caller's to free, or NULL when NVML does not say. */
+/* Return the processes with a context on a GPU, of CUDA or of graphics, each once, for the caller to free; NULL if NVML
+ * does not say. */
 struct ar_nv_process *ar_nv_processes(int gpu, int *count);
 
-/* The mean of how busy a GPU was since `since`, per cent, which then is when the last sample was
- * taken; -1 if the driver does not say. */
+/* Return how busy a GPU was on average since `since`, per cent, and set `since` to the time of the last sample; -1 if
+ * the driver does not say. */
 int ar_nv_busy(int gpu, uint64_t *since);
 
 struct ar_nv_use {
@@ -29,7 +29,7 @@ struct ar_nv_use {
   unsigned long long when;
   unsigned sm, memory, encoder, decoder; /* per cent of the last moment */
 };
-/* What each process used of a GPU a moment ago; the caller's to free, or NULL. */
+/* Return what each process used of a GPU a moment ago, for the caller to free; NULL if the driver does not say. */
 struct ar_nv_use *ar_nv_uses(int gpu, int *count);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "pauses.h"
 
-/* One pause that was longer is chance, two are a habit. */
+/* One longer pause is chance, two are a habit. */
 #define HABIT 2
 
 void ar_pauses_see(struct ar_pauses *p, bool busy, uint64_t now) {

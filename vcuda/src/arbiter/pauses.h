@@ -15,12 +15,12 @@ struct ar_pauses {
   bool paused;
 };
 
-/* Is there in-budget work now? */
+/* Note whether there is work now. */
 void ar_pauses_see(struct ar_pauses *pauses, bool busy, uint64_t now);
-/* The last pauses were no longer than this. */
+/* Whether the last pauses were no longer than this. */
 bool ar_pauses_short(const struct ar_pauses *pauses, uint64_t length);
-/* When the pause that lasts now will end, if it is like the shortest of those that lasted longer than it
- * has so far; 0: there were too few of them to tell. */
+/* When the present pause will end, if it is like the shortest of those that lasted longer than it has so far; 0 if
+ * there were too few of them. */
 uint64_t ar_pauses_end(const struct ar_pauses *pauses, uint64_t now);
 
 #endif

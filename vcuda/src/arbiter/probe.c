@@ -19,7 +19,7 @@ struct child {
   int ready, done; /* its pipe to us, and ours to it */
 };
 
-/* A context on the one GPU that it sees, until we close our pipe. */
+/* In a child: hold a context on the one GPU that it sees, until we close our pipe. */
 static void hold_context(const char *library, const char *uuid, int ready, int done) {
   int device = 0;
   void *context;

@@ -17,18 +17,18 @@
 #define SEATS_LEAST 16 /* no seat may have more than its part of so many */
 #define PER_CLIENT 2   /* descriptors */
 
-/* ---- the programs that a seat was taken for ---- */
+/* ---- the programs for which a seat was made ---- */
 
 void ar_process_add_root(struct ar_seat *s, pid_t pid, uint64_t start) {
   if (pid <= 0) {
-    s->roots = 0; /* taken for no particular program: it stays until it is dropped */
+    s->roots = 0; /* made for no program in particular: it stays until it is dropped */
     return;
   }
   int kept = 0;
   for (int i = 0; i < s->roots; i++)
     if (s->root[i].pid != pid && ar_procfs_alive(s->root[i].pid, s->root[i].start))
       s->root[kept++] = s->root[i];
-  /* The last place is the newest one's, so that a seat never goes from under the one who asked. */
+  /* The newest one always gets a place, so that a seat is not dropped while its caller uses it. */
   if (kept == AR_ROOTS) kept--;
   s->root[kept++] = (struct ar_root){pid, start};
   s->roots = kept;
@@ -47,7 +47,6 @@ static void died(void *client, int fd, bool writable) {
   ar_process_leave(client);
 }
 
-/* Its caller gives it the slot. */
 struct ar_client *ar_process_new(struct ar_seat *s, pid_t pid, int slot) {
   struct ar_client *c = calloc(1, sizeof *c);
   if (!c) return NULL;
@@ -69,19 +68,19 @@ void ar_process_show_high(struct ar_seat *s) {
   atomic_store(&s->usage->high, high);
 }
 
-/* What a process asks for that sits here already. A second program under the same process ID is an
- * exec'ed one, and what it held is gone; a second connection of the same program would be a way to
- * have its memory, or its work in flight, forgotten. Of the two only the latter still maps the page.
- * One that hung up before it mapped the page holds nothing, though it may map its parent's. */
+/* Whether a process that sits here already, and asks for a slot, may have a new one. A second program under the same
+ * process ID was exec'ed, and what the first held is gone; a second connection of the same program would be a way to
+ * have its memory, or its work in flight, forgotten. Of the two, only the latter still maps the page. A process that
+ * hung up before it mapped the page holds nothing, though it may map its parent's. */
 static bool replaced(struct ar_client *c) {
   char byte;
-  bool says_so = c->fd >= 0 && recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0; /* and was not read yet */
+  bool says_so = c->fd >= 0 && recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0; /* not read yet */
   if (!c->shown && !says_so) return true;
   int maps = ar_procfs_maps(c->pid, "slicekeeper-usage");
   return maps == 0 || (maps < 0 && (c->fd < 0 || recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0));
 }
 
-/* No seat may use up the descriptors that the others need. */
+/* How many processes a seat may have, so that it does not use up the descriptors that other seats need. */
 static int quota(int seats) {
   int each = ((int)ar_loop_descriptors() - RESERVED) / PER_CLIENT;
   each /= seats > SEATS_LEAST ? seats : SEATS_LEAST;
@@ -107,7 +106,7 @@ struct ar_client *ar_process_sit(struct ar_seat *s, pid_t pid, int wanted, int s
   if (taken >= quota(seats)) return NULL;
   while (slot < (int)VC_SLOTS && s->client[slot]) slot++;
   if (slot == (int)VC_SLOTS) return NULL;
-  /* Before the lock: the GPU's thread does not wait for the system to answer about a process. */
+  /* Before the lock is taken: the GPU's thread must not wait for system calls about a process. */
   struct ar_client *c = ar_process_new(s, pid, slot);
   if (!c) return NULL;
   pthread_mutex_lock(&s->gpu->lock);
@@ -120,8 +119,7 @@ struct ar_client *ar_process_sit(struct ar_seat *s, pid_t pid, int wanted, int s
   return c;
 }
 
-/* What a process exported may live on in another one: until that can have been looked at, it counts
- * as held by the driver. */
+/* What a process exported may live on in another one: it counts as held by the driver until the audit has looked. */
 static void inherit(struct ar_seat *s, const struct vc_slot *slot) {
   uint64_t bytes = ar_usage_believable(atomic_load(&slot->exported)), most = atomic_load(&slot->charged);
   if (bytes > most) bytes = most;
@@ -160,8 +158,8 @@ void ar_process_orphan(struct ar_client *c) {
   c->orphan_at = vc_machine_now() + ORPHAN_NS;
 }
 
-/* A process without its socket: dead, another program by now, or its descriptors closed. Only in
- * the last case does it still hold what it held, and it keeps its slot however long it lives. */
+/* A process without its socket is dead, was replaced by exec, or has closed its descriptors. Only in the last case does
+ * it still hold what it held, and it keeps its slot for as long as it lives. */
 void ar_process_look(struct ar_client *c, uint64_t now) {
   if (!c->orphan_at || c->fd >= 0 || now < c->orphan_at) return;
   if (!ar_procfs_alive(c->pid, c->start) || ar_procfs_maps(c->pid, "slicekeeper-usage") == 0)

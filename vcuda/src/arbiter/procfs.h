@@ -8,16 +8,17 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* When it started, in clock ticks since boot; 0 when it is gone. Tells it from a later process of
- * the same ID. */
+/* Return when a process started, in clock ticks since boot, which tells it from a later process with the same ID; 0 if
+ * it is gone. */
 uint64_t ar_procfs_start(pid_t pid);
-/* Whether the process that started then still lives; of one whose start is unknown (0), any of its ID. */
+/* Whether the process that started then is alive; if its start is unknown (0), any process with its ID counts. */
 bool ar_procfs_alive(pid_t pid, uint64_t start);
+/* Return a process's parent; 0 if the process is gone. */
 pid_t ar_procfs_parent(pid_t pid);
-/* Its control group: of several hierarchies, the longest line, for a container runtime leaves some
- * of them alone. */
+/* Write a process's control group: of several hierarchies the longest line, because a container runtime leaves some of
+ * them alone. */
 void ar_procfs_cgroup(pid_t pid, char *out, size_t size);
-/* Does it map a file of that name? 1, 0, or -1 if that is unknown. */
+/* Whether a process maps a file of that name: 1, 0, or -1 if that is unknown. */
 int ar_procfs_maps(pid_t pid, const char *name);
 
 #endif

@@ -18,7 +18,7 @@ static int largest(const struct ar_view *v, uint32_t vclass,
   return best;
 }
 
-/* In proportion to the request: how long ago the seat should have had it. */
+/* What a seat is owed, in proportion to its request: how long ago it should have had it. */
 static int64_t owed(const struct ar_share *s) {
   return s->credit * (int64_t)VC_PERMILLE / (int64_t)s->request;
 }
@@ -27,7 +27,7 @@ static int64_t least_excess(const struct ar_share *s) {
   return -s->excess;
 }
 
-/* May this background seat start now? Short work fits into any gap, and any work into a long one or one
+/* Whether this background seat may start now. Short work fits into any gap, and any work into a long one or one
  * that will be long enough, as long as in-budget seats were not made to wait for more than is allowed;
  * other work has a smaller allowance of its own. */
 static bool may_start(const struct ar_view *v, const struct ar_share *s) {

@@ -27,7 +27,7 @@ struct ar_share {
 };
 
 #define AR_WINDOW_NS 10000000000ull
-/* Background work that leaves the GPU within this time may use any gap whose end is not known. */
+/* Background work that leaves the GPU within this time may use any gap whose end is unknown. */
 #define AR_SHORT_NS 600000ull
 
 struct ar_view {
@@ -37,13 +37,14 @@ struct ar_view {
   bool back_known;        /* and it is known when one will be again */
   int64_t interference;   /* time that long background work may still cost in-budget seats */
   int64_t allowance;      /* and that any may, in-budget seats having paused or not */
-  bool background_hungry; /* and it has not run for a while */
+  bool background_hungry; /* some background has not run for a while */
 };
 
 /* The index of the seat to run, or -1 for none. */
 typedef int ar_rule(const struct ar_view *view);
 
 ar_rule ar_rule_slicekeeper, ar_rule_kubegpu, ar_rule_gemini;
+/* NULL if there is no such rule. */
 ar_rule *ar_rule_named(const char *name);
 const char *ar_rule_name(ar_rule *rule);
 

@@ -83,7 +83,7 @@ char *ar_request(const char *folder, const char *line) {
   return answer;
 }
 
-/* A daemon detached from our terminal, so that it outlives us; two at once settle it by a lock. */
+/* Start a daemon detached from our terminal, so that it outlives us; of two at once, a lock decides. */
 static void start_arbiter(const char *folder, const struct ar_options *o) {
   char self[AR_PATH], log[AR_PATH + 8];
   ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);

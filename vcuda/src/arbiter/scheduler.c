@@ -10,9 +10,9 @@
 #define BEAT_NS (20 * VC_MS)
 #define WAKE_NS (10 * VC_MS) /* a granted seat may take this long to wake up */
 #define DRAIN_MARGIN_NS (5 * VC_MS)
-/* No seat is waited for longer, whatever it claims: what a lie costs its neighbours is paid back within the window. */
+/* No seat is waited for longer, whatever it claims: what a lie costs its neighbours is made good within the window. */
 #define DRAIN_MOST_NS (120 * VC_MS)
-#define ALIVE_NS (50 * VC_MS)      /* a process that gave no sign for so long is stopped */
+#define ALIVE_NS (50 * VC_MS) /* a process that has given no sign for so long is stopped */
 #define RESIDUAL_UNKNOWN_NS (2 * VC_MS)
 
 void ar_sched_init(struct ar_sched *s, ar_rule *rule, uint64_t now) {
@@ -55,7 +55,8 @@ void ar_sched_changed(struct ar_sched *s) {
 
 /* ---- what is seen ---- */
 
-/* How long the holder is idle before the GPU is given to others. It says so itself, and can only be too short. */
+/* How long the holder is idle before the GPU is given to others. The holder says so itself, but no more than
+ * VC_LINGER_NS counts. */
 static uint64_t linger(const struct ar_member *m) {
   uint64_t said = m->seen.linger;
   if (!said || said > VC_LINGER_NS) return VC_LINGER_NS;
@@ -128,8 +129,8 @@ static void drained(struct ar_sched *s, uint64_t now) {
   s->draining = false;
 }
 
-/* A holder that should have finished is passed by: soon if it is stopped, late if it lives, for it
- * may run a kernel longer than any before. It is charged for all of that time. */
+/* Whether a holder should have finished, and is passed by: soon if it is stopped, late if it is alive, since it may run
+ * a longer kernel than ever. It is charged for all of that time. */
 static bool overdue(const struct ar_member *m, uint64_t now) {
   uint64_t unit = m->seen.unit > m->share.residual ? m->seen.unit : m->share.residual;
   bool alive = now - m->beat_at < ALIVE_NS;
@@ -171,7 +172,7 @@ static bool must_leave(const struct ar_sched *s, uint64_t now) {
 
 static void decide(struct ar_sched *s, uint64_t now) {
   if (s->holder >= 0 && !s->draining && must_leave(s, now)) {
-    shut(s, now); /* what is in flight is to be looked at again once the gate shows closed */
+    shut(s, now); /* the caller looks once more at what is in flight, after it has closed the gate */
   } else if (s->holder >= 0 && s->draining) {
     struct ar_member *m = s->member[s->holder];
     bool gone = !m->seen.active || !m->seen.connected;

@@ -10,12 +10,12 @@
 #include "member.h"
 
 void ar_sched_init(struct ar_sched *sched, ar_rule *rule, uint64_t now);
-/* Members come and go; `gone` may be the holder. */
+/* Add a seat, which stays where it is until it is removed; false without memory. The holder may be removed too. */
 bool ar_sched_add(struct ar_sched *sched, struct ar_member *member, uint64_t now);
 void ar_sched_remove(struct ar_sched *sched, struct ar_member *gone);
-/* A class, a request or a limit changed: think again at once. */
+/* A class, a request or a limit changed: the next step decides again. */
 void ar_sched_changed(struct ar_sched *sched);
-/* With `seen` filled in: decide, and return when to come back at the latest. */
+/* Decide, by what is in each member's `seen`. Return when to call it again at the latest. */
 uint64_t ar_sched_step(struct ar_sched *sched, uint64_t now);
 void ar_sched_free(struct ar_sched *sched);
 

@@ -157,7 +157,7 @@ void ar_seat_drop(struct ar_seat *s) {
   pthread_mutex_lock(&s->gpu->lock);
   ar_sched_remove(&s->gpu->sched, &s->place.member);
   pthread_mutex_unlock(&s->gpu->lock);
-  /* Threads that wait at the gate learn that there is no seat any more. */
+  /* Wake the threads at the gate, which then see that there is no seat any more. */
   atomic_store(&policy->confirmed, 0);
   uint32_t gate = atomic_load(&policy->gate);
   atomic_store(&policy->gate, gate & 1 ? gate + 1 : gate + 2);

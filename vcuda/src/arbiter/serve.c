@@ -30,8 +30,8 @@ static bool only_one(void) {
   return fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0; /* held until the process ends */
 }
 
-/* A fake GPU's world lives in the arbiter's folder, unless the caller has one already. It goes
- * with the last seat: a new arbiter that finds seats takes it up as it is. */
+/* A fake GPU's world is a file in the arbiter's folder, unless the caller has one already. An arbiter that finds seats
+ * goes on with the world that it finds; without seats it starts a new one. */
 static void fake_world(void) {
   char path[AR_PATH];
   if (!ar_path(path, "world")) return;

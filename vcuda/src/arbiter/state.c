@@ -68,7 +68,7 @@ static bool known_number(const char *name) {
   return false;
 }
 
-/* One field of a request; NULL when it is well, else what is wrong. */
+/* Read one field of a request; NULL if it is valid, else what is wrong with it. */
 static const char *take(const struct ar_field *f, struct ar_config *c) {
   int64_t n = 0;
   if (!strcmp(f->name, "op")) return NULL;
@@ -148,7 +148,7 @@ void ar_state_forget(const char *name) {
   if (ar_path(path, "state/%s.held", name)) unlink(path);
 }
 
-/* In place and in one call: it is short, and a new arbiter reads it only when we are gone. */
+/* Written in place, in one call: it is short, and a new arbiter reads it only after we are gone. */
 bool ar_state_keep(const char *name, const void *data, size_t size) {
   char path[AR_PATH];
   if (!ar_path(path, "state/%s.held", name)) return false;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The folder, and the seats' policies on disk, from which a restarted arbiter takes up its work. */
+/* The arbiter's folder, with the seats' configurations on disk, from which a restarted arbiter goes on. */
 #ifndef AR_STATE_H
 #define AR_STATE_H
 
@@ -19,7 +19,7 @@ struct ar_config {
   uint32_t core, limit; /* per cent */
   uint64_t memory;
   uint32_t vclass;
-  pid_t root;       /* the latest process that was named with it; 0: it stays until dropped */
+  pid_t root;       /* the latest program for which it was requested; 0: it stays until it is dropped */
   char cgroup[256]; /* part of its processes' cgroup path; empty: unknown */
 };
 
@@ -33,8 +33,9 @@ bool ar_state_read(const struct ar_object *object, struct ar_config *config, con
 void ar_state_write(const struct ar_config *config, struct ar_text *out);
 bool ar_state_save(const struct ar_config *config);
 void ar_state_forget(const char *name);
-/* What is known of a seat's processes, as bytes; how many were read. */
+/* Keep what is known of a seat's processes, as bytes; false if it cannot be written. */
 bool ar_state_keep(const char *name, const void *data, size_t size);
+/* Read what was kept, and return how many bytes. */
 size_t ar_state_kept(const char *name, void *out, size_t size);
 void ar_state_each(void (*visit)(const struct ar_config *));
 bool ar_state_any(void);

@@ -5,7 +5,6 @@
 
 #define BELIEVED_NS (3600 * VC_S) /* no interval of work is longer */
 
-/* Garbage must not make a total run backwards or overflow. */
 uint64_t ar_usage_believable(uint64_t value) {
   return value > UINT64_MAX / 4096 ? 0 : value;
 }
@@ -18,15 +17,14 @@ static uint64_t seat_busy(const struct ar_seat *s, uint64_t now) {
   return busy + ((running & VC_RUNNING) && since < now && now - since < BELIEVED_NS ? now - since : 0);
 }
 
-/* The same for others, who take a sum that steps back for a new one. It may: a process that was held
- * up says late that its work ended long ago, and until then the work counts as in flight. */
+/* For readers that take a falling sum for a new one. It may fall: a process that was held up may report late that its
+ * work ended long ago, and until then the work counts as in flight. */
 uint64_t ar_usage_busy(struct ar_seat *s) {
   uint64_t busy = seat_busy(s, vc_now());
   if (busy > s->busy_shown) s->busy_shown = busy;
   return s->busy_shown;
 }
 
-/* A process that died with work in flight does not count among its seat's active ones any more. */
 void ar_usage_leave(struct vc_usage *usage, const struct vc_slot *slot, uint64_t now) {
   uint64_t old = atomic_load(&usage->running), next;
   if (!atomic_load(&slot->inflight)) return;

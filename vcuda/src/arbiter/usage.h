@@ -20,7 +20,7 @@ struct ar_totals {
   uint64_t memory, peak, exported; /* bytes */
   int processes;
 };
-/* Summed over the processes, those that left included where it is a sum over time. */
+/* Sum up the processes; time and launches include those of processes that have left. */
 struct ar_totals ar_usage_totals(struct ar_seat *seat);
 
 #endif
