@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the arbiter and the limiter share: three pages of memory and one message.
+ * What the arbiter and the limiter share: three pages of memory and a short exchange of messages.
  *
  * The policy page is written by the arbiter alone (a memfd sealed against new writers); the usage
  * page is written by the tenant and is trusted only for hints; the bell is one futex word per seat,
@@ -21,7 +21,7 @@
 #define VC_RUNNING ((1ull << VC_RUNNING_BITS) - 1)
 /* A policy with an older heartbeat has no arbiter: the limiter limits itself. */
 #define VC_STALE_NS 100000000ull
-/* A seat that is idle for so long hands over the GPU; one whose pauses are nearly all longer does so sooner. */
+/* After so much idle time a seat hands over the GPU; a seat whose pauses are nearly all longer does so sooner. */
 #define VC_LINGER_NS 100000ull
 #define VC_LINGER_LEAST_NS 10000ull
 
@@ -41,10 +41,10 @@ struct vc_policy {
   _Atomic uint64_t depth_ns;  /* how much work may be in flight; 0: any amount */
   uint64_t gate_key, bell_key;
   uint8_t uuid[16];
-  _Atomic uint32_t settling;      /* after a restart: who held memory has not all come back */
+  _Atomic uint32_t settling;      /* after a restart: not all processes that held memory have come back */
   _Atomic uint64_t context_bytes; /* what a context takes on this GPU */
   /* Bytes that the process in that slot has let go of while others could hold them, and that the
-   * driver does not hold any more. A new serial is a new word. */
+   * driver does not hold any more. The serial changes with every such message. */
   _Atomic uint32_t release_serial, release_slot;
   _Atomic uint64_t release_bytes;
 };

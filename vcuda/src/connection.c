@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who we are is which socket we reach. In a container the seat's folder is mounted at a fixed place
- * and nothing else counts; elsewhere `arbiter run` names the socket in the environment, which is
+ * Which seat a process belongs to is decided by the socket that it reaches. In a container the seat's folder is mounted
+ * at a fixed place and nothing else counts; elsewhere `arbiter run` names the socket in the environment, which is
  * read once, before the program's own code can change it, and never in a setuid program.
  */
 #define _GNU_SOURCE
@@ -34,7 +34,7 @@ _Atomic uint32_t *_Atomic vc_gate = &closed_gate;
 
 static struct vc_lock guard;
 static _Atomic int owner; /* the process that is connected; a forked child is not */
-static _Atomic int last_seen; /* the process that asked last: without a handler, a child's sign */
+static _Atomic int last_seen; /* the process that asked last: another one is a child, if no handler says so */
 static int socket_fd = -1;
 static ino_t socket_inode;
 static int slot_index = -1;
@@ -163,7 +163,7 @@ static bool still_ours(void) {
          file.st_ino == socket_inode;
 }
 
-/* A parent without a seat, or one that was just taking it, can have held any of the locks too. */
+/* A parent without a seat, or one that was just taking its seat, may have held any of the locks as well. */
 void vc_seat_forked(void) {
   atomic_store(&guard.word, 0);
   if (atomic_exchange(&owner, 0)) waited = false;
@@ -176,9 +176,9 @@ void vc_seat_forked(void) {
   vc_life.forget();
 }
 
-/* With the guard held: connect, the first time with patience, for a container's first process can
- * be faster than the agent that sets the policy. The pauses grow: a thousand processes that find
- * their seat full would keep the arbiter busy with turning them away. */
+/* With the guard held: connect, the first time patiently, because a container's first process can be faster than the
+ * agent that sets the policy. The pauses grow, because a thousand processes that find their seat full would otherwise
+ * keep the arbiter busy with refusing them. */
 static bool first_connect(void) {
   uint64_t now = vc_machine_now(), until = now + (waited ? 0 : FIRST_WAIT_NS), pause = FIRST_PAUSE_NS;
   char path[sizeof from_environment];

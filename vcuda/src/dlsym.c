@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The dlsym of ours, one of the three ways by which programs ask for the driver's functions; the
- * others are linking (our exports) and cuGetProcAddress. */
+/* Our dlsym, one of the three ways in which programs get the driver's functions; the others are linking (our exports)
+ * and cuGetProcAddress. */
 #define _GNU_SOURCE
 #include "hook.h"
 #include "nvml.h"

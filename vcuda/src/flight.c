@@ -74,7 +74,7 @@ void vc_flight_start(uint64_t now) {
   advance(now);
   bool first = !active++;
   if (first) rested(now);
-  publish(); /* who counts in the union shows work in flight: dead, it is taken out by that */
+  publish(); /* a process in the union shows work in flight, so that the arbiter takes it out if it dies */
   if (first) join(now);
   vc_unlock(&guard);
   if (first) vc_flight_nudge();
@@ -84,7 +84,7 @@ void vc_flight_land(uint64_t then, uint64_t now) {
   vc_lock(&guard);
   if (then > now) then = now;
   if (active == 1) {
-    /* Busy time was shown up to a look before; it cannot be taken back. */
+    /* Busy time was published up to an earlier look, and cannot be taken back. */
     advance(then);
     rest_since = idle_since = then > mark ? then : mark;
     if (in_union && vc_seat.usage) union_stop(vc_seat.usage, then);

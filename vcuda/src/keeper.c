@@ -95,7 +95,7 @@ static void turn(void) {
     settle_at = now + SETTLE_NS;
   }
   uint64_t pause = nap(now, active);
-  /* If others wait, the end of each short burst of work is to be seen. */
+  /* If others wait, the end of each short burst of work must be seen. */
   vc_flight_rest(now + pause, !active && pause > VC_LINGER_NS);
 }
 
@@ -110,7 +110,7 @@ static void *run(void *unused) {
   return unused;
 }
 
-/* The program's signals are none of ours. */
+/* The program's signals are not for this thread. */
 bool vc_keeper_start(void) {
   pthread_t thread;
   sigset_t all, before;
@@ -121,7 +121,7 @@ bool vc_keeper_start(void) {
   bool ok = pthread_create(&thread, NULL, run, NULL) == 0;
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (ok) pthread_detach(thread);
-  /* A virtual clock must not run on before the thread lives by it. */
+  /* A virtual clock must not go on before this thread counts among those that live by it. */
   for (int i = 0; ok && vc_clock && i < 10000 && !atomic_load(&running); i++)
     vc_machine_sleep(100 * VC_US);
   return ok;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A process's life with the limiter: what starts with its first connection, and what a forked child
- * must forget. The only module that knows all others that have a state.
+ * must forget. The only module that knows all others with a state.
  */
 #include "memory_account.h"
 #include "connection.h"
@@ -27,8 +27,8 @@ static void forget_parent(void) {
   vc_nvml_reset();
 }
 
-/* A child of a fork has one thread, and whatever lock another held is held for good. musl has no
- * such function; there the first call that needs the seat notices. */
+/* A forked child has one thread, and any lock that another thread held stays locked. musl has no such function; there the
+ * first call that needs the seat notices the fork. */
 extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *)
     __attribute__((weak));
 extern void *__dso_handle __attribute__((visibility("hidden")));

@@ -2,10 +2,10 @@
 #include "turn.h"
 #include "connection.h"
 
-#define FRESH_NS (10 * VC_MS)  /* who waits says so more often; the others do not wait for a stopped process */
-#define PAIR_NS (10 * VC_MS)   /* two launches that are over by then may be in flight */
-#define BEFORE_NS (200 * VC_US) /* so long before the end of a launch the next one may follow it */
-#define LATE_NS (5 * VC_MS)    /* a launch that is over by now for certain, if its like takes no longer */
+#define FRESH_NS (10 * VC_MS)   /* a waiting process says so more often; nothing waits for a stopped one */
+#define PAIR_NS (10 * VC_MS)    /* two launches that end within this time may be in flight together */
+#define BEFORE_NS (200 * VC_US) /* how long before a launch's end the next one may follow it */
+#define LATE_NS (5 * VC_MS)     /* a launch this late is over, unless it takes longer than any of its function */
 
 /* Launches that took the turn, and are in the driver's call: they do not show as in flight yet. */
 static _Atomic uint32_t making;
@@ -43,12 +43,12 @@ bool vc_turn_take(uint64_t since, uint64_t takes, uint64_t own, uint64_t now) {
     return true;
   }
   atomic_store(&mine->turn_seen, now);
-  atomic_store(&mine->turn_since, since); /* first shown, then looked: of two at once one sees the other */
+  atomic_store(&mine->turn_since, since); /* publish first, then look: of two at once, one sees the other */
   uint32_t high = atomic_load(&usage->high);
   for (uint32_t i = 0; i < high && i < VC_SLOTS; i++) {
     const struct vc_slot *o = &usage->slot[i];
     if (o == mine || !atomic_load(&o->live)) continue;
-    /* In this order: who takes the turn says when it ends before it leaves the queue. */
+    /* In this order: a process that takes the turn says when it ends before it leaves the queue. */
     if (is_before(o, mine, since, now)) return false;
     uint64_t end = atomic_load(&o->turn_end);
     if (in_the_way(end, takes, now)) return false;

@@ -39,7 +39,7 @@ static bool name_it(CUmemGenericAllocationHandle handle, struct physical *p) {
   return vc_table_put((struct vc_item){.key = handle, .owner = p, .kind = VC_PHYSICAL});
 }
 
-/* An allocation that a call is about, kept from going away meanwhile. */
+/* An allocation that a call uses, and that must not go meanwhile. */
 static struct physical *begin(CUmemGenericAllocationHandle handle) {
   vc_lock(&guard);
   struct physical *p = of_handle(handle);
@@ -82,7 +82,7 @@ VC_HOOK CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   struct vc_item item;
   struct physical *p = NULL;
   vc_lock(&guard);
-  /* The name goes first: once released, the handle can be another allocation's at once. */
+  /* The entry goes first: once released, the handle can be another allocation's at once. */
   if (vc_table_take(VC_PHYSICAL, handle, &item)) {
     p = item.owner;
     p->busy++;
@@ -247,7 +247,7 @@ VC_HOOK CUresult cuMemGetHandleForAddressRange(void *out, CUdeviceptr address, s
   return r;
 }
 
-/* ---- tiles of sparse arrays: what maps, remaps and unmaps a region of one subresource ---- */
+/* ---- tiles of sparse arrays: mapping, remapping and unmapping a region of one subresource ---- */
 
 struct tile {
   struct tile *next;

@@ -155,7 +155,7 @@ const char *fk_module_entry(void *module, unsigned number);
 /* Make the stacks large enough for a kernel. */
 CUresult fk_local(CUcontext ctx, uint64_t bytes);
 void fk_pools_settle(int gpu);
-/* Let go of plain memory whose streams have come to the point where it was freed. */
+/* Free plain memory whose streams have reached the point at which it was freed. */
 void fk_blocks_settle(void);
 void fk_forget(CUcontext ctx);
 CUresult fk_graph_alloc(CUgraphNode *out, CUgraph graph, size_t bytes, CUdeviceptr *pointer);

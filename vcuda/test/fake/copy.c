@@ -13,7 +13,7 @@ static CUresult copy(void *to, const void *from, size_t bytes) {
   return CUDA_SUCCESS;
 }
 
-/* An asynchronous copy of pages nobody computes on can be done now; its place in the queue stays
+/* An asynchronous copy of pages on which no kernel computes can be done now; its place in the queue stays
  * visible through the stream. */
 static CUresult copy_async(void *to, const void *from, size_t bytes, CUstream stream) {
   struct CUstream_st *s = fk_stream(stream);

@@ -425,7 +425,7 @@ bool fk_finished(int gpu, struct fk_place place) {
   return passed(&fk_world()->gpu[gpu], place);
 }
 
-/* Not before this time is the operation done, if nobody submits more; it may be much later. */
+/* The operation is not done before this time, if no more is submitted; it may be much later. */
 static uint64_t earliest(int gpu, struct fk_place place) {
   struct fk_gpu *g = &fk_world()->gpu[gpu];
   const struct fk_stream *s = &g->stream[place.stream];

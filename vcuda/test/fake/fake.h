@@ -214,7 +214,7 @@ void fk_name(int gpu, char *out, size_t size);
 /* engine.c; all with the lock held */
 int fk_queue_open(int gpu);
 void fk_queue_close(int gpu, int queue);
-/* A stream of a context; 0 when there is no room. */
+/* A stream of a context; 0 if there is no room. */
 uint32_t fk_stream_open(int gpu, int queue, bool legacy, bool blocking, int priority);
 /* It goes when all that it holds is complete. */
 void fk_stream_close(int gpu, uint32_t stream);

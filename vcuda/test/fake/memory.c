@@ -25,7 +25,7 @@ struct CUmemPoolHandle_st {
   int gpu, queue;
   uint64_t used, reserved, threshold, maximum;
   bool on_host, destroyed; /* destroyed, it lives on until its last free */
-  bool managed;            /* its memory goes where it is used, wherever it lies at first */
+  bool managed;            /* its memory moves to its user, wherever it is at first */
 };
 
 static struct block *blocks;
@@ -470,7 +470,7 @@ FK_API(cuMemPoolCreate, (CUmemoryPool * out, const CUmemPoolProps *props)) {
   return CUDA_SUCCESS;
 }
 
-/* What is still in use stays, and the pool with it; nobody destroys a device's default pool. */
+/* What is still in use stays, and the pool with it; a device's default pool cannot be destroyed. */
 /* What gives memory back to the kernel may close descriptors, and a thread may be cancelled there. */
 FK_API(cuMemPoolDestroy, (CUmemoryPool pool)) {
   FK_ENTER("cuMemPoolDestroy");

@@ -8,7 +8,7 @@
  * cubin, an ELF file with sections .nv.global; or a fat binary of both, whose last cubin is loaded.
  * The documents do not say when they take their memory: with SLICEKEEPER_FAKE_LAZY=1 it is when the
  * module is first asked for something, else when it is loaded. A module is its context's; a library is in every context
- * that uses it, or, where it is loaded at once, in all of them, those made later too.
+ * that uses it, or, if it is loaded at once, in all of them, those made later too.
  */
 #define _GNU_SOURCE
 #include "api.h"
@@ -34,7 +34,7 @@ struct global {
   void *address;
 };
 
-/* Where its variables are. */
+/* The contexts that have its variables. */
 struct place {
   struct place *next;
   CUcontext ctx;
@@ -205,7 +205,7 @@ static bool lazy(void) {
   return fk_bytes(fk_setting("LAZY"), 0);
 }
 
-/* Where modules are not loaded lazily, a new context has all libraries in it from the first. */
+/* If modules are not loaded lazily, a new context has all libraries in it from the start. */
 CUresult fk_libraries_use(CUcontext ctx) {
   CUresult r = CUDA_SUCCESS;
   pthread_mutex_lock(&guard);

@@ -15,8 +15,8 @@
 
 enum { NVML_OK = 0, NVML_INVALID = 2, NVML_UNSUPPORTED = 3, NVML_NOT_FOUND = 6, NVML_SIZE = 7 };
 
-/* SLICEKEEPER_FAKE_NVML: "unknown" as under WSL2, where no process's memory is known, "bare" as on
- * GPUs that share the host's memory, which do not say how much there is, "silent" where processes
+/* SLICEKEEPER_FAKE_NVML: "unknown" as under WSL2, which knows no process's memory, "bare" as on
+ * GPUs that share the host's memory, which do not say how much there is, "silent" if processes
  * are not listed either, nor how busy the GPU was. */
 static bool like(const char *what) {
   const char *chosen = fk_setting("NVML");

@@ -27,7 +27,7 @@ int fk_fault(const char *name) {
   return *end == ':' ? atoi(end + 1) : CUDA_ERROR_UNKNOWN;
 }
 
-/* The newest version not above the asked one; a per-thread variant where there is one. */
+/* The newest version up to the requested one, in its per-thread variant if there is one. */
 static const struct fk_proc *look_up(const char *base, int version, bool per_thread) {
   const struct fk_proc *best = NULL;
   for (unsigned i = 0; i < fk_proc_count; i++) {

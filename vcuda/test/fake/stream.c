@@ -2,7 +2,7 @@
 /*
  * Streams and events.
  *
- * Where the documents leave open what cuEventQuery answers, SLICEKEEPER_FAKE_EVENTS chooses: by
+ * If the documents leave open what cuEventQuery answers, SLICEKEEPER_FAKE_EVENTS chooses: by
  * default a thread needs no current context for it, and an event of a destroyed context is an invalid
  * handle; `strict` wants a current context (CUDA_ERROR_INVALID_CONTEXT) and answers
  * CUDA_ERROR_CONTEXT_IS_DESTROYED; `done` takes events of destroyed contexts for complete.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The shared world: where it lies, its lock, its clock. */
+/* The shared world: its place, its lock, its clock. */
 #define _GNU_SOURCE
 #include "fake.h"
 
@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define SPIN_NS 80000ull
-#define WALL_WAIT_NS 500000ull /* nobody wakes a wait for the GPU before its time */
+#define WALL_WAIT_NS 500000ull /* a wait for the GPU is not woken before its time */
 #define DEAD_CHECK_NS 200000000ull
 
 static struct fk_world *world;

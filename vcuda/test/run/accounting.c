@@ -45,7 +45,7 @@ static void stand(unsigned long bytes, const char *where) {
   bad++;
 }
 
-/* What was exported is charged until the arbiter has seen that nobody holds it: it looks twice a
+/* What was exported is charged until the arbiter has seen that no process holds it: it looks twice a
  * second, and believes the third look. */
 static void stand_soon(unsigned long bytes, const char *where) {
   size_t spare, total;
@@ -360,7 +360,7 @@ static void ipc(void) {
   stand_soon(0, "ipc: at the end");
 }
 
-/* An import that outlives the exporter's own handle is nobody's charge: the arbiter must see it. */
+/* An import that outlives the exporter's own handle is charged to no process: the arbiter must see it. */
 static void orphan(unsigned long mib) {
   int descriptor;
   CUmemGenericAllocationHandle handle = physical(mib * MIB);

@@ -305,7 +305,7 @@ static void babble_without_end(void) {
   aside(babble, NULL);
 }
 
-/* The control socket, where a tenant can reach it: one user's arbiter. */
+/* The control socket, if a tenant can reach it, as with one user's arbiter. */
 static int control(void) {
   struct sockaddr_un at = {.sun_family = AF_UNIX};
   const char *path = getenv("SLICEKEEPER_SEAT");

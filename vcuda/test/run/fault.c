@@ -94,7 +94,7 @@ static void close_all(void) {
     if (!fopen("/dev/null", "r")) break; /* their numbers are taken at once */
 }
 
-/* All but what says where the fake GPU is: on another GPU it would disturb nobody. */
+/* All but what names the fake GPU: on another GPU it would not disturb the others. */
 static void clear_environment(void) {
   const char *world = getenv("SLICEKEEPER_FAKE_WORLD");
   char *kept = world ? strdup(world) : NULL;

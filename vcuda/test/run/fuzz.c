@@ -6,7 +6,7 @@
  *   linked-fuzz SECONDS SEED
  *
  * Whatever is asked, the answer must carry the name of the driver's own answer, hooked or not; and
- * what a driver hands out that nobody knows must be hooked by its name or withheld.
+ * unknown pointers that a driver hands out must be hooked by their name or withheld.
  */
 #define _GNU_SOURCE
 #include "hook.h"
@@ -27,7 +27,7 @@ void *vc_unused_dlsym(void *handle, const char *name);
 static get_t *driver;
 static unsigned state;
 static unsigned long asked, hooked, withheld;
-static int strange; /* the driver hands out pointers that nobody has seen */
+static int strange; /* the driver hands out unknown pointers */
 static char name[LONG + 64];
 
 static unsigned roll(unsigned below) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fake GPU itself, where other tests would not notice that it is not as CUDA documents it."""
+"""The fake GPU itself, if no other test would notice that it is not as CUDA documents it."""
 
 from __future__ import annotations
 

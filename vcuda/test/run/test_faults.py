@@ -134,7 +134,7 @@ def exactly(kind: str, seconds: float = 5.0) -> str:
         check(bad.returncode == {"killed": -9, "stopped": -9}.get(kind, 0), f"it ended with {bad.returncode}")
     shares = [100 * g["busy_ns"] / g["wall_ns"] for g in got]
     text = " and ".join(f"{s:.1f} %" for s in shares)
-    # Where it is gone after a fifth of the time, the others share what it leaves.
+    # If it is gone after a fifth of the time, the others share what it leaves.
     want = 30 + (0.8 * 20 if kind in ("killed", "stopped") else 0)
     check(all(abs(s - want) <= POINTS for s in shares), f"the others got {text}, not {want:.0f} % each")
     return f"the others: {text}"

@@ -49,7 +49,7 @@ def sanitized() -> None:
         raise Skip("there is no gcc")
     with Node(virtual=False) as node:
         program = str(Path(node.dir) / "sanitized")
-        # Linked with the sanitizer inside; a shared one must be told that ours comes before it.
+        # Linked with the sanitizer inside; a shared one must know that ours comes before it.
         for how, options in ((["-static-libasan"], ""), ([], "verify_asan_link_order=0:")):
             gcc = ["gcc", "-fsanitize=address", *how, f"-I{headers()}", f"-I{ROOT / 'include'}", "-o", program]
             files = [ROOT / "test" / "run" / "memory.c", BUILD / "fake" / "libcuda.so.1"]

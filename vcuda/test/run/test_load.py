@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library loads everywhere and does nothing where there is no CUDA."""
+"""The library loads everywhere and does nothing without CUDA."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def preload_file() -> str:
 def preload_variable() -> str:
     said = in_namespace(everywhere(), "export LD_PRELOAD=/mnt/libvcuda.so")
     check(said["plain"] == "user 65534, effective 65534, with", str(said))
-    # The loader itself ignores a path in LD_PRELOAD where the rights were raised.
+    # The loader itself ignores a path in LD_PRELOAD if the rights were raised.
     check(said["setuid-plain"] == "user 65534, effective 0, without", str(said))
     check(said["setuid-musl-plain"] == said["setuid-static"] == "user 65534, effective 0, without", str(said))
     check(said["old"] == said["setuid-old"] == "old 0", str(said))

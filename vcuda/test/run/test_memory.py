@@ -69,7 +69,7 @@ def by_way(name: str, **fake: str) -> str:
     return f"{answer['granted']} of {answer['tried']} granted, peak {answer['peak'] >> 20} MiB"
 
 
-# Where the documents leave it open when memory is taken, or how much a context takes: each of them.
+# The documents leave open when memory is taken, and how much a context takes: try each.
 DRIVERS: dict[str, dict[str, str]] = {"": {}, ", lazily": {"lazy": "1"}, ", contexts of 120 MiB": {"context": "120M"}}
 LISTED = subprocess.run(
     [str(BUILD / "fake" / "ways"), "list"],
@@ -83,7 +83,7 @@ for way in LISTED:
         case(f"memory, way by way{words}: {way}", lambda way=way, fake=fake: by_way(way, **fake))
 
 
-# Where a driver's figures, its GPUs or its memory are others.
+# Drivers with other figures, GPUs or memory.
 OTHERS = {
     "a pool's figures fail now and then": ("pool_by_threads", {"fault": "cuMemPoolGetAttribute:3:999"}),
     "a freeing call fails now and then": ("freed_by_many_threads", {"fault": "cuMemFree_v2:3:999"}),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NVML shows in a seat, and what becomes of the cap where NVML says little."""
+"""What NVML shows in a seat, and how the cap works if NVML says little."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ for mix in MIXES:
     case(f"shares: {mix.name}", lambda mix=mix: run(mix))
 
 
-# What the driver answers where its documents leave it open, and when it refuses what we ask of it.
+# What the driver may answer if its documents leave it open, and if it refuses what we ask of it.
 for how in ("strict", "done"):
     for mix in (MIXES[0], MIXES[8], MIXES[20], MIXES[21]):
         case(f"shares, events {how}: {mix.name}", lambda mix=mix, how=how: run(mix, events=how))

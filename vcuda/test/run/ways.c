@@ -1247,7 +1247,7 @@ static void freed_in_order_and_destroyed(void) {
   fill();
 }
 
-/* ---- memory whose place is not where it begins, or another GPU ---- */
+/* ---- memory that moves from its first place, or is on another GPU ---- */
 
 static void managed_pool_on_host(void) {
   CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_MANAGED, .location = {.type = CU_MEM_LOCATION_TYPE_HOST}};

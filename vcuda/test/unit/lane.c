@@ -28,7 +28,7 @@
 
 enum item { LAUNCH = 1, FENCE, WAIT };
 
-/* Where the thread is. */
+/* The thread's place in its program. */
 enum at {
   READY,
   BEGUN_FAST, /* counted, not yet looked whether it may */
@@ -279,7 +279,7 @@ static void holds(const struct state *s) {
   CHECK(!work || s->shown || vc_lane_state(&s->lane) == VC_BLOCKED);
 }
 
-/* With nobody doing anything new, the keeper alone brings the lane to rest. */
+/* If nothing new happens, the keeper alone brings the lane to rest. */
 static void comes_to_rest(struct state s) {
   if (s.thread != READY || s.held) return;
   for (int i = 0; i < 4 * ITEMS; i++) {

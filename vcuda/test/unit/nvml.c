@@ -119,7 +119,7 @@ static void names(unsigned *state) {
   void *got = vc_nvml_hook(text, text);
   CHECK((got != text) ==
         (!strcmp(text, "nvmlDeviceGetMemoryInfo") || !strcmp(text, "nvmlDeviceGetMemoryInfo_v2")));
-  real[0] = real[1] = NULL; /* what it was told about is no function */
+  real[0] = real[1] = NULL; /* what it was given is no function */
 }
 
 int main(void) {

@@ -19,7 +19,7 @@ static void classes(void) {
   CHECK(ar_rule_slicekeeper(&v) == 2); /* owed most */
   s[2].eligible = false;
   CHECK(ar_rule_slicekeeper(&v) == 1);
-  s[1].credit = -4; /* nobody is owed: what is left over still goes to in-budget first */
+  s[1].credit = -4; /* no seat is owed anything: what is left over still goes to in-budget first */
   CHECK(ar_rule_slicekeeper(&v) == 1);
   s[1].eligible = false;
   CHECK(ar_rule_slicekeeper(&v) == 0);

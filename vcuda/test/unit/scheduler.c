@@ -29,7 +29,7 @@ static void hand_over(void) {
   ar_sched_step(&s, now += MS);
   CHECK(a.open && a.contended && !b.open); /* not before its quantum is over */
   ar_sched_step(&s, now += 6 * MS);
-  CHECK(!a.open && !b.open); /* closed, and still in flight: nobody runs beside it */
+  CHECK(!a.open && !b.open); /* closed, with work still in flight: no other seat runs beside it */
   a.seen.active = false;
   a.seen.idle_since = now += MS;
   ar_sched_step(&s, now);

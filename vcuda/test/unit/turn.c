@@ -28,7 +28,7 @@ static void over(int process) {
 
 int main(void) {
   uint64_t t = VC_S;
-  CHECK(take(0, t, LONG, t)); /* without a seat there is nobody to wait for */
+  CHECK(take(0, t, LONG, t)); /* without a seat there are no others to wait for */
   vc_seat.usage = &usage;
   for (int i = 0; i < 3; i++) usage.slot[i].live = 1;
 
