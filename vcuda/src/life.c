@@ -27,8 +27,8 @@ static void forget_parent(void) {
   vc_nvml_reset();
 }
 
-/* A forked child has one thread, and any lock that another thread held stays locked. musl has no such function; there the
- * first call that needs the seat notices the fork. */
+/* A forked child has one thread, and any lock that another thread held stays locked. musl has no such function; there
+ * the first call that needs the seat notices the fork. */
 extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *)
     __attribute__((weak));
 extern void *__dso_handle __attribute__((visibility("hidden")));

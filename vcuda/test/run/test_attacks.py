@@ -14,7 +14,7 @@ SECONDS = 3.0
 # So much longer lives the bad one: how long a process takes to die is no matter of virtual time.
 LONGER = 2.0
 POINTS = 2.0
-# On real futexes, which virtual time has not.
+# On real futexes, which virtual time does not use.
 REAL = ("requeue_bell", "ring_without_end", "knock_without_end", "never_reads")
 
 
