@@ -49,6 +49,10 @@ MIB = 16_384
 
 OFFERED = 1.3
 
+MOST = 10**12
+MOST_GPUS = 1_000
+"""More is taken for a mistake in the list."""
+
 AT = "at"
 """The key under which a row keeps its file and line, for messages."""
 
@@ -91,7 +95,13 @@ class Pod:
 def read_nodes(path: Path) -> list[Node]:
     """Return the nodes that have GPUs. Ends the program if the list is bad or has none."""
     nodes = [
-        Node(row["sn"], _number(row, "cpu_milli"), _number(row, "memory_mib"), _number(row, "gpu"), row["model"])
+        Node(
+            row["sn"],
+            _number(row, "cpu_milli"),
+            _number(row, "memory_mib"),
+            _number(row, "gpu", most=MOST_GPUS),
+            row["model"],
+        )
         for row in _rows(path, "sn", "cpu_milli", "memory_mib", "gpu", "model")
     ]
     if twice := [name for name, count in Counter(node.name for node in nodes).items() if count > 1]:
@@ -111,7 +121,7 @@ def read_pods(path: Path) -> list[Pod]:
 
 
 def _pod(row: dict[str, str]) -> Pod:
-    gpus = _number(row, "num_gpu")
+    gpus = _number(row, "num_gpu", most=MOST_GPUS)
     core = -(-_number(row, "gpu_milli", least=1, most=1000) * CORES_PER_GPU // 1000) if gpus else 0
     models = tuple(model for model in row.get("gpu_spec", "").split("|") if model)
     life = _seconds(row, "deletion_time") - _seconds(row, "creation_time")
@@ -121,22 +131,23 @@ def _pod(row: dict[str, str]) -> Pod:
 def _rows(path: Path, *columns: str) -> list[dict[str, str]]:
     """Return the rows of a list that must have these columns; each row keeps its file and line for messages."""
     try:
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file, restval="")
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = list(file)
+            blank = len(list(itertools.takewhile(str.isspace, lines)))
+            reader = csv.DictReader(lines[blank:], restval="", skipinitialspace=True)
             for column in columns:
                 if column not in (reader.fieldnames or []):
                     raise SystemExit(f"{path}: column {column} is missing; its first line must name it")
-            return [{**row, AT: f"{path}, line {reader.line_num}"} for row in reader]
+            return [{**row, AT: f"{path}, line {blank + reader.line_num}"} for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SystemExit(f"{path}: cannot be read as CSV: {error}") from error
 
 
-def _number(row: dict[str, str], column: str, *, least: int = 0, most: float = math.inf) -> int:
+def _number(row: dict[str, str], column: str, *, least: int = 0, most: int = MOST) -> int:
     text = row[column]
     value = _float(text)
     if not (least <= value <= most and value.is_integer()):
-        allowed = f"from {least} to {most}" if most < math.inf else f"of at least {least}"
-        raise SystemExit(f"{row[AT]}: {column} is {text!r}; write a whole number {allowed}")
+        raise SystemExit(f"{row[AT]}: {column} is {text!r}; write a whole number from {least} to {most}")
     return int(value)
 
 
@@ -335,20 +346,34 @@ def _churn(cluster: Cluster, pods: list[Pod], chance: random.Random, whole: int,
     return 100 * given / seconds / whole
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1; write one")
+    return int(text)
+
+
+def _percentage(text: str) -> float:
+    if not 0 <= _float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentage; write a number from 0")
+    return float(text)
+
+
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--nodes", type=Path, required=True)
     parser.add_argument("--pods", type=Path, required=True)
     parser.add_argument("--policy", choices=[*LEARNING, *FIXED], default="expected-fill")
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seeds", type=_count, default=10)
     parser.add_argument("--cpu-pods", choices=["policy", "random", "kube"], default="policy")
     parser.add_argument("--prior", action="store_true", help="the policy knows the whole list's mix from the start")
-    parser.add_argument("--load", type=float, default=0.0, help="let pods end, and offer this percentage of all GPUs")
-    parser.add_argument("--arrivals", type=int, default=10_000, help="pods of a run with --load")
-    parser.add_argument("--at-once", type=int, default=1, help="each pod comes so many times in a row")
-    parser.add_argument("--copies", type=int, default=1, help="take the list of nodes so many times")
-    parser.add_argument("--shards", type=int, default=1, help="deal nodes and pods out to so many schedulers")
+    parser.add_argument(
+        "--load", type=_percentage, default=0.0, help="let pods end; percentage of all GPUs that is asked for"
+    )
+    parser.add_argument("--arrivals", type=_count, default=10_000, help="pods of a run with --load")
+    parser.add_argument("--at-once", type=_count, default=1, help="each pod comes so many times in a row")
+    parser.add_argument("--copies", type=_count, default=1, help="take the list of nodes so many times")
+    parser.add_argument("--shards", type=_count, default=1, help="deal nodes and pods out to so many schedulers")
     options = parser.parse_args()
     if options.load and options.shards > 1:
         parser.error("--load is for one scheduler: leave --shards away")
@@ -358,6 +383,8 @@ def main() -> None:
         for copy in range(options.copies)
         for node in read_nodes(options.nodes)
     ]
+    if options.shards > len(nodes):
+        parser.error(f"--shards is {options.shards}, but only {len(nodes)} nodes have GPUs: write that or less")
     found = []
     for seed in range(options.seeds):
         found.append(run(nodes, pods, seed, options))

@@ -30,8 +30,12 @@ def written(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
+        ([NODES, "a,64000,1,1000000,T4"], "line 2: gpu is '1000000'; write a whole number from 0 to 1000"),
+        ([NODES, "a,1e300,1,8,T4"], "line 2: cpu_milli is '1e300'; write a whole number from 0 to"),
+        (["", ""], "column sn is missing; its first line must name it"),
         (["sn,cpu_milli,memory_mib,gpu", "a,1,1,1"], "column model is missing; its first line must name it"),
-        ([NODES, "a,64000,1,8,T4", "b,many,1,8,T4"], "line 3: cpu_milli is 'many'; write a whole number of at least 0"),
+        ([NODES, "a,64000,1,8,T4", "b,many,1,8,T4"], "line 3: cpu_milli is 'many'; write a whole number from 0 to"),
+        (["", NODES, "", "b,many,1,8,T4"], "line 4: cpu_milli is 'many'"),
         ([NODES, "a,64000,1,-8,T4"], "line 2: gpu is '-8'; write a whole number"),
         ([NODES, "a,64000,1"], "line 2: gpu is ''; write a whole number"),
         ([NODES, "a,64000,1,0,"], "no node has a GPU; column gpu must be above 0"),
@@ -60,6 +64,41 @@ def test_a_bad_list_of_pods_is_refused(written, row, said):
     with pytest.raises(SystemExit) as refused:
         run.read_pods(written(PODS, row))
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeffsn,cpu_milli,memory_mib,gpu,model\na,1,2,3,T4\n",
+        "sn,cpu_milli,memory_mib,gpu,model\r\na,1,2,3,T4\r\n",
+        "\n\nsn,cpu_milli,memory_mib,gpu,model\n\na,1,2,3,T4\n\n",
+        "sn, cpu_milli, memory_mib, gpu, model\na, 1, 2, 3, T4\n",
+        "more,model,gpu,memory_mib,cpu_milli,sn\n,T4,3,2,1,a\n",
+    ],
+    ids=["byte order mark", "CRLF", "blank lines", "spaces", "other order"],
+)
+def test_a_list_may_be_written_in_several_ways(tmp_path, text):
+    file = tmp_path / "list.csv"
+    file.write_bytes(text.encode())
+    assert run.read_nodes(file) == [run.Node("a", 1, 2, 3, "T4")]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--seeds", "0"], "argument --seeds: '0' is no number from 1"),
+        (["--load", "nan"], "argument --load: 'nan' is no percentage"),
+        (["--shards", "2"], "--shards is 2, but only 1 nodes have GPUs"),
+    ],
+)
+def test_a_bad_argument_is_refused(tmp_path, monkeypatch, capsys, given, said):
+    nodes, pods = tmp_path / "nodes.csv", tmp_path / "pods.csv"
+    nodes.write_text(f"{NODES}\na,64000,262144,8,T4\n")
+    pods.write_text(f"{PODS}\np,1000,1024,1,500,,\n")
+    monkeypatch.setattr(sys, "argv", ["run.py", "--nodes", str(nodes), "--pods", str(pods), *given])
+    with pytest.raises(SystemExit):
+        run.main()
+    assert said in capsys.readouterr().err
 
 
 def test_a_missing_list_is_refused(tmp_path):
