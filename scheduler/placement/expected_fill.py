@@ -4,8 +4,10 @@
 From the mix of pods that arrive, each model of GPU gets a table: how much of a GPU with so much free, and so many cores
 beside it, the next `HORIZON` slices are expected to fill. With class m of weight q wanting D of a GPU and c cores:
 
-    u₀ = 0;  u(R, C) ← Σ q·[R ≥ D and C ≥ c]·(D + u(R − D, C − c)) + (the weight of the others)·u(R, C)
+    u₀ = 0;  gain = D + u(R − D, C − c) − u(R, C)
+    u(R, C) ← u(R, C) + Σ q·[R ≥ D and C ≥ c]·(gain if it is positive, otherwise (1 − choice)·gain)
 
+A GPU that would rather wait for another pod can leave this one to others, but not always: `choice` says how often.
 A node is worth the sum of its GPUs' u. Its free CPU (or its memory, if that is shorter) is divided among the GPUs as
 they would use it if there were enough: the same recursion with the cores used in place of the GPU filled. Tables of
 single GPUs know nothing of pods that want several on one node, so for each number n of GPUs the pods of weight q that
@@ -27,19 +29,25 @@ from slicekeeper.gpu.inventory import is_wanted
 from slicekeeper.units import CORES_PER_GPU
 
 HORIZON: Final = 40
-HORIZON_IN_TURNOVER: Final = 100
-"""Slices looked ahead, in between the more pods end for each that comes. Every GPU is judged as if all of them were for
-it alone: while a cluster fills, with 100, a gap looks as if it were filled that is not, because the few pods of its
-size are shared by all GPUs. If pods end, their size comes again and again; with 40, 0.2 % less is given out then."""
+"""Slices looked ahead. Every GPU is judged as if all of them were for it alone: with 100, a gap looks as if it were
+filled that is not, because the few pods of its size are shared by all GPUs."""
+
+CHOICE: Final = 0.4
+CHOICE_IN_TURNOVER: Final = 1.0
+"""How often a GPU leaves a pod to others that it would rather not take, in between the more pods end for each that
+comes. With 0, cores look short wherever a GPU could not take every pod, and small nodes with cores enough are filled
+before they need be. With 1, while a cluster fills, every GPU counts on the few pods that want no cores."""
+
+WITHOUT_CHOICE: Final = 0.2
+"""If this part of all pods wants no GPU, the choice stays what it is while a cluster fills, and it grows towards the
+other value the fewer there are: such pods take the cores of a GPU that waits."""
 
 MOST_CORES: Final = 128
 """Cores beside one GPU that the tables tell apart; more are as good."""
 
-WHOLE: Final = 20.0
-WHOLE_FOR_SEVERAL: Final = 60.0
-"""Price of a node with 8 idle GPUs, in thousandths of a GPU: it keeps idle GPUs together for pods that want several,
-the more of these arrive the more; found with 6, 21 and 74 % of them. A price on free cores, too, would fill nodes one
-after the other, and pods without GPUs take the cores of the others: kube-scheduler puts them where most is free."""
+WHOLE: Final = 5.0
+"""Price of a node with 8 idle GPUs, in thousandths of a GPU: it decides where nothing else does, and keeps idle GPUs
+together. With 20, kube-scheduler puts the pods without GPUs on the nodes that are kept idle, and less is given out."""
 
 ROOM: Final = 50.0
 """Price of the room for pods that want several GPUs, in thousandths of a GPU for each GPU that they want. Without it a
@@ -73,8 +81,6 @@ class _Tables:
     ram_per_core: float
     cores_per_gpu: float
     """Of pods that want one GPU or less, for a whole one."""
-    whole: float
-    """Price of a node with 8 idle GPUs."""
     several: tuple[tuple[int, float, float], ...]
     """Of pods that want several GPUs: how many, the cores of one, and the price of the room for it."""
 
@@ -85,8 +91,9 @@ class ExpectedFill:
     def __init__(self, mix: Mix, models: Sequence[GpuModel]) -> None:
         """Build the tables: some tenths of a second for each model."""
         kinds = mix.kinds
-        horizon = HORIZON + round((HORIZON_IN_TURNOVER - HORIZON) * mix.turnover)
-        tables = [_table(kinds, model, horizon) for model in models]
+        stay = max(1 - mix.without_gpus / WITHOUT_CHOICE, 0.0)
+        choice = CHOICE + (CHOICE_IN_TURNOVER - CHOICE) * mix.turnover * stay
+        tables = [_table(kinds, model, HORIZON, choice) for model in models]
         cores = sum(arrival.weight * arrival.cpu for arrival in kinds)
         ram = sum(arrival.weight * arrival.ram for arrival in kinds)
         self._tables = _Tables(
@@ -94,7 +101,6 @@ class ExpectedFill:
             np.array([used for _, used in tables]),
             ram / cores if cores and ram else 0.0,
             _cores_per_gpu(kinds),
-            WHOLE + WHOLE_FOR_SEVERAL * sum(arrival.weight for arrival in kinds if arrival.gpus > 1),
             tuple(_several(kinds, ROOM + (ROOM_IN_TURNOVER - ROOM) * mix.turnover)),
         )
 
@@ -121,9 +127,8 @@ class ExpectedFill:
         short = 1 - cores / np.maximum(wanted, 1e-9)
         dearer = 1 + ROOM_IF_SHORT * np.maximum(short - SHORT, 0.0)
         room = (dearer * _room(tables, idle, cores))[rows] - dearer[rows] * _room(tables, still_idle, left)
-        price = (
-            np.rint((now[rows] - then + room + tables.whole * still_idle / MOST_GPUS) * MICRO).astype(np.int64) + OFFSET
-        )
+        whole = WHOLE * still_idle / MOST_GPUS
+        price = np.rint((now[rows] - then + room + whole) * MICRO).astype(np.int64) + OFFSET
         prices = np.zeros(free.shape, np.int64)
         if piece.whole:
             prices[rows] = price[:, None]
@@ -173,7 +178,7 @@ def _value(tables: _Tables, free: Ints, model: Ints, cores: Floats) -> Floats:
     return total
 
 
-def _table(kinds: Sequence[Arrival], model: GpuModel, horizon: int) -> tuple[Floats, Floats]:
+def _table(kinds: Sequence[Arrival], model: GpuModel, horizon: int, choice: float) -> tuple[Floats, Floats]:
     """Return for one model what is filled (thousandths, by percent free and cores), and the cores used by that."""
     classes: dict[tuple[int, float], float] = {}
     for arrival in kinds:
@@ -185,13 +190,8 @@ def _table(kinds: Sequence[Arrival], model: GpuModel, horizon: int) -> tuple[Flo
             classes[key] = classes.get(key, 0.0) + arrival.weight
     fill = np.zeros((CORES_PER_GPU + 1, MOST_CORES + 1))
     used = np.zeros(CORES_PER_GPU + 1)
-    stays = np.ones_like(fill)
-    alone = np.ones_like(used)
-    for (wants, cpu), weight in classes.items():
-        stays[wants:, int(np.ceil(cpu)) :] -= weight
-        alone[wants:] -= weight
     for _ in range(horizon):
-        then, cores = stays * fill, alone * used
+        then, cores = fill.copy(), used.copy()
         for (wants, cpu), weight in classes.items():
             first = int(np.ceil(cpu))
             part = first - cpu
@@ -200,7 +200,9 @@ def _table(kinds: Sequence[Arrival], model: GpuModel, horizon: int) -> tuple[Flo
             gained = rest[:, :width] * (1 - part)
             if part:
                 gained = gained + rest[:, 1 : width + 1] * part
-            then[wants:, first:] += weight * (wants * 10 + gained)
-            cores[wants:] += weight * (cpu + used[: CORES_PER_GPU + 1 - wants])
+            gain = wants * 10 + gained - fill[wants:, first:]
+            then[wants:, first:] += weight * np.maximum(gain, (1 - choice) * gain)
+            takes = np.where(gain[:, -1] < 0, 1 - choice, 1.0)
+            cores[wants:] += weight * takes * (cpu + used[: CORES_PER_GPU + 1 - wants] - used[wants:])
         fill, used = then, cores
     return fill, used

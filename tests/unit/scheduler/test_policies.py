@@ -54,32 +54,33 @@ def judge(fleet, demand, policy):
     return dict(zip(names, survey(fleet.view(names, demand), demand, policy).price.tolist(), strict=True))
 
 
-def filled(free, cores, left, mix):
+def filled(free, cores, left, mix, choice):
     """Return what the next `left` arrivals fill, by the definition in words."""
     if not left:
         return 0.0
-    total, rest = 0.0, 1.0
+    without = total = filled(free, cores, left - 1, mix, choice)
     for one in mix:
         if free >= one.core and cores >= one.cpu:
-            total += one.weight * (one.core * 10 + filled(free - one.core, cores - one.cpu, left - 1, mix))
-            rest -= one.weight
-    return total + rest * filled(free, cores, left - 1, mix)
+            taken = one.core * 10 + filled(free - one.core, cores - one.cpu, left - 1, mix, choice)
+            total += one.weight * (taken - without) * (1 if taken > without else 1 - choice)
+    return total
 
 
+@pytest.mark.parametrize("choice", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize(("free", "cores"), [(100, 128), (100, 10), (100, 4), (90, 12), (50, 4), (50, 3), (30, 99)])
-def test_the_table_is_what_the_definition_says(free, cores):
-    fill, used = _table(MIX, T4, 5)
-    assert fill[free, cores] == pytest.approx(filled(free, cores, 5, MIX))
+def test_the_table_is_what_the_definition_says(free, cores, choice):
+    fill, used = _table(MIX, T4, 5, choice)
+    assert fill[free, cores] == pytest.approx(filled(free, cores, 5, MIX, choice))
     assert used[100] > used[50] > used[40] == 0
 
 
 def test_a_class_counts_for_the_models_that_it_may_be_on_and_by_the_larger_of_compute_and_memory():
     only = [arrival(50, 1.0, models=("A100",))]
-    assert _table(only, T4, 40)[0].max() == 0
-    assert _table(only, A100, 40)[0][50, 128] == pytest.approx(500)
+    assert _table(only, T4, 40, 0.4)[0].max() == 0
+    assert _table(only, A100, 40, 0.4)[0][50, 128] == pytest.approx(500)
     half_of_a_t4 = [arrival(10, 1.0, memory=8192)]
-    assert _table(half_of_a_t4, T4, 40)[0][49, 128] == 0
-    assert _table(half_of_a_t4, A100, 40)[0][49, 128] > 0
+    assert _table(half_of_a_t4, T4, 40, 0.4)[0][49, 128] == 0
+    assert _table(half_of_a_t4, A100, 40, 0.4)[0][49, 128] > 0
 
 
 def test_expected_fill_leaves_gaps_that_others_can_use():
