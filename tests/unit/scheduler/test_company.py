@@ -6,6 +6,7 @@ shared one is suitable. There is one node with GPUs `g0`, `g1`, …; `here` list
 """
 
 import pytest
+from support.scheduled_pods import container, managed
 
 from scheduler.bindings import NoPlace
 from scheduler.placement.learner import Learner
@@ -24,29 +25,10 @@ TOO_LARGE = "even if they were idle"
 
 def pod(name, *asked, on="", namespace="team-a", **wishes):
     """Return a pod with a container for each percentage asked for, 256 MiB for each 10 percent of a share."""
-    containers = [
-        {
-            "name": f"c{index}",
-            "resources": {
-                "limits": {"tencent.com/vcuda-core": str(core)}
-                | ({"tencent.com/vcuda-memory": str(max(core // 10, 1))} if core < 100 else {})
-            },
-        }
-        for index, core in enumerate(asked)
-    ]
+    containers = [container(core, max(core // 10, 1) if core < 100 else 0, f"c{i}") for i, core in enumerate(asked)]
     annotations = {f"slicekeeper.io/{key.replace('_', '-')}": value for key, value in wishes.items()}
-    given = {names.gpu_annotation(f"c{index}"): on for index in range(len(asked))} if on else {}
-    return {
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "uid": name,
-            "labels": {names.MANAGED_LABEL: "true"},
-            "annotations": annotations | given,
-        },
-        "spec": {"containers": containers, **({"nodeName": "n"} if on else {})},
-        "status": {"phase": "Running" if on else "Pending"},
-    }
+    annotations |= {names.gpu_annotation(f"c{index}"): on for index in range(len(asked))} if on else {}
+    return managed(name, *containers, on="n" if on else "", namespace=namespace, annotations=annotations)
 
 
 def share(core, namespace="team-a", **wishes):

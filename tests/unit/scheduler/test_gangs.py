@@ -10,6 +10,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.scheduled_pods import container, managed
 
 from scheduler.bindings import NoPlace
 from scheduler.extender import filter_nodes, gpu_pod, preempt, prioritize_nodes
@@ -32,32 +33,20 @@ def node(name, gpus=1, memory=8192, model="A100", **more):
 
 
 def pod(name, core=60, *, gang="g", size=4, on="", gpus="", phase="Pending", owner="", more=None, **spec):
-    limits = {"tencent.com/vcuda-core": str(core)} | ({"tencent.com/vcuda-memory": "4"} if core < 100 else {})
     said = {names.GANG: gang} if gang and not gang.startswith("job:") else {}
+    said |= {names.GANG_SIZE: str(size)} if size else {}
+    said |= {names.gpu_annotation("c"): gpus} if gpus else {}
     controller = owner or (gang.removeprefix("job:") if gang.startswith("job:") else "")
     owners = [{"kind": "Job", "name": "train", "uid": controller, "controller": True}] if controller else []
-    return {
-        "metadata": {
-            "name": name,
-            "namespace": "team-a",
-            "uid": f"uid-{name}",
-            "labels": {names.MANAGED_LABEL: "true"},
-            "annotations": {
-                names.BUDGET_STATE: names.IN_BUDGET,
-                **said,
-                **({names.GANG_SIZE: str(size)} if size else {}),
-                **({names.gpu_annotation("c"): gpus} if gpus else {}),
-                **(more or {}),
-            },
-            "ownerReferences": owners,
-        },
-        "spec": {
-            "containers": [{"name": "c", "resources": {"limits": limits}}],
-            **({"nodeName": on} if on else {}),
-            **spec,
-        },
-        "status": {"phase": phase},
-    }
+    return managed(
+        name,
+        container(core, 4 if core < 100 else 0),
+        on=on,
+        phase=phase,
+        annotations={names.BUDGET_STATE: names.IN_BUDGET, **said, **(more or {})},
+        metadata={"ownerReferences": owners},
+        **spec,
+    )
 
 
 class Calls:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.scheduled_pods import container, managed
 
 from scheduler.placement import links
 from scheduler.placement.learner import Learner
@@ -36,29 +37,10 @@ def machine(count, *, pairs=(), switches=(), numas=(), models=(), unhealthy=()):
 
 
 def pod(name, *asked, on="", model=""):
-    containers = [
-        {
-            "name": f"c{i}",
-            "resources": {
-                "limits": {"tencent.com/vcuda-core": str(core)}
-                | ({"tencent.com/vcuda-memory": "4"} if core < 100 else {})
-            },
-        }
-        for i, core in enumerate(asked)
-    ]
+    containers = [container(core, 4 if core < 100 else 0, f"c{i}") for i, core in enumerate(asked)]
     annotations = {names.gpu_annotation("c0"): on} if on else {}
     annotations |= {names.GPU_MODEL: model} if model else {}
-    return {
-        "metadata": {
-            "name": name,
-            "namespace": "team",
-            "uid": name,
-            "labels": {names.MANAGED_LABEL: "true"},
-            "annotations": annotations,
-        },
-        "spec": {"containers": containers, **({"nodeName": "n"} if on else {})},
-        "status": {"phase": "Running" if on else "Pending"},
-    }
+    return managed(name, *containers, on="n" if on else "", annotations=annotations)
 
 
 def placed(gpus, *asked, taken=(), shared=(), model="", policy="best-fit"):

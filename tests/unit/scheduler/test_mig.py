@@ -9,6 +9,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.scheduled_pods import container, managed
 
 from scheduler.bindings import NoPlace
 from scheduler.explain import outlook
@@ -46,22 +47,14 @@ def node(name, *gpus):
 
 
 def pod(name, core=14, blocks=36, annotations=None, *, containers=1, on="", gpus=None, phase="Pending"):
-    limits = {"tencent.com/vcuda-core": str(core)} | ({"tencent.com/vcuda-memory": str(blocks)} if blocks else {})
     chosen = {names.gpu_annotation(f"c{i}"): uuid for i, uuid in enumerate(gpus or ())}
-    return {
-        "metadata": {
-            "name": name,
-            "namespace": "team-a",
-            "uid": f"uid-{name}",
-            "labels": {names.MANAGED_LABEL: "true"},
-            "annotations": {names.BUDGET_STATE: names.IN_BUDGET, **(annotations or {}), **chosen},
-        },
-        "spec": {
-            "containers": [{"name": f"c{i}", "resources": {"limits": limits}} for i in range(containers)],
-            **({"nodeName": on} if on else {}),
-        },
-        "status": {"phase": phase},
-    }
+    return managed(
+        name,
+        *(container(core, blocks, f"c{i}") for i in range(containers)),
+        on=on,
+        phase=phase,
+        annotations={names.BUDGET_STATE: names.IN_BUDGET, **(annotations or {}), **chosen},
+    )
 
 
 @pytest.fixture

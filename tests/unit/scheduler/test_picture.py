@@ -3,6 +3,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.scheduled_pods import container, managed
 
 from scheduler.bindings import NoPlace
 from scheduler.placement.best_fit import BestFit
@@ -42,29 +43,11 @@ def pod(number, core, *, state="in-budget", on="", gpus="", label=""):
     annotations = {names.BUDGET_STATE: state if state != "leaving" else "in-budget"}
     annotations |= {names.gpu_annotation("c"): gpus} if gpus else {}
     annotations |= {names.GPU_AFFINITY: label} if label else {}
-    return {
-        "metadata": {
-            "name": f"p{number}",
-            "namespace": "x",
-            "uid": f"u{number}",
-            "labels": {names.MANAGED_LABEL: "true"},
-            "annotations": annotations,
-            **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if state == "leaving" else {}),
-        },
-        "spec": {
-            "containers": [
-                {
-                    "name": "c",
-                    "resources": {
-                        "limits": {"tencent.com/vcuda-core": str(core)}
-                        | ({"tencent.com/vcuda-memory": "4"} if core < 100 else {})
-                    },
-                }
-            ],
-            **({"nodeName": on} if on else {}),
-        },
-        "status": {"phase": "Running" if on else "Pending"},
-    }
+    leaving = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if state == "leaving" else {}
+    metadata = {"uid": f"u{number}", **leaving}
+    return managed(
+        f"p{number}", container(core, 4 if core < 100 else 0), on=on, annotations=annotations, metadata=metadata
+    )
 
 
 class _Cluster:

@@ -8,6 +8,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.scheduled_pods import container, managed
 
 from scheduler.bindings import NoPlace
 from scheduler.extender import filter_nodes, gpu_pod, prioritize_nodes
@@ -32,23 +33,8 @@ def node(name, gpus=1, memory=GPU_MIB, **annotations):
 
 
 def pod(name, core=60, blocks=4, *, on="", gpus=None, phase="Pending", annotations=None, spec=None):
-    limits = {"tencent.com/vcuda-core": str(core)} | ({"tencent.com/vcuda-memory": str(blocks)} if blocks else {})
     given_ = {**(annotations or {}), **({names.gpu_annotation("c"): gpus} if gpus else {})}
-    return {
-        "metadata": {
-            "name": name,
-            "namespace": "team-a",
-            "uid": f"uid-{name}",
-            "labels": {names.MANAGED_LABEL: "true"},
-            "annotations": given_,
-        },
-        "spec": {
-            "containers": [{"name": "c", "resources": {"limits": limits}}],
-            **(spec or {}),
-            **({"nodeName": on} if on else {}),
-        },
-        "status": {"phase": phase},
-    }
+    return managed(name, container(core, blocks), on=on, phase=phase, annotations=given_, **(spec or {}))
 
 
 @pytest.fixture
