@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from graphlib import CycleError, TopologicalSorter
+from itertools import takewhile
 from pathlib import Path
 
 from check import Skip, case, check, patiently
@@ -43,18 +44,32 @@ def exports() -> None:
     check(names and not strange, str(strange))
 
 
+def rows(what: str) -> dict[str, int]:
+    """Read the layer of each file, 0 for the highest, from the table of the architecture page."""
+    page = (ROOT.parent / "docs" / "architecture.md").read_text()
+    lines = page.partition(f"| {what} | contents |")[2].splitlines()[2:]
+    table = takewhile(lambda line: line.startswith("|"), lines)
+    return {name: n for n, line in enumerate(table) for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+
+
 @case("load: the files of the limiter and of the arbiter form layers")
 def layers() -> None:
-    """None needs one that needs it, but that a connection starts the others by `vc_life`, a table of the topmost."""
-    for objects, sources in (("limiter", "src"), ("obj", "src/arbiter")):
-        owner, wants = {}, {}
+    """None needs one that needs it, or one of a higher row of the page's table.
+
+    Only a connection starts the others by `vc_life`, a table of the topmost.
+    """
+    for what, objects, sources in (("the limiter", "limiter", "src"), ("the arbiter", "obj", "src/arbiter")):
+        owner, wants, row = {}, {}, rows(what)
         for source in (ROOT / sources).glob("*.c"):
             table = subprocess.run(
                 ["nm", BUILD / objects / f"{source.stem}.o"], capture_output=True, text=True, check=True
             ).stdout
             owner |= dict.fromkeys(re.findall(r" [A-TV-Z] (\w+)$", table, re.M), source.stem)
             wants[source.stem] = set(re.findall(r" U (\w+)$", table, re.M)) - {"vc_life"}
+        check(row.keys() == wants.keys(), f"docs/architecture.md and {sources}: {sorted(row.keys() ^ wants.keys())}")
         needs = {name: {owner[symbol] for symbol in wanted if symbol in owner} for name, wanted in wants.items()}
+        upwards = [f"{name} needs {need}" for name, needed in needs.items() for need in needed if row[need] < row[name]]
+        check(not upwards, f"docs/architecture.md, {what}: {upwards}")
         try:
             TopologicalSorter(needs).prepare()
         except CycleError as error:
