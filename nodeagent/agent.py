@@ -32,9 +32,8 @@ from slicekeeper.config.policy import NamespacePolicy, PolicyBook
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import Settings
 from slicekeeper.gpu.machine import Machine
-from slicekeeper.kube import agent_address
+from slicekeeper.kube import agent_address, events
 from slicekeeper.kube.client import KubeClient, Object
-from slicekeeper.kube.events import tell
 from slicekeeper.kube.policy_objects import PolicyObjects
 from slicekeeper.net.serving.wsgi import WsgiApp
 from slicekeeper.wire import node as wire
@@ -206,4 +205,6 @@ class Agent:
         self._tell(pod, "GpuUnhealthy", "Withdraw", why)
 
     def _tell(self, pod: Object, reason: str, action: str, note: str) -> None:
-        tell(self._client, self._clock, pod, kind="Warning", reason=reason, action=action, note=note, reporter=REPORTER)
+        events.write(
+            self._client, self._clock, pod, kind="Warning", reason=reason, action=action, note=note, reporter=REPORTER
+        )

@@ -21,8 +21,8 @@ from scheduler.pods import Pod
 from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
+from slicekeeper.kube import events
 from slicekeeper.kube.client import KubeClient
-from slicekeeper.kube.events import tell_again
 from slicekeeper.units import MS_PER_SECOND, format_seconds
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class Notices:
         if said == notice.said and now - notice.written_at < SAME_AGAIN_SECONDS:
             return
         notice.said, notice.times, notice.written_at = said, notice.times + 1, now
-        tell_again(
+        events.write_again(
             self._client,
             self._clock,
             dict(pod.waiting or {}),

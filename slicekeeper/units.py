@@ -130,6 +130,11 @@ def format_instant(ms: Instant) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03}Z"
 
 
+def format_if_known(ms: Instant | None) -> str | None:
+    """Return an instant as `format_instant` does; None stays None."""
+    return None if ms is None else format_instant(ms)
+
+
 def format_seconds(ms: int) -> str:
     """Return milliseconds since the epoch as kubelet writes instants: RFC 3339, whole seconds, UTC."""
     return f"{datetime.fromtimestamp(ms // MS_PER_SECOND, UTC):%Y-%m-%dT%H:%M:%SZ}"

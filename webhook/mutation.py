@@ -13,6 +13,7 @@ from typing import Any, Final
 from slicekeeper import names
 from slicekeeper.gpu.pod_manifest import container_name
 from slicekeeper.gpu.request import GpuRequest, PodRequest
+from slicekeeper.kube.pod import gate_index
 from slicekeeper.untyped import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 from webhook.context import Case, ClusterContext
@@ -35,10 +36,8 @@ def patch_pod(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: 
     spec = as_map(pod.get("spec"))
     if enforced:
         _priority(patch, spec, request, case, cluster)
-    if case.policy.reserves:
-        gates = spec.get("schedulingGates")
-        if not any(as_map(gate).get("name") == names.GATE for gate in as_list(gates)):
-            patch.append(gates, "/spec/schedulingGates", [{"name": names.GATE}])
+    if case.policy.reserves and gate_index(pod) is None:
+        patch.append(spec.get("schedulingGates"), "/spec/schedulingGates", [{"name": names.GATE}])
     if enforced:
         _void(patch, spec, request, cluster)
     if request.requests:

@@ -15,6 +15,7 @@ from slicekeeper import names
 from slicekeeper.errors import Violation
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.gpu.request import PodRequest
+from slicekeeper.kube.pod import gate_index
 from slicekeeper.untyped import as_list, as_map, show
 from webhook.context import Case, ClusterContext
 from webhook.mutation import PRELOAD
@@ -47,12 +48,6 @@ def forged(pod: Mapping[str, Any]) -> Iterator[Violation]:
     for key, value in annotations_of(pod).items():
         if key in names.NEVER_ON_NEW_PODS or key.startswith(names.GPU_PREFIX):
             yield _reserved_annotation(key, value)
-
-
-def bears_gate(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod has our scheduling gate."""
-    gates = as_list(as_map(pod.get("spec")).get("schedulingGates"))
-    return any(as_map(gate).get("name") == names.GATE for gate in gates)
 
 
 def is_written_by_us(annotation: str) -> bool:
@@ -124,7 +119,7 @@ def _reserved_annotation(key: str, value: object) -> Violation:
 def of_gate(pod: Mapping[str, Any], request: PodRequest, case: Case) -> Iterator[Violation]:
     """Check our gate: it would never be removed from a pod that has nothing to wait for."""
     waits = case.policy.reserves and bool(request.requests or request.whole_device_gpus)
-    if bears_gate(pod) and not waits:
+    if gate_index(pod) is not None and not waits:
         yield Violation(
             code="reserved-gate",
             field="spec.schedulingGates",

@@ -16,7 +16,7 @@ from slicekeeper.gpu.devices import part_of
 from slicekeeper.gpu.parse import parse_admitted, parse_pod
 from slicekeeper.gpu.pod_manifest import annotations_of, asks_for, container_name, containers
 from slicekeeper.gpu.request import PodRequest
-from slicekeeper.kube.pod import controller_of
+from slicekeeper.kube.pod import controller_of, gate_index
 from slicekeeper.untyped import as_list, as_map, show
 from webhook import host_access, legacy_runtime, pod_fields, reserved_names
 from webhook.context import Case, ClusterContext
@@ -39,7 +39,7 @@ def concerns(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> boo
     return (
         names.MANAGED_LABEL in as_map(metadata.get("labels"))
         or names.FINALIZER in as_list(metadata.get("finalizers"))
-        or reserved_names.bears_gate(pod)
+        or gate_index(pod) is not None
         or any(reserved_names.is_written_by_us(key) for key in as_map(metadata.get("annotations")))
     )
 

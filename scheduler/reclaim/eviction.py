@@ -16,8 +16,8 @@ from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Conflict, NotFound, ServiceError
+from slicekeeper.kube import events
 from slicekeeper.kube.client import PODS, KubeClient, Object
-from slicekeeper.kube.events import tell
 from slicekeeper.kube.eviction import TOO_MANY_REQUESTS, evict
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class Evictor:
         return "evicted"
 
     def _tell(self, pod: Object, kind: str, reason: str, note: str) -> None:
-        tell(
+        events.write(
             self._client,
             self._clock,
             pod,

@@ -74,21 +74,12 @@ class KubeClient:
         """Connect if `server` is not a connection yet; `delivery_seconds` is as in JsonClient."""
         self._http = server if isinstance(server, JsonClient) else connect(server, delivery_seconds=delivery_seconds)
 
-    def pages(
-        self,
-        resource: Resource,
-        *,
-        namespace: str = "",
-        label_selector: str = "",
-        field_selector: str = "",
-        metadata_only: bool = False,
-    ) -> Iterator[tuple[list[Object], str]]:
+    def pages(self, resource: Resource, **selection: Unpack[Selection]) -> Iterator[tuple[list[Object], str]]:
         """Yield all objects, up to 500 at a time, each time with the version from which a watch can continue."""
-        query = {"labelSelector": label_selector, "fieldSelector": field_selector, "limit": "500"}
-        query = {key: value for key, value in query.items() if value}
-        headers = {"Accept": _METADATA} if metadata_only else {}
+        url, query = resource.url(selection.get("namespace", "")), {"limit": "500", **_selectors(selection)}
+        headers = {"Accept": _METADATA} if selection.get("metadata_only") else {}
         while True:
-            page = self._http.json("GET", resource.url(namespace), query=query, headers=headers)
+            page = self._http.json("GET", url, query=query, headers=headers)
             metadata = page.get("metadata") or {}
             yield page.get("items") or [], str(metadata.get("resourceVersion", ""))
             if not metadata.get("continue"):
@@ -188,10 +179,7 @@ class KubeClient:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(seconds),
         }
-        if label_selector:
-            query["labelSelector"] = label_selector
-        if field_selector:
-            query["fieldSelector"] = field_selector
+        query |= _selectors({"label_selector": label_selector, "field_selector": field_selector})
         with self._http.stream(resource.url(namespace), query=query, read_timeout=seconds + grace_seconds) as lines:
             yield _events(lines)
 
@@ -216,6 +204,12 @@ class KubeClient:
         if not isinstance(answer, dict):
             raise Unavailable(f"{method} {url}: the answer is not an object")
         return answer
+
+
+def _selectors(selection: Selection) -> dict[str, str]:
+    """Return the selectors of a query, without empty ones."""
+    both = {"labelSelector": selection.get("label_selector"), "fieldSelector": selection.get("field_selector")}
+    return {key: value for key, value in both.items() if value}
 
 
 def _events(lines: Iterator[bytes]) -> Iterator[tuple[str, Object]]:

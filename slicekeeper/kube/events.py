@@ -6,7 +6,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TypedDict, Unpack
 
 from slicekeeper.clock import Clock
 from slicekeeper.errors import Conflict, NotFound, ServiceError
@@ -16,87 +18,60 @@ from slicekeeper.units import format_instant, format_seconds
 log = logging.getLogger(__name__)
 
 
-def tell_namespace(
-    client: KubeClient,
-    clock: Clock,
-    namespace: str,
-    uid: str,
-    *,
-    name: str,
-    kind: str,
-    reason: str,
-    action: str,
-    note: str,
-    reporter: str,
+class Words(TypedDict):
+    """What an event says. `kind` is `Normal` or `Warning`, `reason` and `action` are CamelCase words."""
+
+    kind: str
+    reason: str
+    action: str
+    note: str
+    reporter: str
+
+
+def write_on_namespace(
+    client: KubeClient, clock: Clock, namespace: str, uid: str, *, name: str, **words: Unpack[Words]
 ) -> None:
     """Write one event on a namespace, once for its `name`: an existing one is not changed.
 
-    `kind`, `reason` and `action` are as for `tell`. Raises ServiceError if it could not be written.
+    Raises ServiceError if it could not be written.
     """
     about = {"apiVersion": "v1", "kind": "Namespace", "namespace": namespace, "name": namespace, "uid": uid}
-    event = _event(clock, name, about, kind=kind, reason=reason, action=action, note=note, reporter=reporter)
     with suppress(Conflict, NotFound):  # it was written before; the namespace is gone
-        client.create(EVENTS, event, namespace)
+        client.create(EVENTS, _event(clock, name, about, words), namespace)
 
 
-def tell(
-    client: KubeClient,
-    clock: Clock,
-    pod: Object,
-    *,
-    kind: str,
-    reason: str,
-    action: str,
-    note: str,
-    reporter: str,
-) -> None:
-    """Write one event on a pod. An event that cannot be written is logged, never an error: it only informs.
+def write(client: KubeClient, clock: Clock, pod: Object, **words: Unpack[Words]) -> None:
+    """Write one event on a pod. An event that cannot be written is logged, never an error: it only informs."""
+    event = _event(clock, _name(pod, uuid.uuid4().hex), _about(pod), words)
+    with _logged(event):
+        client.create(EVENTS, event, pod["metadata"]["namespace"])
 
-    `kind` is `Normal` or `Warning`, `reason` and `action` CamelCase words.
-    """
+
+def write_again(client: KubeClient, clock: Clock, pod: Object, *, times: int, **words: Unpack[Words]) -> None:
+    """Write an event on a pod in place of the one with the same reason, with a count of `times`; else like `write`."""
     metadata = pod["metadata"]
-    name = f"{metadata['name'][:200]}.{uuid.uuid4().hex[:16]}"
-    event = _event(clock, name, _about(pod), kind=kind, reason=reason, action=action, note=note, reporter=reporter)
-    try:
-        client.create(EVENTS, event, metadata["namespace"])
-    except ServiceError as error:
-        log.info("event %s on %s/%s not written: %s", reason, metadata["namespace"], metadata["name"], error)
-
-
-def tell_again(
-    client: KubeClient,
-    clock: Clock,
-    pod: Object,
-    *,
-    times: int,
-    kind: str,
-    reason: str,
-    action: str,
-    note: str,
-    reporter: str,
-) -> None:
-    """Write an event on a pod that replaces the one with the same reason, with a count of `times`; else like `tell`."""
-    metadata = pod["metadata"]
-    key = hashlib.sha256(f"{metadata.get('uid', '')}/{reason}".encode()).hexdigest()[:16]
-    event = _event(
-        clock,
-        f"{metadata['name'][:200]}.{key}",
-        _about(pod),
-        kind=kind,
-        reason=reason,
-        action=action,
-        note=note,
-        reporter=reporter,
-    )
-    event["count"] = times
+    key = hashlib.sha256(f"{metadata.get('uid', '')}/{words['reason']}".encode()).hexdigest()
+    event = {**_event(clock, _name(pod, key), _about(pod), words), "count": times}
     changes = {field: event[field] for field in ("message", "count", "lastTimestamp")}
-    try:
+    with _logged(event):
         try:
             client.patch(EVENTS, event["metadata"]["name"], changes, metadata["namespace"])
         except NotFound:
             client.create(EVENTS, event, metadata["namespace"])
+
+
+@contextmanager
+def _logged(event: Object) -> Iterator[None]:
+    """Log that an event could not be written, instead of an error."""
+    try:
+        yield
     except ServiceError as error:
-        log.info("event %s on %s/%s not written: %s", reason, metadata["namespace"], metadata["name"], error)
+        about = event["involvedObject"]
+        log.info("event %s on %s/%s not written: %s", event["reason"], about["namespace"], about["name"], error)
+
+
+def _name(pod: Object, distinction: str) -> str:
+    return f"{pod['metadata']['name'][:200]}.{distinction[:16]}"
 
 
 def _about(pod: Object) -> dict[str, str]:
@@ -110,24 +85,22 @@ def _about(pod: Object) -> dict[str, str]:
     }
 
 
-def _event(
-    clock: Clock, name: str, about: dict[str, str], *, kind: str, reason: str, action: str, note: str, reporter: str
-) -> Object:
+def _event(clock: Clock, name: str, about: dict[str, str], words: Words) -> Object:
     now = clock.now_ms()
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"name": name, "namespace": about["namespace"]},
         "involvedObject": about,
-        "type": kind,
-        "reason": reason,
-        "action": action,
-        "message": note[:1024],
+        "type": words["kind"],
+        "reason": words["reason"],
+        "action": words["action"],
+        "message": words["note"][:1024],
         "eventTime": format_instant(now)[:-1] + "000Z",
         "firstTimestamp": format_seconds(now),
         "lastTimestamp": format_seconds(now),
         "count": 1,
-        "reportingComponent": reporter,
-        "reportingInstance": reporter,
-        "source": {"component": reporter},
+        "reportingComponent": words["reporter"],
+        "reportingInstance": words["reporter"],
+        "source": {"component": words["reporter"]},
     }

@@ -20,8 +20,9 @@ from slicekeeper.kube.client import KubeClient
 from slicekeeper.kube.policy_objects import PolicyObjects
 from slicekeeper.net import probes
 from slicekeeper.net.tls import ClientCas
-from timekeeper.api import metrics, openapi, openapi_answer, problems, requests
+from timekeeper.api import metrics, openapi, problems, requests
 from timekeeper.api.front_proxy import FrontProxy
+from timekeeper.api.handlers.openapi import DOCUMENT
 from timekeeper.api.identity import Identity
 from timekeeper.api.routes import PREFIX, ROUTES, Route
 from timekeeper.api.service import EXTENSION, Service
@@ -68,7 +69,7 @@ def routed(service: Service) -> Flask:
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
     app.url_map.merge_slashes = False  # else //x would be redirected, which clients without redirects cannot follow
     app.extensions[EXTENSION] = service
-    app.extensions[openapi_answer.DOCUMENT] = msgspec.json.encode(openapi.document())
+    app.extensions[DOCUMENT] = msgspec.json.encode(openapi.document())
     problems.register(app)
     for route in ROUTES:
         rule = re.sub(r"{(\w+)}", r"<\1>", route.path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 import msgspec
@@ -48,6 +49,11 @@ def cursor(kind: type[T]) -> T | None:
     return place
 
 
-def next_cursor(place: object) -> str:
-    """Return a cursor, which is opaque to callers."""
-    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode()
+def page(rows: list[T], limit: int, place: Callable[[T], object]) -> tuple[list[T], str | None]:
+    """Return the items of a page and the cursor of the next one, which is opaque to callers; None if there is none.
+
+    `rows` has more than `limit` items if there is a next page; `place` returns the position of an item.
+    """
+    if len(rows) <= limit:
+        return rows, None
+    return rows[:limit], base64.urlsafe_b64encode(msgspec.json.encode(place(rows[limit - 1]))).decode()

@@ -12,7 +12,6 @@ from flask import Response
 
 from slicekeeper import names
 from slicekeeper.wire import timekeeper as wire
-from timekeeper.api import openapi_answer
 from timekeeper.api.handlers import (
     audit,
     budget,
@@ -23,6 +22,7 @@ from timekeeper.api.handlers import (
     health,
     interval,
     movement,
+    openapi,
     original,
     parent,
     period,
@@ -196,7 +196,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/api/v1/usage", usage.listed, "GPU time held, used and not observed, by time", UsageList,
           query=("namespace", "podUid", "model", "groupBy", "bucket", "timeZone", "from", "to", *_PAGE)),
     Route("GET", "/api/v1/usage/{namespace}", usage.of_namespace, "Charges and usage of this period", Usage),
-    Route("GET", "/api/v1/openapi.json", openapi_answer.shown, "This document", public=True),
+    Route("GET", "/api/v1/openapi.json", openapi.shown, "This document", public=True),
     Route("GET", "/budget/{namespace}", original.shown, "Budget in GPU-minutes (the original's route)",
           OriginalBudget),
     Route("POST", "/budget/{namespace}/report", original.report, "Sign of life (the original's route)",

@@ -54,7 +54,7 @@ def lift(client: KubeClient, clock: Clock, pod: Object, why: str) -> None:
 
 def say(client: KubeClient, clock: Clock, pod: Object, *, kind: str, reason: str, action: str, note: str) -> None:
     """Write an event in the timekeeper's name."""
-    events.tell(client, clock, pod, kind=kind, reason=reason, action=action, note=note, reporter=REPORTER)
+    events.write(client, clock, pod, kind=kind, reason=reason, action=action, note=note, reporter=REPORTER)
 
 
 def state_of(pod: Object) -> str:

@@ -121,7 +121,7 @@ class Thresholds:
             name = f"gpu-budget-{account.id}-{period}-{percent}"
             try:
                 for namespace in self._namespaces_of(position):
-                    events.tell_namespace(
+                    events.write_on_namespace(
                         self._client,
                         self._clock,
                         namespace,

@@ -16,7 +16,6 @@ from slicekeeper.units import Instant
 from timekeeper.core import timeline
 from timekeeper.core.hierarchy import IN_FORCE
 from timekeeper.core.record import AccountId, Forest, Revision
-from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.ledger.anchor import anchored, instant_of, rest_of
 from timekeeper.ledger.standing import Position, Together
 from timekeeper.store import (
@@ -160,7 +159,6 @@ class Books:
 
         Raises Unknown if it has no account.
         """
-        position = self.position(name)
-        if position is None:
-            raise NamespaceUnknown(f"namespace {name} has no account yet")
-        return position
+        with self.database.reading() as session:
+            account = accounts.require_name(session, self.cluster, name)
+            return self._positions_of(session, [account])[0]

@@ -15,10 +15,10 @@ from slicekeeper.units import GpuMilliseconds, Instant
 from timekeeper.core.posting import AccountKind, Booked, entries, idempotency_key
 from timekeeper.core.record import AccountId, Posting, PostingKind
 from timekeeper.core.timeline import CHILD
+from timekeeper.store.db.chunks import chunks
 from timekeeper.store.db.models import Account, Entry, Transaction, WorkloadRow
 
 REVERSAL = "reversal"
-_CHUNK = 500
 
 
 def due_at(table: type[Transaction] = Transaction) -> ColumnElement[Instant]:
@@ -102,9 +102,8 @@ def book(session: Session, namespace: AccountId, postings: Sequence[Posting], no
 def _reversed_versions(session: Session, namespace: AccountId, postings: Sequence[Posting]) -> Counter[Posting]:
     """Return how often each posting was booked before: then it was reversed, and gets the next key."""
     found: Counter[Posting] = Counter()
-    subjects = sorted({posting.key for posting in postings})
     wanted = set(postings)
-    for start in range(0, len(subjects), _CHUNK):
+    for subjects in chunks({posting.key for posting in postings}):
         query = select(
             due_at(),
             Transaction.kind,
@@ -114,7 +113,7 @@ def _reversed_versions(session: Session, namespace: AccountId, postings: Sequenc
         ).where(
             Transaction.namespace_id == namespace,
             Transaction.kind != REVERSAL,
-            Transaction.subject.in_(subjects[start : start + _CHUNK]),
+            Transaction.subject.in_(subjects),
         )
         for at, kind, subject, begun, amount in session.execute(query):
             posting = Posting(at, cast(PostingKind, kind), subject, begun, amount)

@@ -18,9 +18,8 @@ from timekeeper.core.coverage import Aside, planned
 from timekeeper.core.rate import RateBook
 from timekeeper.core.record import AccountId
 from timekeeper.store import rates
+from timekeeper.store.db.chunks import chunks
 from timekeeper.store.db.models import Namespace, ReservationRow, WorkloadRow
-
-_CHUNK = 500
 
 
 def add(session: Session, **values: Any) -> int:
@@ -63,11 +62,10 @@ def pods(session: Session, cluster: str) -> dict[str, tuple[str, str]]:
 def end_pods(session: Session, uids: Collection[str], now: Instant) -> None:
     """End the reservations of pods: settled if the pod held GPUs, expired if it never did."""
     ran = select(WorkloadRow.pod_uid).where(WorkloadRow.pod_uid == ReservationRow.pod_uid).exists()
-    ordered = sorted(uids)
-    for start in range(0, len(ordered), _CHUNK):
+    for chunk in chunks(uids):
         session.execute(
             update(ReservationRow)
-            .where(ReservationRow.pod_uid.in_(ordered[start : start + _CHUNK]), ReservationRow.ended_at.is_(None))
+            .where(ReservationRow.pod_uid.in_(chunk), ReservationRow.ended_at.is_(None))
             .values(ended_at=now, outcome=case((ran, "settled"), else_="expired"))
         )
 
@@ -77,10 +75,9 @@ def exceeded(session: Session, uids: Collection[str]) -> list[tuple[ReservationR
     query = select(ReservationRow, WorkloadRow.started_at, WorkloadRow.ended_at, WorkloadRow.shares)
     query = query.join(WorkloadRow, WorkloadRow.pod_uid == ReservationRow.pod_uid)
     query = query.where(ReservationRow.ended_at.is_(None), WorkloadRow.ended_at.is_not(None))
-    found, ordered, book = [], sorted(uids), rates.read(session)
-    for start in range(0, len(ordered), _CHUNK):
-        rows = session.execute(query.where(ReservationRow.pod_uid.in_(ordered[start : start + _CHUNK])))
-        for row, started, ended, shares in rows:
+    found, book = [], rates.read(session)
+    for chunk in chunks(uids):
+        for row, started, ended, shares in session.execute(query.where(ReservationRow.pod_uid.in_(chunk))):
             paid = GpuMilliseconds(book.claim("", started, ended, shares).gross(ended or EPOCH))
             if paid > row.amount_ms:
                 found.append((row, paid))

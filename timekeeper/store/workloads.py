@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,20 +15,14 @@ from sqlalchemy.orm import Session
 from slicekeeper.gpu.inventory import Gpu, MigSlice, is_slice
 from slicekeeper.units import Instant
 from timekeeper.core.record import AccountId
+from timekeeper.store.db.chunks import chunks
 from timekeeper.store.db.models import GpuSeen, Namespace, WatchMark, WatermarkRow, WorkloadRow
-
-_CHUNK = 500
-
-
-def _chunks(keys: Iterable[str]) -> Iterable[list[str]]:
-    ordered = sorted(keys)
-    return (ordered[start : start + _CHUNK] for start in range(0, len(ordered), _CHUNK))
 
 
 def by_uid(session: Session, uids: Collection[str]) -> dict[str, WorkloadRow]:
     """Return the workloads of pods."""
     found: dict[str, WorkloadRow] = {}
-    for chunk in _chunks(uids):
+    for chunk in chunks(uids):
         found |= {w.pod_uid: w for w in session.scalars(select(WorkloadRow).where(WorkloadRow.pod_uid.in_(chunk)))}
     return found
 
@@ -152,7 +146,7 @@ def used(session: Session, namespace: AccountId, since: Instant) -> UsageSum:
 def last_heard(session: Session, uids: Sequence[str]) -> dict[str, Instant]:
     """Return when each of some pods last reported counters."""
     found: dict[str, Instant] = {}
-    for chunk in _chunks(uids):
+    for chunk in chunks(uids):
         query = select(WatermarkRow.pod_uid, func.max(WatermarkRow.received_at))
         query = query.where(WatermarkRow.pod_uid.in_(chunk)).group_by(WatermarkRow.pod_uid)
         found |= {uid: at for uid, at in session.execute(query)}  # noqa: C416 - rows are no plain tuples

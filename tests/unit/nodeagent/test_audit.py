@@ -22,8 +22,8 @@ from nodeagent.nvml import NvmlGpus
 from slicekeeper import names
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources
+from slicekeeper.kube import events
 from slicekeeper.kube.client import EVENTS, PODS, Object
-from slicekeeper.kube.events import tell
 
 MIB = 1 << 20
 CONTAINER = "c0" * 32
@@ -63,7 +63,7 @@ class Bench:
         return self.watched
 
     def _say(self, pod: Object, reason: str, action: str, note: str) -> None:
-        tell(
+        events.write(
             self.small.client,
             self.small.clock,
             pod,

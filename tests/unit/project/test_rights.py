@@ -43,9 +43,8 @@ from slicekeeper.config.settings import PolicySettings, Resources, Settings
 from slicekeeper.errors import Forbidden, NotFound
 from slicekeeper.gpu import inventory
 from slicekeeper.gpu.inventory import Gpu
-from slicekeeper.kube import released
+from slicekeeper.kube import events, released
 from slicekeeper.kube.client import KubeClient, Object, Resource
-from slicekeeper.kube.events import tell
 from slicekeeper.kube.eviction import evict
 from slicekeeper.kube.leader import LeaderElection
 from slicekeeper.kube.policy_objects import GPU_POLICIES, PolicyObjects
@@ -336,7 +335,7 @@ def run_nodeagent(server: Server) -> None:
     pods = NodePods(client, "n", lambda: None, lambda: None)
     attempt(lambda: follow(pods._watch))
     attempt(lambda: pods.ask(TEAM, "p"))
-    tell(client, ManualClock(NOW), pod(), kind="Warning", reason="A", action="B", note="c", reporter="agent")
+    events.write(client, ManualClock(NOW), pod(), kind="Warning", reason="A", action="B", note="c", reporter="agent")
     audit = Audit(
         client,
         "n",

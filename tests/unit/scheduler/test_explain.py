@@ -18,8 +18,8 @@ from slicekeeper.cli.main import cli
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
+from slicekeeper.kube import events
 from slicekeeper.kube.client import NODES, PODS
-from slicekeeper.kube.events import tell
 from slicekeeper.units import format_seconds
 
 NOW = 1_800_000_000_000
@@ -406,7 +406,7 @@ def test_what_kube_scheduler_said_last_is_the_condition_as_it_is_now(real):
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
     ]
     real.client.patch(PODS, "w", {"status": {"conditions": said}}, NAMESPACE, subresource="status")
-    tell(
+    events.write(
         real.client,
         real.clock,
         made,

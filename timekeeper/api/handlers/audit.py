@@ -13,6 +13,7 @@ from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.audit import AuditEntry, AuditList
 from timekeeper.api.service import service
 from timekeeper.store import accounts, audit_chain
+from timekeeper.store.db.models import AuditRecord
 
 
 def listed() -> Response:
@@ -27,12 +28,13 @@ def listed() -> Response:
         whose.allow("list", "audit")
     limit, after = paging.limit(), paging.cursor(int) or 0
     with it.books.database.reading() as session:
-        rows = []
+        rows: list[AuditRecord] = []
         if whose is None:
             parent = accounts.require_parent(session, it.books.cluster, requests.parent(above)) if above else None
             rows = audit_chain.page(session, it.books.cluster, parent.title if parent else "", after, limit + 1)
         elif account := whose.find(session):
             rows = audit_chain.page(session, it.books.cluster, account.title, after, limit + 1, uid=account.uid)
+    rows, more = paging.page(rows, limit, lambda row: row.id)
     items = [
         AuditEntry(
             id=row.id,
@@ -44,7 +46,6 @@ def listed() -> Response:
             prev_hash=row.prev_hash,
             hash=row.hash,
         )
-        for row in rows[:limit]
+        for row in rows
     ]
-    more = paging.next_cursor(items[-1].id) if len(rows) > limit else None
     return requests.answer(AuditList(items=items, next_cursor=more))

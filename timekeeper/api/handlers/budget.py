@@ -26,6 +26,7 @@ def listed() -> Response:
     it.allow("list")
     limit, after = paging.limit(), paging.cursor(tuple[str, int])
     positions = it.books.all_positions(after or ("", 0), limit + 1)
+    positions, more = paging.page(positions, limit, lambda p: (p.account.name, p.account.id))
     now = it.clock.now_ms()
     held = reservation.held(it.books, now)
     items = [
@@ -38,10 +39,8 @@ def listed() -> Response:
             uid=p.account.uid,
             gone=it.controller.namespaces.is_gone(p.account.name, p.account.uid),
         )
-        for p in positions[:limit]
+        for p in positions
     ]
-    last = positions[limit - 1].account if len(positions) > limit else None
-    more = None if last is None else paging.next_cursor((last.name, last.id))
     return requests.answer(BudgetList(items=items, next_cursor=more))
 
 

@@ -8,7 +8,7 @@ import re
 from flask import Response
 from sqlalchemy.orm import Session
 
-from slicekeeper.units import format_instant
+from slicekeeper.units import format_if_known, format_instant
 from timekeeper.api import paging, requests
 from timekeeper.api.holder import holder
 from timekeeper.api.schemas.entry import EntryList, LedgerEntry
@@ -28,6 +28,7 @@ def listed(**path: str) -> Response:
     with it.books.database.reading() as session:
         account = whose.require(session)
         lines = bookings.lines(session, account.id, after or 0, limit + 1)
+        lines, more = paging.page(lines, limit, lambda line: line.id)
         subjects = _subjects(session, lines)
         items = [
             LedgerEntry(
@@ -41,13 +42,10 @@ def listed(**path: str) -> Response:
                 effective_at=format_instant(line.transaction.effective_at),
                 booked_at=format_instant(line.transaction.booked_at),
                 reverses=line.transaction.reverses,
-                corrects_at=None
-                if line.transaction.corrects_at is None
-                else format_instant(line.transaction.corrects_at),
+                corrects_at=format_if_known(line.transaction.corrects_at),
             )
-            for line in lines[:limit]
+            for line in lines
         ]
-    more = paging.next_cursor(items[-1].id) if len(lines) > limit else None
     return requests.answer(EntryList(items=items, next_cursor=more))
 
 

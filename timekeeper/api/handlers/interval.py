@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from flask import Response
 
-from slicekeeper.units import NO_TIME, format_instant
+from slicekeeper.units import NO_TIME, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import IntervalCorrection, IntervalCorrectionList
 from timekeeper.api import budget_answer, paging, requests
 from timekeeper.api.holder import holder
@@ -27,21 +27,21 @@ def listed(namespace: str) -> Response:
     with it.books.database.reading() as session:
         account = whose.find(session)
         rows = store.page(session, account.id, before, limit + 1) if account else []
+    rows, more = paging.page(rows, limit, lambda row: row.id)
     items = [
         IntervalCorrection(
             id=row.id,
             pod_uid=row.pod_uid,
             start=format_instant(row.started_at),
-            end=None if row.ended_at is None else format_instant(row.ended_at),
+            end=format_if_known(row.ended_at),
             start_before=format_instant(row.started_before),
-            end_before=None if row.ended_before is None else format_instant(row.ended_before),
+            end_before=format_if_known(row.ended_before),
             reason=row.reason,
             actor=row.actor,
             booked_at=format_instant(row.booked_at),
         )
-        for row in rows[:limit]
+        for row in rows
     ]
-    more = paging.next_cursor(rows[limit - 1].id) if len(rows) > limit else None
     return requests.answer(IntervalCorrectionList(items=items, next_cursor=more))
 
 

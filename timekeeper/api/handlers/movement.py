@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from flask import Response
 
-from slicekeeper.units import Instant, format_instant
+from slicekeeper.units import Instant, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Grant, GrantList
 from timekeeper.api import budget_answer, paging, requests
 from timekeeper.api.holder import Holder, ParentHolder, holder
@@ -34,11 +34,11 @@ def _grant(row: BudgetGrant) -> Grant:
         amount_ms=row.amount_ms,
         reason=row.reason,
         valid_from=format_instant(row.valid_from),
-        valid_to=_instant(row.valid_to),
+        valid_to=format_if_known(row.valid_to),
         actor=row.actor,
         booked_at=format_instant(row.booked_at),
         priority=row.priority,
-        withdrawn_at=_instant(row.withdrawn_at),
+        withdrawn_at=format_if_known(row.withdrawn_at),
     )
 
 
@@ -65,7 +65,7 @@ def _moved(path: dict[str, str], kind: str, right: str) -> Response:
             amount_ms=row.amount_ms,
             reason=row.reason,
             counterpart=row.counterpart,
-            valid_to=_instant(row.valid_to),
+            valid_to=format_if_known(row.valid_to),
             actor=row.actor,
             booked_at=format_instant(row.booked_at),
         )
@@ -82,11 +82,7 @@ def _page(path: dict[str, str], kind: str, right: str) -> tuple[list[BudgetGrant
     with it.books.database.reading() as session:
         account = whose.find(session)
         rows = movements_store.grants(session, account.id, kind, before, limit + 1) if account else []
-    return rows[:limit], paging.next_cursor(rows[limit - 1].id) if len(rows) > limit else None
-
-
-def _instant(value: Instant | None) -> str | None:
-    return None if value is None else format_instant(value)
+    return paging.page(rows, limit, lambda row: row.id)
 
 
 def grant(**path: str) -> Response:

@@ -27,9 +27,9 @@ def listed() -> Response:
     it.allow("list", "", _RIGHT)
     limit, after = paging.limit(), paging.cursor(str)
     positions, now = it.books.parents(after or "", limit + 1), it.clock.now_ms()
+    positions, more = paging.page(positions, limit, lambda p: p.account.name)
     held = reservation.held_below(it.books, positions, now)
-    items = [budget.parent(p, now, held[p.account.id]) for p in positions[:limit]]
-    more = paging.next_cursor(items[-1].name) if len(positions) > limit else None
+    items = [budget.parent(p, now, held[p.account.id]) for p in positions]
     return requests.answer(ParentList(items=items, next_cursor=more))
 
 

@@ -57,8 +57,8 @@ def _periods(whose: Holder, limit: int, before: Instant | None) -> Response:
             statements.first_instant(session, account.id),
         )
         spans = [span for span, _ in zip(found, range(limit + 1), strict=False)]
-        items = _booked(session, account, rules, spans[:limit], now)
-    more = paging.next_cursor(spans[limit - 1][0]) if len(spans) > limit else None
+        spans, more = paging.page(spans, limit, lambda span: span[0])
+        items = _booked(session, account, rules, spans, now)
     sealed = format_instant(account.sealed_until) if account.sealed_until else None
     return requests.answer(PeriodList(items=items, sealed_until=sealed, next_cursor=more))
 

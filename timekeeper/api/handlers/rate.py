@@ -22,6 +22,7 @@ def listed() -> Response:
     limit, after = paging.limit(), paging.cursor(int)
     with it.books.database.reading() as session:
         rows = rates.listed(session, requests.plain("model"), after or 0, limit + 1)
+    rows, more = paging.page(rows, limit, lambda row: row.id)
     items = [
         GpuRate(
             id=row.id,
@@ -30,9 +31,8 @@ def listed() -> Response:
             effective_at=format_instant(row.effective_at),
             source=row.source,
         )
-        for row in rows[:limit]
+        for row in rows
     ]
-    more = paging.next_cursor(items[-1].id) if len(rows) > limit else None
     return requests.answer(GpuRateList(items=items, next_cursor=more))
 
 

@@ -8,7 +8,7 @@ from typing import Literal, cast
 
 from flask import Response
 
-from slicekeeper.units import format_instant
+from slicekeeper.units import format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Reservation, ReservationList
 from timekeeper.api import paging, requests
 from timekeeper.api.holder import NamespaceHolder, holder
@@ -16,6 +16,7 @@ from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.reservation import ReservationBody
 from timekeeper.api.service import Service, service
+from timekeeper.core.refusal import ReservationUnknown
 from timekeeper.ledger.reservation import key_of, open_by_hand, outcome_of, release
 from timekeeper.store import reservations as store
 from timekeeper.store.db.models import ReservationRow
@@ -31,8 +32,8 @@ def listed(namespace: str) -> Response:
     with it.books.database.reading() as session:
         account = NamespaceHolder(it, name).find(session)
         rows = store.page(session, account.id, before, limit + 1) if account else []
-    more = paging.next_cursor(rows[limit - 1].id) if len(rows) > limit else None
-    return requests.answer(ReservationList(items=_views(it, rows[:limit]), next_cursor=more))
+    rows, more = paging.page(rows, limit, lambda row: row.id)
+    return requests.answer(ReservationList(items=_views(it, rows), next_cursor=more))
 
 
 def opened(namespace: str) -> Response:
@@ -65,18 +66,14 @@ def shown(namespace: str, reservation: str) -> Response:
         account = NamespaceHolder(it, name).find(session)
         row = store.by_id(session, account.id, key) if account else None
     if row is None:
-        raise _unknown(name)
+        raise ReservationUnknown(f"namespace {name} has no reservation {reservation}")
     return requests.answer(_views(it, [row])[0])
 
 
 def _key(name: str, reservation: str) -> int:
     if not (reservation.isascii() and reservation.isdecimal() and len(reservation) <= 18):
-        raise _unknown(name)
+        raise ReservationUnknown(f"namespace {name} has no reservation {reservation}")
     return int(reservation)
-
-
-def _unknown(name: str) -> Problem:
-    return Problem(404, "reservation-unknown", f"namespace {name} has no such reservation", "reservation")
 
 
 def released(namespace: str, reservation: str) -> Response:
@@ -110,8 +107,8 @@ def _views(it: Service, rows: Sequence[ReservationRow]) -> list[Reservation]:
             reason=row.reason,
             actor=row.actor,
             opened_at=format_instant(row.opened_at),
-            expires_at=None if row.expires_at is None else format_instant(row.expires_at),
-            ended_at=None if row.ended_at is None else format_instant(row.ended_at),
+            expires_at=format_if_known(row.expires_at),
+            ended_at=format_if_known(row.ended_at),
         )
         for row in rows
     ]

@@ -42,7 +42,8 @@ def statement(**path: str) -> Response:
             return _csv(it, account, span)
         opening, totals = (None, []) if after else _summed(session, account, span)
         rows = list(statements.charged(session, account.id, *span, after=after, limit=limit + 1))
-        children = _children(session, account, rows[:limit])
+        rows, more = paging.page(rows, limit, lambda row: row.pod_uid)
+        children = _children(session, account, rows)
     return requests.answer(
         Statement(
             namespace=account.name if account.kind == "namespace" else None,
@@ -61,11 +62,11 @@ def statement(**path: str) -> Response:
                     corrections_ms=row.corrections,
                     interval_corrected=row.corrected,
                 )
-                for row in rows[:limit]
+                for row in rows
                 if not children
             ],
             children=children,
-            next_cursor=paging.next_cursor(rows[limit - 1].pod_uid) if len(rows) > limit else None,
+            next_cursor=more,
         )
     )
 

@@ -7,7 +7,7 @@ from typing import Final, cast, get_args
 
 from flask import Response, request
 
-from slicekeeper.units import EPOCH, Instant, format_instant
+from slicekeeper.units import EPOCH, Instant, format_if_known, format_instant
 from timekeeper.api import paging, requests
 from timekeeper.api.holder import NamespaceHolder
 from timekeeper.api.problems import Problem
@@ -44,7 +44,7 @@ def listed() -> Response:
     )
     with it.books.database.reading() as session:
         rows = usage.by_time(session, wanted, (after, group), limit + 1)
-    last = rows[limit - 1] if len(rows) > limit else None
+    rows, more = paging.page(rows, limit, lambda row: (row.span, row.group))
     items = [
         UsageBucket(
             start=format_instant(spans[row.span][0]),
@@ -56,9 +56,8 @@ def listed() -> Response:
             used_ms=row.used,
             unobserved_ms=row.unobserved,
         )
-        for row in rows[:limit]
+        for row in rows
     ]
-    more = None if last is None else paging.next_cursor((last.span, last.group))
     return requests.answer(UsageList(group_by=group_by, items=items, as_of=format_instant(now), next_cursor=more))
 
 
@@ -92,7 +91,7 @@ def of_namespace(namespace: str) -> Response:
     return requests.answer(
         Usage(
             namespace=name,
-            period_start=None if state.period_start is None else format_instant(state.period_start),
+            period_start=format_if_known(state.period_start),
             charged_ms=state.used,
             over_budget_ms=state.over,
             workloads=used.pods,

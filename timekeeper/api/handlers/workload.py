@@ -29,8 +29,7 @@ def listed() -> Response:
         if whose is None or account is not None:
             key = None if account is None else account.id
             rows = workloads.page(session, it.books.cluster, key, before, limit + 1)
+    rows, more = paging.page(rows, limit, lambda row: (row[0].started_at, row[0].pod_uid))
     now = it.clock.now_ms()
-    items = workload.workload_views(it.books, rows[:limit], now)
-    last = rows[limit - 1][0] if len(rows) > limit else None
-    more = None if last is None else paging.next_cursor((last.started_at, last.pod_uid))
+    items = workload.workload_views(it.books, rows, now)
     return requests.answer(WorkloadList(items=items, as_of=format_instant(now), next_cursor=more))

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from slicekeeper.config.policy import NamespacePolicy
-from slicekeeper.units import EPOCH, GpuMilliseconds, Instant, format_instant
+from slicekeeper.units import EPOCH, GpuMilliseconds, Instant, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Budget, Figures, KeptBy, Parent
 from timekeeper.api.views.state import standing, state_name
 from timekeeper.core.period import bounds
@@ -61,7 +61,7 @@ def _figures(
         amount_ms=rule.amount,
         period=rule.period,
         time_zone=rule.zone,
-        anchor=None if rule.anchor is None else format_instant(rule.anchor),
+        anchor=format_if_known(rule.anchor),
         balance_ms=state.balance,
         used_ms=state.used,
         over_budget_ms=state.over,
@@ -69,7 +69,7 @@ def _figures(
         state=state_name(position, state, policy),
         period_start=None if around is None else format_instant(around[0]),
         period_end=None if around is None else format_instant(around[1]),
-        run_out_at=None if run_out is None else format_instant(run_out),
+        run_out_at=format_if_known(run_out),
         credit_ms=rule.credit,
         rollover_ms=rule.rollover,
         status=position.rule.status if position else "active",

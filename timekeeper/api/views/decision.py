@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Settings
-from slicekeeper.units import GpuMilliseconds, Instant, format_instant
+from slicekeeper.units import GpuMilliseconds, Instant, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Decision, State
 from timekeeper.api.views.state import state_name
 from timekeeper.core import threshold
@@ -44,7 +44,7 @@ def decision(
         as_of=format_instant(now),
         since=format_instant(state.since),
         stale_after=format_instant(Instant(now + STALE_MS)),
-        run_out_at=None if run_out is None else format_instant(run_out),
+        run_out_at=format_if_known(run_out),
         reason=_reason(name, position, state, policy, bound),
         bound_by=bound.name if bound != position.account else "",
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS
-from slicekeeper.units import Instant, format_instant
+from slicekeeper.units import Instant, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Workload
 from timekeeper.api.views.state import TRIES
 from timekeeper.core import usage
@@ -68,7 +68,7 @@ def _workload(
         state="running" if row.ended_at is None else "closed",
         budget_state=names.OVER_BUDGET if exhausted else names.IN_BUDGET,
         start=format_instant(row.started_at),
-        end=None if row.ended_at is None else format_instant(row.ended_at),
+        end=format_if_known(row.ended_at),
         charged_ms=charged,
         over_budget_ms=over,
         used_ms=row.used_ms if archived else usage.total(map(usage.used, watermarks)),
