@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One budget on its way along the time line: when its allowances start, are drawn, expire and are exhausted. Pure.
+"""One budget along the time line: when its allowances start, are drawn on, expire and are exhausted. Pure.
 
-`timekeeper.core.timeline` advances one or more of them together, and decides whose time counts in which.
+`timekeeper.core.timeline` advances one or more of them together, and decides in which of them a pod's time counts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class BudgetLine:
         for rule in records.rules:
             if rule.since > state.at:
                 at_once = self.rules.get(rule.since)
-                reset = at_once is not None and at_once.used == "reset"  # which holds, whatever rule follows at once
+                reset = at_once is not None and at_once.used == "reset"  # it applies whatever rule follows at once
                 self.rules[rule.since] = replace(rule, used="reset") if reset else rule
         self.grants: dict[Instant, list[GrantRecord]] = {}
         for grant in records.grants:
@@ -166,9 +166,9 @@ class BudgetLine:
         owed = state.debt or state.overdrawn or self.rule.rollover
         if state.period.expires is None or self.running or owed or state.period.booked:
             return False
-        if not self.rule.amount and state.period.left:  # what rolled over goes then
+        if not self.rule.amount and state.period.left:  # the rollover expires then
             return False
-        return not (state.exhausted and self.rule.amount)  # else the next period restores it, at its very start
+        return not (state.exhausted and self.rule.amount)  # otherwise the next period restores it at its start
 
     def skip_idle_periods(self, to: Instant) -> None:
         """Skip periods in which nothing can happen, up to the one just before an instant.
@@ -276,7 +276,7 @@ class BudgetLine:
         start, state.period = period_bucket(self.rule, state.at)
         state.period_start = start if over or start is None else state.at
         if state.period_start != start and self.rule.calendar == before.calendar:
-            state.period.key = f"period:{state.at}"  # another than the one that it cuts off
+            state.period.key = f"period:{state.at}"  # distinct from that of the period that it cuts off
         kept = max(0, min(old.left, before.rollover)) if over else 0
         state.period.amount = GpuMilliseconds(state.period.amount + kept)
         state.period.left = GpuMilliseconds(state.period.left + kept)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPU time set aside in budgets: how much is still free, and whether all of it stays covered. Pure.
 
-That enough is free now does not mean that it is there later: what a grant or a period brought may expire before a pod
-has used it. So `Cover.gap` follows the time line of those who have time set aside to their ends, as if a pod that is
-not bound yet were bound now, and no other drew on the budgets. Wherever an allowance comes or goes, what is left then
-must cover what is set aside then.
+GPU time that is free now may not be there later: a grant or a period may expire before a pod has used it. So
+`Cover.gap` follows the time line of everything that is set aside up to its end, as if pods that are not bound yet were
+bound now, and as if nothing else drew on the budgets. Whenever an allowance begins or ends, the rest of the budget must
+cover what is still set aside.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def planned(key: str, budget: AccountId, amount: GpuMilliseconds, span: int, now
 
 @dataclass(frozen=True)
 class Gap:
-    """The budget, the instant and the amount by which reservations are not covered."""
+    """The budget, the instant and the amount in GPU-milliseconds by which reservations are not covered."""
 
     budget: AccountId
     at: Instant
@@ -78,7 +78,7 @@ class Cover:
         return GpuMilliseconds(sum(one.rest(at) for one in self.asides if one.budget in below))
 
     def free(self, budget: AccountId) -> tuple[GpuMilliseconds, AccountId]:
-        """Return what may be set aside in a budget now, and which of it and those above it is the tightest."""
+        """Return what may be set aside in a budget now, and the tightest one of it and those above it."""
         free = []
         for key in self._tree.chain(budget):
             state, rule = self.states[key], self.forest.records[key].rules[-1]
@@ -98,9 +98,9 @@ class Cover:
         return GpuMilliseconds(min(most))
 
     def lack(self, more: Aside, *, alone: bool = False) -> Gap | None:
-        """Return the first gap if `more` were set aside beside the others or `alone`; None if it stays covered.
+        """Return the first gap if `more` were set aside in addition, or `alone`; None if everything stays covered.
 
-        A gap at this instant says how much more than what is free it is.
+        The amount of a gap at this instant is by how much `more` exceeds what is free.
         """
         beside = replace(self, asides=() if alone else self.asides)
         free, tightest = beside.free(more.budget)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a pod held its GPUs, read from the pod's own record. Pure: looking later makes no interval longer.
+"""When a pod held its GPUs, read from the pod's own record. Pure: an interval is the same whenever it is read.
 
 An interval opens at the scheduler's `bound-at` (a pod that another scheduler bound: at its PodScheduled condition, or
-when it was adopted, whichever is later), and never before the pod was made.
+when it was adopted, whichever is later), and never before the pod was created.
 It closes, once the pod is terminal (`slicekeeper.kube.pod`), at the last `finishedAt` of all its containers: until then
-kubelet and the scheduler keep the slice. If kubelet has left no end of a container, the pod's own end counts: the
+kubelet and the scheduler keep the slice. If kubelet has not recorded a container's end, the pod's own end counts: the
 disruption that ended it, kubelet's refusal to start it, its deletion unless it had ended before, or its last change to
 not ready.
 """
@@ -35,7 +35,7 @@ _STARTED = ("running", "terminated")
 
 @dataclass(frozen=True)
 class Start:
-    """When an interval opened, whether the scheduler said so itself, and whether its clock was plainly wrong."""
+    """When an interval opened, whether the scheduler recorded it, and whether a clock was clearly wrong."""
 
     at: Instant
     exact: bool
@@ -106,22 +106,22 @@ def end_of(pod: Mapping[str, Any], holders: Collection[str], start: Instant, *, 
     """Return when the interval closed; None while it is open or its record does not say yet.
 
     `holders` are the containers that hold GPUs. `final` says that the record will not change any more, so a deletion
-    counts although the containers' end was never recorded. What it returns is what the record says: see `credible`.
+    counts although the containers' end was never recorded. The record may be wrong: see `credible`.
     """
     found = _ended(pod, holders, final=final)
     return None if found is None else End(max(found.at, start), found.source)
 
 
 def reported_at(pod: Mapping[str, Any]) -> Instant | None:
-    """Return when the API server took the record of an ended pod; None if the pod has not ended, or if it is unknown.
+    """Return when the API server accepted the record of an ended pod; None if it has not ended, or if that is unknown.
 
-    It leaves out the milliseconds, as kubelet does. Until the pod ends, the record may be as old as the pod.
+    It is in whole seconds, as kubelet's own instants. Until the pod ends, the record may be as old as the pod.
     """
     return max(filter(None, map(_instant, _phase_written(pod))), default=None) if has_ended(pod) else None
 
 
 def is_doubtful(end: End, reported: Instant) -> bool:
-    """Whether an end was reported before it was, or so late that the node's clock may have been set back."""
+    """Whether an end was reported before it happened, or so late that the node's clock may have been set back."""
     late_ms = reported - end.at
     return late_ms < -NODE_CLOCK_MS or (end.source == "finished" and late_ms > NODE_CLOCK_MS)
 
@@ -129,20 +129,20 @@ def is_doubtful(end: End, reported: Instant) -> bool:
 def credible(
     end: Instant, start: Instant, seen: Instant, reported: Instant | None = None, ahead: tuple[int, ...] | None = None
 ) -> Instant:
-    """Return when an interval closed of which a node's clock says that it closed at `end`.
+    """Return when an interval closed if a node's clock showed `end` at that time.
 
-    `ahead` is by how many milliseconds that clock was ahead around `reported`, when the API server took the record.
+    `ahead` is by how many milliseconds that clock was ahead around `reported`, when the API server accepted the record.
     Of the instants at which such a clock can have shown `end`, the last one before `reported` counts: usually an end is
-    reported within seconds. If all lie after it, an end that we have seen pass is believed all the same, for owners may
-    write an earlier time into their pods' `managedFields`; if all lie before the start, it is `reported`.
-    Without a report an end is believed up to the skew after it was first seen.
+    reported within seconds. If all of them are after it, an end that is already past is believed nevertheless, because
+    owners may write an earlier time into their pods' `managedFields`; if all are before the start, `reported` counts.
+    Without a report, an end is believed up to the skew after it was first seen.
     """
     at = end
     if reported is not None:
         latest = Instant(reported + MS_PER_SECOND)
-        told = [end, *(Instant(end - ms) for ms in ahead or () if abs(ms) > NODE_CLOCK_MS)]
-        possible = [one for one in told if start - NODE_CLOCK_MS <= one <= latest + NODE_CLOCK_MS]
-        later = [one for one in told if one > latest]
+        candidates = [end, *(Instant(end - ms) for ms in ahead or () if abs(ms) > NODE_CLOCK_MS)]
+        possible = [one for one in candidates if start - NODE_CLOCK_MS <= one <= latest + NODE_CLOCK_MS]
+        later = [one for one in candidates if one > latest]
         if possible:
             at = min(max(possible), latest)
         elif later:
@@ -171,14 +171,14 @@ def _ended(pod: Mapping[str, Any], holders: Collection[str], *, final: bool) -> 
     for source, instants in signs:
         if instants:
             return End(last, "finished") if known and last >= max(instants) else End(max(last, *instants), source)
-    # Nothing says when the pod ended. Only containers that hold GPUs are worth waiting for.
+    # Nothing shows when the pod ended. Only containers that hold GPUs are worth waiting for.
     return End(last, "finished") if finished and set(holders) <= finished.keys() else None
 
 
 def _stopped_before(pod: Mapping[str, Any], deletion: Instant) -> bool:
-    """Whether a pod that has ended did so by itself, before its deletion was asked for: its sandbox was gone by then.
+    """Whether a pod ended by itself before its deletion was requested: its sandbox was gone by then.
 
-    The sandbox of a pod that never ran may never have been there, and one that waits for a restart is made again.
+    A pod that never ran may never have had a sandbox, and that of a pod that waits for a restart is created again.
     """
     stopped = _transitions(pod, NOT_READY[-1], status="False")
     by_itself = not _waited_for_a_restart(pod) or as_map(pod.get("status")).get("reason") == "DeadlineExceeded"
@@ -232,10 +232,10 @@ def _ran(status: Mapping[str, Any]) -> bool:
 
 
 def _rejection(pod: Mapping[str, Any]) -> list[Instant]:
-    """Return the instants that say when kubelet refused a pod, of which it then keeps no container's state.
+    """Return the instants that show when kubelet refused a pod; it then keeps no state of the pod's containers.
 
-    If it never ran, that is its `startTime`. After a reboot kubelet also refuses pods that ran: `startTime` is then
-    that of their first start, and only the write of the phase is from the refusal.
+    If the pod never ran, that is its `startTime`. After a reboot kubelet also refuses pods that ran: their `startTime`
+    is that of the first start, and only the write of the phase is from the refusal.
     """
     status = as_map(pod.get("status"))
     if status.get("phase") != "Failed" or any(True for _ in _statuses(pod)):

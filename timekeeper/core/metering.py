@@ -2,10 +2,10 @@
 """Compute the fraction of GPUs that a pod is charged for, by model, before rates. Pure, exact fractions.
 
 `max`: per GPU the larger of the pod's share of compute and of memory there · `mean`: their mean · `core`: compute
-alone · `quota`: the mean of its shares of the namespace's ResourceQuota, as the original service had it; without a
-quota `max`, flagged. A whole GPU counts as one under the first three, whatever memory was named, and so does one that
-the scheduler keeps for the pod alone (`sharing: exclusive`): what it leaves is of no use to others. For the same reason
-a MIG slice counts as what it is, and not as what was asked for.
+alone · `quota`: the mean of its shares of the namespace's ResourceQuota, as in the original service; without a quota
+`max`, with a flag. A whole GPU counts as one under the first three, whatever memory was requested, and so does one that
+the scheduler keeps for the pod alone (`sharing: exclusive`): others cannot use the rest. For the same reason a MIG
+slice counts with its own size, and not with that of the request.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from slicekeeper.untyped import as_map
 Weight = Literal["max", "mean", "core", "quota"]
 
 GPU_UNKNOWN = "gpu-unknown"
-"""Flag: no inventory has the GPU, so its memory is not known and compute alone is charged; or the node does not say
-what part of a GPU a device of NVIDIA's plugin is."""
+"""Flag: no inventory has the GPU, so its memory is not known and compute alone is charged; or it is not known what
+fraction of a GPU a device of NVIDIA's plugin is."""
 
 QUOTA_MISSING = "quota-missing"
 """Flag: weight `quota`, but the namespace has no ResourceQuota of both resources."""
@@ -102,9 +102,9 @@ def meter(
 ) -> Metering:
     """Return the charge of a bound pod; `inventory` has MIG slices as `inventory.by_uuid` returns them.
 
-    `device_model` is the model of the GPUs that NVIDIA's own plugin allocates on the pod's node, empty if that is not
-    known, and `device_labels` are the node's labels, which say what fraction of a GPU a device is. A GPU of no known
-    model counts under the empty name.
+    `device_model` is the model of the GPUs that NVIDIA's own plugin allocates on the pod's node, empty if unknown, and
+    `device_labels` are the node's labels, which determine what fraction of a GPU a device is. GPUs of an unknown model
+    count under the empty name.
     """
     shares, flags = _shares(pod, request, inventory)
     devices, by_device = sum(request.whole_device_gpus.values()), Fraction(0)

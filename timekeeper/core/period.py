@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Budget periods: hours, days, weeks, months and years of a time zone, as half-open intervals of instants.
 
-A period is what a clock on the wall there shows, so a day has 23 hours when summer time begins. The periods of one
-rule cover the time line without a gap or an overlap, whatever the zone did.
+Periods follow the zone's wall clock, so a day has 23 hours when summer time begins. The periods of one rule cover the
+time line without a gap or an overlap, whatever clock changes the zone had.
 
-Without an anchor they begin at midnight, on Monday, on the first, on the first of January. With one they begin where
-the wall clock shows what it showed at that instant: the same minute, time of day, weekday, day of the month, day of the
-year. A month that lacks the day begins on its last one, a year without a leap day on 28 February; the month after has
-the anchor's day again. A time of day that a clock change skips is as much later as the clock was put forward.
+Without an anchor they begin at midnight, on Monday, on the first of the month, on the first of January. With one they
+begin whenever the wall clock shows the same as at that instant: the same minute, time of day, weekday, day of the
+month, day of the year. A month without that day begins on its last day, a year without a leap day on 28 February;
+later months have the anchor's day again. A time of day that a clock change skips moves by as much as the clock is put
+forward.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Double entry: which accounts a posting changes, and which postings must be reversed and booked to correct a ledger.
 
-Every namespace has the same accounts. GPU time comes from `issued` into `budget`; pods move it on to `charged`, what
-was not used goes to `expired`. Time over budget comes from `unfunded`, whose negative balance is the debt under
-`debt: carry`, and goes to `over-budget`. A refund takes back from `charged`; what goes to another namespace's budget
-passes through `transferred`, whose balances sum to zero over all namespaces. Nothing is ever edited: what a
-late record shows to be wrong is reversed, and booked again.
+Every namespace has the same accounts. GPU time comes from `issued` into `budget`; pods move it to `charged`, and unused
+time goes to `expired`. Time over budget comes from `unfunded`, whose negative balance is the debt under `debt: carry`,
+and goes to `over-budget`. A refund takes time back from `charged`; time for another namespace's budget passes through
+`transferred`, whose balances sum to zero over all namespaces. Nothing is ever edited: a booking that a late record
+shows to be wrong is reversed, and booked again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Booked:
     transaction: int
     posting: Posting
     effective_at: Instant
-    """When it counts: `posting.at`, but of a correction an instant of the period that was open when it was booked."""
+    """When it counts: `posting.at`, or for a correction an instant of the period that was open when it was booked."""
 
 
 def entries(posting: Posting) -> tuple[tuple[AccountKind, int], ...]:

@@ -42,10 +42,10 @@ the rule and it no longer counts."""
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A budget rule, in force from `since` until the next one. The first rule of a time line holds from the start.
+    """A budget rule, in force from `since` until the next one. The first rule applies from the start of the time line.
 
-    `credit` is how far the balance may go below zero, `rollover` the most that a period leaves to the next one. While
-    a rule is not `open` nothing may be spent. Of two with the same `since` the later one in a list holds.
+    `credit` is how far the balance may go below zero, `rollover` the most that carries over to the next period. While a
+    rule is not `open`, nothing may be spent. Of two with the same `since`, the later one in a list applies.
     """
 
     since: Instant
@@ -65,13 +65,13 @@ class Rule:
         return self.period, self.zone, self.anchor
 
     def says_the_same(self, other: Rule) -> bool:
-        """Whether the two differ only in how and when they came."""
+        """Whether the two differ at most in when they begin and in how they treat the current period's usage."""
         return self == replace(other, since=self.since, used=self.used)
 
 
 @dataclass(frozen=True, slots=True)
 class GrantRecord:
-    """GPU time beside the budget; what is left of it at `until` expires (None: never). Low `priority` is used first."""
+    """GPU time in addition to the budget; its rest expires at `until` (None: never). Low `priority` is used first."""
 
     key: str
     amount: GpuMilliseconds
@@ -93,9 +93,9 @@ class Withdrawal:
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """What becomes of time over budget, from `since` until the next one: `carry`, it is taken from a later allowance.
+    """How time over budget is treated, from `since` until the next one; `carry`: it is taken from a later allowance.
 
-    What was owed stays owed when that ends. Before the first one all is forgiven.
+    Earlier debt remains when that ends. Before the first one, all time over budget is forgiven.
     """
 
     since: Instant
@@ -104,7 +104,7 @@ class Debt:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """All that a namespace's time line depends on."""
+    """Everything that a namespace's time line depends on."""
 
     claims: Sequence[Claim]
     rules: Sequence[Rule]

@@ -120,7 +120,7 @@ class BudgetKept(Conflicting):
 
 
 class ObjectOutdated(Conflicting):
-    """A newer state of the object that keeps a budget was taken, or a newer object keeps it."""
+    """A newer state of the object that keeps a budget was accepted, or a newer object keeps it."""
 
     code = "object-outdated"
 

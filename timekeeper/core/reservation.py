@@ -4,11 +4,11 @@
 Which GPU the pod gets is not known yet.
 
 A pod holds its GPUs from its binding until its containers have ended. Kubelet ends them when `activeDeadlineSeconds`
-have passed since the pod's `startTime`, which is kubelet's first look at it and not the binding, and then gives them
-the pod's grace. So at most `deadline + grace + margin` pass; the margin is for the time from the binding to that look,
-kubelet's own pace and its whole seconds. For each GPU model that the pod might get the dearest share is taken:
-every container on a GPU of its own, of the least memory, or on the largest MIG slice that it might get, at the highest
-rate that is set for now or later.
+have passed since the pod's `startTime`, when kubelet first sees the pod, and then grants the pod's grace period. So at
+most `deadline + grace + margin` pass; the margin covers the time from the binding to `startTime`, kubelet's delays and
+its rounding to whole seconds. For each GPU model that the pod might get, the most expensive share counts: every
+container on a GPU of its own, of the least memory, or on the largest MIG slice that it might get, at the highest rate
+that is set for now or later.
 """
 
 from __future__ import annotations

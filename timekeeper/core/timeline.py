@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The time line of budgets: the charges of pods, and their accounts, at every instant. A pure function of records.
 
-Records are claims (pods), rules (budget amount per period) and grants; the result is the state at an instant and
-the postings that the ledger must hold up to there. It does not matter when it was computed before: `advance` from any
-earlier state gives the same as from the beginning, so callers keep states as anchors and go on from one.
+Records are claims (pods), rules (budget amount per period) and grants; the result is the state at an instant and the
+postings that the ledger must contain up to it. `advance` from any earlier state gives the same result as from the
+beginning, so callers keep states as anchors and continue from one.
 
 A claim's cumulative charge is `round_half_up(rate × milliseconds)`, and a part of it is a difference of two such
-values: cutting a claim anywhere moves nothing. A budget is exhausted from the instant at which nothing is left,
-or at the start of the first millisecond whose charge would exceed what is left. It stays so until an allowance comes:
-a grant, a new period, a raised amount. Charges of exhausted time go to the over-budget account.
+values: cutting a claim anywhere does not change the sum. A budget is exhausted from the instant at which nothing is
+left, or at the start of the first millisecond whose charge would exceed the rest. It stays exhausted until an allowance
+begins: a grant, a new period, a raised amount. Charges of exhausted time go to the over-budget account.
 
-Budgets form trees, and those that depend on each other go through time together. A pod's time is charged
-to its namespace's budget and to all above it, or to none: if one of them is exhausted it is over budget in the
-namespace, and in the lowest that is exhausted. Of a millisecond that several budgets cannot carry the lower ones are
-asked first. A budget above holds one posting per budget below and instant, the sum of what was posted there.
+Budgets form trees, and those that depend on each other are advanced together. A pod's time is charged to its
+namespace's budget and to all above it, or to none: if one of them is exhausted, it is over budget in the namespace and
+in the lowest budget that is exhausted. If several budgets cannot pay for a millisecond, the lower ones are checked
+first. A budget above has one posting per budget below and instant, the sum of what was posted there.
 """
 
 from __future__ import annotations
@@ -310,14 +310,14 @@ class Run:
         self._cut(line)
         return line.renew(rule, over=over)
 
-    # Whose time counts where
+    # Which budgets a pod's time counts in
 
     def _below(self, line: BudgetLine) -> list[BudgetLine]:
         """Return a line and all below it."""
         return [one for one in self._order if line in one.chain] if self._linked else [line]
 
     def _counting(self, line: BudgetLine) -> tuple[BudgetLine, ...]:
-        """Return where a line's own pods' time counts: in all above, or only in the lowest that is exhausted."""
+        """Return in which lines the time of a line's own pods counts: in all above, or in the lowest exhausted one."""
         found = line.chain
         stop = next((one for one in found if one.state.exhausted), None)
         return found if stop is None else (line,) if stop is line else (line, stop)
@@ -347,7 +347,7 @@ class Run:
         self._sort()
 
     def _change(self, line: BudgetLine, change: Callable[[], None]) -> None:
-        """Change where the pods' time of a line and all below it counts, and count it there."""
+        """Change in which lines the time of the pods of a line and of all below it counts."""
         below = self._below(line)
         before = [one.state.over_budget for one in below]
         for one in below:

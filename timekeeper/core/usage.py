@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluate the usage counters that sidecars report: which report counts, and the usage of each hour. Pure.
 
-Counters are cumulative within an epoch (one run of a sidecar), so loss, repeat and reorder change nothing. What was
-used is the sum over epochs. Reports never open, close or change a charge: a refused one costs nothing.
+Counters are cumulative within an epoch (one run of a sidecar), so lost, repeated and reordered reports change nothing.
+Usage is the sum over epochs. Reports never open, close or change a charge: a refused one costs nothing.
 
-A watermark remembers what its counter showed when the hour began, so that a report costs no more than before; a row is
-written once an hour. What a report adds counts in the hour in which the counter was read. Time between two reports is
-observed unless it is longer than `SILENCE_MS`: then nothing is known of it, and it stays unobserved.
+A watermark contains the value of its counter at the start of the hour, so a row of usage is written only once an hour.
+What a report adds counts in the hour in which the counter was read. Time between two reports is observed unless it is
+longer than `SILENCE_MS`: then nothing is known of it, and it stays unobserved.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_EPOCHS: Final = 256
 """Enough for a sidecar that restarts each minute for four hours; more is a fault, and each would cost a row."""
 
 SLACK_MS: Final = 60_000
-"""Clocks of nodes differ, and counters are read a moment before they are sent."""
+"""Tolerance: nodes' clocks differ, and counters are read a moment before they are sent."""
 
 _LARGEST: Final = 2**62
 
@@ -46,7 +46,7 @@ class Watermark(NamedTuple):
     seq: int
     used_ms: int | None
     monotonic_ns: int
-    """When it was last read; before it is first known, when it was last reported."""
+    """When it was last read; while its value is unknown, when it was last reported."""
     hour: Instant = EPOCH
     """The hour in which the counter was last read, by its first instant."""
     hour_base: int = 0

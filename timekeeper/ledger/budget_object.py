@@ -49,8 +49,8 @@ class Desired:
 def keep(books: Books, place: NamespaceRef, desired: Desired) -> bool:
     """Let an object keep a namespace's budget; return whether that changed anything.
 
-    Raises VersionMismatch if another state was taken since the operator looked, ObjectOutdated if that of this object
-    goes back, LedgerError as `set_budget` and `put_under` do.
+    Raises VersionMismatch if another state was accepted since the operator looked, ObjectOutdated if the object's
+    generation goes back, LedgerError as `set_budget` and `put_under` do.
     """
 
     def change(session: Session) -> bool:
@@ -107,17 +107,17 @@ def release(books: Books, place: NamespaceRef, uid: str, *, actor: str, now: Ins
 
 
 def version_of(found: Kept | None) -> str:
-    """Return what differs between any two states that are taken of a budget's objects; empty if none was taken yet."""
+    """Return a text that differs between any two accepted states of a budget's objects; empty before the first."""
     if found is None:
         return ""
     return f"{found.uid}:{found.generation}" + (":deleted" if found.released is not None else "")
 
 
 def _is_news(session: Session, account: BudgetAccount, desired: Desired) -> bool:
-    """Whether an object says what was not taken yet.
+    """Whether an object has a state that was not accepted yet.
 
-    Raises VersionMismatch if something else was taken since the operator looked, ObjectOutdated if the generation goes
-    back although the object was read later.
+    Raises VersionMismatch if another state was accepted since the operator looked, ObjectOutdated if the generation
+    goes back although the object was read later.
     """
     found, state = _last(session, account), desired.kept
     if found is not None and (found.uid, found.generation, found.released) == (state.uid, state.generation, None):

@@ -44,8 +44,8 @@ class RequestedInterval:
 def correct(books: Books, find: Callable[[Session], BudgetAccount], wanted: RequestedInterval) -> bool:
     """Correct a pod's interval; return False if the ledger has this interval already, or did this under the same key.
 
-    `find` gives whose pod it is. Raises Unknown if the namespace had no such pod; Conflicting if an end is given of a
-    pod that runs, the interval lies outside the pod's life, or the key was already used for another request.
+    `find` returns the pod's account. Raises Unknown if the namespace had no such pod; Conflicting if an end is given
+    for a running pod, the interval lies outside the pod's life, or the key was already used for another request.
     """
 
     def change(session: Session) -> bool:

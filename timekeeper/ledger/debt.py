@@ -16,8 +16,8 @@ from timekeeper.store import accounts, debts, timelines
 def follow_debt(books: Books, now: Instant) -> None:
     """Make time over budget owed or forgiven, as the setting says, from now on if the setting has changed.
 
-    A ledger's first setting applies from the start of time. One that is further ahead than clocks may differ was
-    written by a wrong clock: it never takes effect.
+    A ledger's first setting applies from the start of time. A setting that is further ahead than clocks may differ was
+    written by a wrong clock, and never takes effect.
     """
 
     def change(session: Session) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Explain a budget's balance: every booking that changed it, the sum so far, and the record that caused it.
 
-What is sealed comes first, as one sum, so that an explanation does not grow with the years. Bookings after it come
-where they fall due, corrections among those of the period that they correct. Then comes what is not booked yet: what is
-due since the namespace was last settled, the allowance of a period that no pod has drawn on, and the pods that run. So
-the last sum is the balance by which decisions are made, at any instant.
+The sum of everything sealed comes first, so that an explanation does not grow with the years. Later bookings follow in
+the order in which they fall due, corrections among those of the period that they correct. Last is what is not booked
+yet: what has fallen due since the namespace was last settled, the allowance of a period that no pod has drawn on, and
+the pods that run. So the last sum is the balance that decisions are based on, at any instant.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ def put_parent(
 ) -> bool:
     """Create a team or an organisation, or change its budget; return whether it was created.
 
-    Raises LedgerError if the name is another kind's, `if_match` has not the budget's version, it is closed, or an
-    object keeps it.
+    Raises LedgerError if the name belongs to another kind, `if_match` does not contain the budget's version, the budget
+    is closed, or an object keeps it.
     """
 
     def change(session: Session) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record what pods' records say: that a pod holds GPUs, and that it has released them."""
+"""Book what the pods' own records show: that a pod holds GPUs, and that it has released them."""
 
 from __future__ import annotations
 

@@ -78,9 +78,9 @@ def grant(
 def withdraw(
     books: Books, find: Callable[[Session], BudgetAccount], key: int, *, reason: str, actor: str, now: Instant
 ) -> BudgetGrant:
-    """Withdraw a grant that has not begun, and return it; again changes nothing.
+    """Withdraw a grant that has not begun, and return it; a repetition changes nothing.
 
-    `find` gives whose grant it is. Raises Unknown if there is no such grant, Conflicting if it has begun, or if GPU
+    `find` returns the grant's account. Raises Unknown if there is no such grant, Conflicting if it has begun, or if GPU
     time that is set aside needs it.
     """
 

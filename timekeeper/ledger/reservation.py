@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open and release reservations: GPU time of a namespace that is set aside, so that nothing else can use it.
 
-What is free is what is left, credit included, less what is set aside. A reservation is opened only if that much is
-free, in the transaction that says so; so what is set aside never exceeds what there is. Movements that take time out
-of a budget ask the same. Reservations are no entries of the ledger: they move nothing, they only keep.
+Free is the rest of a budget, including credit, less what is set aside. A reservation is opened only if that much is
+free, and that is checked in the same transaction; so what is set aside never exceeds the budget. Movements that take
+time out of a budget make the same check. Reservations are not entries of the ledger: they move no GPU time.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delete old data: never the ledger, nor a record that it follows from.
+"""Delete old data, but never the ledger or a record that it depends on.
 
 Watermarks are raw: they are deleted some days after their pod has ended and its period is sealed. Later reports of the
 pod are refused, so that none can count twice. Hours of usage are kept longer. Each transaction is small, so that

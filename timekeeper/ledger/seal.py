@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seal periods: after a grace period, or when an operator requests it, what is effective in them never changes again.
+"""Seal periods: after a grace period, or when an operator requests it, the bookings in them never change again.
 
-Late records are booked as corrections that are effective in the period that is open then, and name the instant at which
-they would have been effective. A correction moves the same accounts by the same amounts as the booking (or the
-reversal) that it represents. So for each account: what the sealed period holds, and the corrections of it, come to what
-the period would hold had everything been known in time; and the balance now is what it would be then.
+Late records are booked as corrections in the period that is open then, with the instant at which they would have been
+effective. A correction moves the same accounts by the same amounts as the booking (or the reversal) that it represents.
+So for each account, a sealed period and its corrections together are what the period would be if everything had been
+known in time; and the current balance is the same.
 
 Without periods (`none`) the calendar months of the budget's time zone are sealed.
 """
@@ -49,7 +49,7 @@ def _seal_together(books: Books, wanted: Sequence[tuple[AccountId, Instant]], no
 
 
 def seal(books: Books, place: BudgetAccount, until: Instant, *, reason: str, actor: str, now: Instant) -> None:
-    """Seal a budget's periods up to the end of one, by an operator's request; again changes nothing.
+    """Seal a budget's periods up to the end of one, by an operator's request; a repetition changes nothing.
 
     Raises Conflicting if no period that is over ends there.
     """

@@ -40,7 +40,7 @@ class Heard(NamedTuple):
 
 
 def take(database: Database, caller: Caller, reports: Sequence[UsageReport], now: Instant) -> list[ReportOutcome]:
-    """Return each report's outcome, in their order; accepted ones are on disk by then."""
+    """Process reports; return their outcomes in order. Accepted reports are on disk by then."""
     return database.write_reports(_take, Heard(caller, reports, now), len(reports))
 
 
@@ -59,7 +59,7 @@ def _take(session: Session, requests: Sequence[Heard]) -> list[list[ReportOutcom
 
 
 def _newest(reports: Sequence[UsageReport]) -> dict[MarkKey, int]:
-    """Return the monotonic instant of each counter's last report, which was read just now; the oldest come first."""
+    """Return the monotonic instant of each counter's last report, which was read just before it was sent."""
     return {(one.pod_uid, one.container, one.epoch): one.monotonic_ns for one in reports}
 
 

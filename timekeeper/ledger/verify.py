@@ -185,7 +185,7 @@ def _anchors(session: Session, tree: Tree) -> dict[Instant, list[tuple[AccountId
 
 
 class _InOrder:
-    """Return what is booked, by budget, up to an instant."""
+    """Divides bookings that come in order of time into those up to each instant, by budget."""
 
     def __init__(self, booked: Iterator[tuple[AccountId, Booked]]) -> None:
         self._booked = booked

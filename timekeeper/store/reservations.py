@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPU time that is set aside. What is left of a reservation is computed from its pod's record, never stored.
 
-So nothing has to happen at the instant at which it shrinks: a pod's is smaller by what the pod has been charged, and
-nothing once the pod's interval is closed; one made by hand is nothing once it has expired.
+So nothing has to be written when it shrinks: a pod's reservation is reduced by what the pod has been charged, and is
+over when the pod's interval is closed; one opened by hand is over when it expires.
 """
 
 from __future__ import annotations
