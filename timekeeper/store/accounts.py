@@ -99,7 +99,7 @@ def newest(session: Session, cluster: str, after: str = "", limit: int | None = 
 
 
 def accounts(session: Session, cluster: str, after: tuple[str, int], limit: int) -> list[BudgetAccount]:
-    """Return all namespaces that ever had an account, by name and age, from the one after a place on."""
+    """Return all namespaces that ever had an account, by name and age, beginning after a position."""
     query = select(*_COLUMNS).where(Namespace.cluster == cluster, Namespace.kind == "namespace")
     query = query.where(tuple_(Namespace.name, Namespace.id) > tuple_(literal(after[0]), literal(after[1])))
     return [BudgetAccount(*row) for row in session.execute(query.order_by(Namespace.name, Namespace.id).limit(limit))]
@@ -117,12 +117,12 @@ def named(session: Session, ids: Collection[AccountId]) -> dict[AccountId, Budge
 
 
 def everyone(session: Session) -> list[BudgetAccount]:
-    """Return all namespaces that ever were."""
+    """Return all accounts, including those of deleted namespaces."""
     return [BudgetAccount(*row) for row in session.execute(select(*_COLUMNS).order_by(Namespace.id))]
 
 
 def of_cluster(session: Session, cluster: str) -> list[BudgetAccount]:
-    """Return all namespaces of a cluster that ever were."""
+    """Return all accounts of a cluster, including those of deleted namespaces."""
     query = select(*_COLUMNS).where(Namespace.cluster == cluster)
     return [BudgetAccount(*row) for row in session.execute(query.order_by(Namespace.id))]
 
@@ -159,7 +159,7 @@ def settled_after(session: Session, cluster: str, at: Instant) -> list[AccountId
 
 
 def touch(session: Session, key: AccountId) -> None:
-    """Invalidate what other processes know of it; from here on any other writer waits, or fails."""
+    """Increment an account's version: other processes read it again, and any other writer now waits, or fails."""
     session.execute(update(Namespace).where(Namespace.id == key).values(version=Namespace.version + 1))
 
 

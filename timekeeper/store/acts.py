@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actions of people, in the records and in the audit log: the two must agree.
+"""Compare people's actions in the records with those in the audit log.
 
-The log's chain shows what was changed or taken out of its middle. It cannot show that its end was cut off, nor that
-a person who can compute hashes wrote another end: the records do.
+The log's chain shows whether a record in its middle was changed or removed. It cannot show that its end was cut off, or
+rewritten by a person who can compute hashes: the comparison with the records can.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from timekeeper.store.seals import BY_ITSELF
 _MOVEMENTS: Final = ("grant", "refund", "adjustment", "transfer")
 _RULES: Final = ("budget", "status", "team", "organisation")
 _KEPT: Final = (*_MOVEMENTS, *_RULES, "rate", "withdraw", "interval")
-"""Actions whose records no step between revisions takes away."""
+"""Actions whose records no migration removes."""
 
 
 def differences(session: Session) -> Iterator[str]:
@@ -43,11 +43,11 @@ def differences(session: Session) -> Iterator[str]:
         digest = _digest(key)
         missing.discard(digest)
         if digest not in recorded:
-            yield f"{what} is not in the audit log, or there it is another"
+            yield f"{what} is not in the audit log, or differs there"
     for digest in missing:
         record, action = recorded[digest]
         if action in _KEPT:
-            yield f"audit record {record}: the {action} that it names is not there, or another"
+            yield f"audit record {record}: the {action} that it names is not there, or differs"
 
 
 def _digest(key: tuple[Any, ...]) -> bytes:
@@ -131,9 +131,9 @@ def _done(session: Session) -> Iterator[_Act]:
             lambda r, at: (f"the release of reservation {r.id}", ("release", *at, r.id)),
         ),
     )  # fmt: skip
-    for query, tell in steps:
+    for query, act_of in steps:
         for row in session.execute(query.execution_options(yield_per=1000)):
-            yield tell(row[0], _place(row))
+            yield act_of(row[0], _place(row))
     for rate in session.scalars(select(Rate).where(Rate.source == "rest")):
         text = str(rate.numerator) if rate.denominator == 1 else f"{rate.numerator}/{rate.denominator}"
         yield f"rate {rate.id}", ("rate", rate.model, text, rate.effective_at)

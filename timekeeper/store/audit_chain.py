@@ -27,7 +27,7 @@ UID: Final = "namespaceUid"
 def append(
     session: Session, *, cluster: str, actor: str, action: str, namespace: str, detail: Mapping[str, Any], now: Instant
 ) -> None:
-    """Append what was done."""
+    """Append a record of an action."""
     previous = session.execute(select(AuditRecord.hash).order_by(AuditRecord.id.desc()).limit(1)).scalar_one_or_none()
     text = msgspec.json.encode(detail, order="sorted").decode()
     values = {
@@ -50,9 +50,9 @@ def _hash(values: Mapping[str, Any]) -> str:
 def page(
     session: Session, cluster: str, title: str, after: int, limit: int, *, uid: str | None = None
 ) -> list[AuditRecord]:
-    """Return a cluster's records in their order, from the one after an id on; of one budget if its title is given.
+    """Return a cluster's records in order, beginning after an id; of one budget if its title is given.
 
-    `uid` tells namespaces apart that had one name. Older records have none, and are those of all of them.
+    `uid` distinguishes namespaces that had the same name. Older records have none, and count for all of them.
     """
     query = select(AuditRecord).where(AuditRecord.cluster == cluster, AuditRecord.id > after)
     if title:

@@ -22,12 +22,12 @@ REVERSAL = "reversal"
 
 
 def due_at(table: type[Transaction] = Transaction) -> ColumnElement[Instant]:
-    """Return when a transaction would be effective had everything been known in time: a correction is so later."""
+    """Return when a transaction would be effective had everything been known in time; a correction is later."""
     return func.coalesce(table.corrects_at, table.effective_at)
 
 
 def _effect(due: Instant, floor: Instant, now: Instant) -> dict[str, Instant | None]:
-    """Return when something that falls due at an instant is effective: never in a sealed period."""
+    """Return when a booking that is due at an instant is effective: never in a sealed period."""
     if due > floor:
         return {"effective_at": due, "corrects_at": None}
     return {"effective_at": max(now, Instant(floor + 1)), "corrects_at": due}
@@ -36,10 +36,10 @@ def _effect(due: Instant, floor: Instant, now: Instant) -> dict[str, Instant | N
 def standing(
     session: Session, namespace: AccountId, after: Instant | None, until: Instant | None = None
 ) -> list[Booked]:
-    """Return the postings settled after an instant (None: ever) and up to another that nothing has reversed."""
+    """Return the postings, without reversed ones, that are due after an instant (None: ever) and up to another."""
     query = _standing().where(Transaction.namespace_id == namespace)
     if after is not None:
-        # The first alone has an index; a correction is effective after what it corrects.
+        # Only the first condition has an index; a correction is effective after what it corrects.
         query = query.where(Transaction.effective_at > after, due_at() > after)
     if until is not None:
         query = query.where(due_at() <= until)
@@ -47,7 +47,7 @@ def standing(
 
 
 def standing_in_order(session: Session, keys: Collection[AccountId]) -> Iterator[tuple[AccountId, Booked]]:
-    """Yield all postings that nothing has reversed of some budgets, by when they fall due; never all in memory."""
+    """Yield some budgets' postings, without reversed ones, by when they fall due; never all in memory."""
     query = _standing().where(Transaction.namespace_id.in_(keys)).order_by(due_at())
     for row in session.execute(query.execution_options(yield_per=1000)):
         yield row.namespace_id, _booked(row)
@@ -122,7 +122,7 @@ def _reversed_versions(session: Session, namespace: AccountId, postings: Sequenc
 
 
 def reverse(session: Session, namespace: AccountId, wrong: Sequence[Booked], now: Instant, floor: Instant) -> None:
-    """Append the opposite of postings that late knowledge has shown to be wrong; as `book` does."""
+    """Append the opposites of postings that late records have shown to be wrong, as `book` does."""
     if not wrong:
         return
     rows = [
@@ -211,7 +211,7 @@ class StatementEntry:
 
 
 def lines(session: Session, namespace: AccountId, after: int, limit: int) -> list[StatementEntry]:
-    """Return a namespace's entries in the order of booking, from the one after an id on."""
+    """Return a namespace's entries in the order of booking, beginning after an id."""
     kinds = {key: kind for kind, key in account_ids(session, namespace).items()}
     # Account by account, so that the index gives the next ones of each, however many entries there are.
     mine = [
@@ -246,7 +246,7 @@ def charged_below(session: Session, key: AccountId, since: Instant | None) -> Co
 
 @dataclass(frozen=True)
 class Caused:
-    """A booking and the posting that it makes, or takes back: then `reverses` names the transaction."""
+    """A booking with its posting; if it takes a posting back, `reverses` is that posting's transaction."""
 
     transaction: int
     posting: Posting
@@ -254,15 +254,15 @@ class Caused:
     corrects: bool
     effective_at: Instant
     pod_name: str
-    """Empty if it is of no pod."""
+    """Empty if it concerns no pod."""
     ended: str
-    """Which source said so, if the posting ends with its pod."""
+    """The source of the pod's end, if the posting ends with the pod."""
 
 
 def causes(session: Session, namespace: AccountId, after: Instant, at: Instant) -> Iterator[Caused]:
-    """Yield the bookings that are effective after an instant and fall due up to another, in the order of the latter.
+    """Yield the bookings that are effective after an instant and due up to another, in the order in which they are due.
 
-    What is reversed is shown beside its reversal.
+    A reversal comes beside the booking that it reverses.
     """
     undone = aliased(Transaction)
     due = func.coalesce(due_at(undone), due_at())

@@ -20,12 +20,12 @@ class Kept:
 
     uid: str
     created: Instant
-    """By the clock of the API server that made it: for people, it orders nothing."""
+    """By the API server's clock; for people only, it determines no order."""
     generation: int
     parent: str | None
-    """The parent that it names, empty for none; None: it leaves that to others."""
+    """The parent that it names, empty for none; None: it does not set the parent."""
     released: Instant | None = None
-    """When it was known to be deleted: it keeps nothing since."""
+    """When its deletion became known: since then it keeps nothing."""
 
 
 def last(session: Session, keys: Collection[AccountId]) -> dict[AccountId, Kept]:

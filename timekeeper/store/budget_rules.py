@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budget rules: which ever hold, in the order in which they were written."""
+"""Budget rules: those that ever apply, in the order in which they were written."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ from timekeeper.store.db.models import BudgetRule, Namespace
 Status = Literal["active", "suspended", "closed"]
 
 
-# Budget rules
-
-
 @dataclass(frozen=True)
 class RuleRow:
-    """A rule and who made it; `id` is the budget's version."""
+    """A rule and its source, `policy` or `own`; `id` is the budget's version."""
 
     id: int
     rule: Rule
@@ -77,15 +74,16 @@ def add_rule(
 
 
 def rules(session: Session, namespace: AccountId) -> list[RuleRow]:
-    """Return a namespace's rules in the order in which they hold, which is that of writing: the last is in force."""
+    """Return a namespace's rules in the order in which they apply, which is that of writing: the last is in force."""
     query = select(BudgetRule).where(BudgetRule.namespace_id == namespace)
     return _ruling(session.scalars(query.order_by(BudgetRule.id)).all())
 
 
 def _ruling(rows: Sequence[BudgetRule]) -> list[RuleRow]:
-    """Return which of one budget's rules, in the order of writing, ever hold: a later one takes an earlier's place.
+    """Return those of one budget's rules that ever apply, in the order of writing.
 
-    One that a clock far ahead of all others wrote never begins if another was written since.
+    A later one replaces all that would begin after it: a rule that was written with a clock far ahead of all others
+    never begins if another one was written since.
     """
     found: list[RuleRow] = []
     for index, row in reversed(list(enumerate(rows))):
@@ -93,7 +91,7 @@ def _ruling(rows: Sequence[BudgetRule]) -> list[RuleRow]:
         if found and one.rule.since > found[-1].rule.since:
             if index:
                 continue
-            # The first holds from the start, whenever it was written.
+            # The first applies from the start, whenever it was written.
             one = replace(one, rule=replace(one.rule, since=found[-1].rule.since))
         found.append(one)
     return found[::-1]

@@ -28,7 +28,7 @@ def under(session: Session, namespace: AccountId, key: str) -> IntervalCorrectio
 
 
 def page(session: Session, namespace: AccountId, before: int | None, limit: int) -> list[IntervalCorrectionRow]:
-    """Return a namespace's corrections, newest first, from the one before an id on."""
+    """Return a namespace's corrections, newest first, beginning before an id."""
     query = select(IntervalCorrectionRow).where(IntervalCorrectionRow.namespace_id == namespace)
     if before is not None:
         query = query.where(IntervalCorrectionRow.id < before)

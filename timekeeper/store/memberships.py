@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Since when which budget is under which.
+"""The hierarchy of budgets over time: which budget is under which one, and since when.
 
-Of one budget's links those hold that are written later: one that a clock far ahead of all others wrote never begins if
-another was written since for an earlier instant.
+A link replaces all earlier written ones that would begin after it: a link that was written with a clock far ahead of
+all others never begins if another one was written since.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _links(session: Session, keys: Collection[AccountId], after: Instant | None)
             for key, link in (*lasting, history[-1])
             if link.child in keys or link.parent in keys
         ]
-    # What was written at one instant is followed in the order of writing: any other could close a ring.
+    # Links of the same instant apply in the order of writing: another order could form a cycle.
     return [link for _, _, link in sorted(found, key=lambda one: one[:2])]
 
 

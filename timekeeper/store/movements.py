@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grants, refunds, adjustments, transfers: what comes beside a budget, or goes."""
+"""Grants, refunds, adjustments and transfers: GPU time added to budgets, or taken out of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from sqlalchemy.orm import Session
 from slicekeeper.units import GpuMilliseconds, Instant
 from timekeeper.core.record import AccountId
 from timekeeper.store.db.models import BudgetGrant, WorkloadRow
-
-# Grants, and what else comes beside the budget or goes
 
 
 def add_grant(session: Session, values: dict[str, object]) -> int:
@@ -31,7 +29,7 @@ def grant_under(session: Session, namespace: AccountId, key: str) -> BudgetGrant
 def grants(
     session: Session, namespace: AccountId, kind: str, before: int | None = None, limit: int | None = None
 ) -> list[BudgetGrant]:
-    """Return a namespace's movements of a kind, newest first, from the one before an id on."""
+    """Return a namespace's movements of a kind, newest first, beginning before an id."""
     query = select(BudgetGrant).where(BudgetGrant.namespace_id == namespace, BudgetGrant.kind == kind)
     if before is not None:
         query = query.where(BudgetGrant.id < before)
@@ -50,7 +48,7 @@ def withdraw_grant(session: Session, key: int, now: Instant) -> None:
 
 
 def granted_in_all(session: Session, namespace: AccountId) -> GpuMilliseconds:
-    """Return the sum of all that ever came to a namespace, or went, whichever is more."""
+    """Return the sum of a namespace's movements, each counted as positive, in GPU-milliseconds."""
     query = select(func.sum(func.abs(BudgetGrant.amount_ms)))
     query = query.where(BudgetGrant.namespace_id == namespace, BudgetGrant.withdrawn_at.is_(None))
     return GpuMilliseconds(int(session.execute(query).scalar() or 0))
@@ -69,7 +67,7 @@ def refunds(
 ) -> dict[str, list[BudgetGrant]]:
     """Return the refunds of some budgets' pods, oldest first, by the pod's UID.
 
-    `since`: of those alone that were refunded, or ended, at an instant or later.
+    `since`: only those of pods that were refunded, or ended, at that instant or later.
     """
     query = select(BudgetGrant).where(BudgetGrant.namespace_id.in_(keys), BudgetGrant.kind == "refund")
     if since is not None:

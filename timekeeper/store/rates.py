@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of GPU models, versioned: what was set when, by the settings or by hand.
+"""Rates of GPU models over time, from the settings or set by hand.
 
-Of a model's rates that were set for at once those hold that are written later: one that a clock far ahead of all others
-wrote never begins if another was written since for an earlier instant. One that was set for an instant to come stays.
+A rate that is set to apply immediately replaces all earlier written ones of this kind that would begin after it: a rate
+that was written with a clock far ahead of all others never begins if another one was written since. A rate that was set
+for a given instant stays.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _HOLDS: Final = Rate.booked_at.is_distinct_from(Rate.effective_at) | ~(
     )
     .exists()
 )
-"""Of a rate: whether no later one has taken its place before it began."""
+"""Condition on a rate: no later one replaced it before it began."""
 
 
 def read(session: Session) -> RateBook:
-    """Return all rates that ever hold."""
+    """Return all rates that ever apply."""
     rows = session.execute(select(Rate.model, Rate.effective_at, Rate.numerator, Rate.denominator).where(_HOLDS))
     return RateBook([(model, since, Fraction(num, den)) for model, since, num, den in rows])
 
@@ -79,16 +80,16 @@ def add(session: Session, model: str, rate: Fraction, since: Instant, source: So
 
 
 def last_at_once(session: Session, model: str) -> StoredRate | None:
-    """Return the rate of a model that was set last for at once, and not for an instant to come."""
+    """Return the rate of a model that was set last to apply immediately, and not for a given instant."""
     query = select(Rate).where(Rate.model == model, Rate.effective_at == Rate.booked_at)
     row = session.scalars(query.order_by(Rate.id.desc()).limit(1)).one_or_none()
     return _stored(row) if row else None
 
 
 def from_now(session: Session, model: str, now: Instant) -> Instant:
-    """Return from when on a rate holds that is set for at once: later than the last one that was, by any good clock.
+    """Return when a rate that is set to apply immediately begins: after the last one of this kind, by any right clock.
 
-    One that lies further ahead than clocks may differ was written by a clock that was wrong: it never comes to hold.
+    A rate that is further ahead than clocks may differ was written by a wrong clock, and never takes effect.
     """
     last = last_at_once(session, model)
     since = now if last is None or last.effective_at > now + CLOCK_SKEW_MS else max(now, Instant(last.effective_at + 1))

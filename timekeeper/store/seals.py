@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seals: up to where a namespace's ledger is closed, and what it held there."""
+"""Seals: the instant up to which a namespace's ledger is closed, and its balances at that instant."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import Account, Entry, Namespace, Seal, Transaction
 
 BY_ITSELF: Final = "timekeeper"
-"""Who seals what is over long enough; all else was asked for."""
+"""The author of seals after the grace period; all others were requested."""
 
 
 def until(session: Session, namespace: AccountId) -> Instant:
-    """Return the instant up to which, and at which, nothing is booked any more; 0: nothing is sealed."""
+    """Return the instant up to and including which nothing is booked any more; 0: nothing is sealed."""
     return session.execute(select(Namespace.sealed_until).where(Namespace.id == namespace)).scalar_one()
 
 
 def put(session: Session, namespace: AccountId, at: Instant, *, actor: str, now: Instant) -> None:
-    """Seal everything up to an instant; the namespace must be settled there.
+    """Seal everything up to an instant; the namespace must be settled up to it.
 
-    A row tells what is in it if anything was booked since the seal before.
+    A row with the balances is added if anything was booked since the previous seal.
     """
     before = until(session, namespace)
     if at <= before:
@@ -52,7 +52,7 @@ def put(session: Session, namespace: AccountId, at: Instant, *, actor: str, now:
 
 
 def latest(session: Session, namespace: AccountId, at: Instant) -> tuple[Instant, dict[str, GpuMilliseconds]]:
-    """Return the newest seal at an instant or before: until when it is, and the sums by account up to there."""
+    """Return the end of the newest seal at an instant or earlier, and the sums by account up to it."""
     query = select(Seal.until, Seal.balances).where(Seal.namespace_id == namespace, Seal.until <= at)
     row = session.execute(query.order_by(Seal.until.desc()).limit(1)).one_or_none()
     return (
@@ -92,7 +92,7 @@ def broken(session: Session, place: BudgetAccount) -> Iterator[str]:
         if (last, count) != (seal.last_txn, seal.transactions):
             yield f"{where}: what was sealed up to {seal.until} has {count} transactions, not {seal.transactions}"
         elif {k: v for k, v in sums.items() if v} != {k: v for k, v in sealed.items() if v}:
-            yield f"{where}: what was sealed up to {seal.until} comes to {dict(sums)}, not to {sealed}"
+            yield f"{where}: what was sealed up to {seal.until} amounts to {dict(sums)}, not to {sealed}"
         after = seal.until
     _, stray = _booked(session, place.id, after, place.sealed_until)
     if stray:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over the ledger by time, all of them computed by the database, however many bookings there are.
+"""Sums over the ledger by time, computed by the database, however many bookings there are.
 
-A booking belongs to the period of its effective instant. Of what is effective exactly where one period ends and the
-next begins, charges and expiries end with the one, all else begins with the other.
+A booking belongs to the period of its effective instant. At the instant at which one period ends and the next begins,
+charges and expiries belong to the earlier one, and everything else to the later one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from timekeeper.store.db.models import BudgetGrant, IntervalCorrectionRow, Names
 _ENDS = ("charge", "over-budget", "expiry")
 _undone = aliased(Transaction)
 _kind: ColumnElement[str] = func.coalesce(_undone.kind, Transaction.kind)
-"""What is booked or, by a reversal, taken back."""
+"""The kind of a booking, or of the one that it reverses."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Charged:
     over_budget: GpuMilliseconds
     corrections: GpuMilliseconds
     corrected: bool
-    """Whether its interval was put right."""
+    """Whether its interval was corrected by hand."""
 
 
 def totals(session: Session, namespace: AccountId, spans: Sequence[tuple[Instant, Instant]]) -> list[list[Total]]:
@@ -56,7 +56,7 @@ def totals(session: Session, namespace: AccountId, spans: Sequence[tuple[Instant
         return found
     rows = [(index, start, end) for index, (start, end) in enumerate(spans)]
     columns = (column("index", Integer), column("start", BigInteger), column("until", BigInteger))
-    span = values(*columns).data(rows).cte("span")  # SQLite names a list's columns only so
+    span = values(*columns).data(rows).cte("span")  # only so does SQLite name a list's columns
     corrects = Transaction.corrects_at.is_not(None)
     query = (
         select(span.c.index, _kind, corrects, func.count(), func.sum(Transaction.amount_ms))
@@ -73,7 +73,7 @@ def totals(session: Session, namespace: AccountId, spans: Sequence[tuple[Instant
 
 
 def _within(start: Any, end: Any) -> ColumnElement[bool]:
-    """Return what an index can answer; `_inside` sorts out the bookings at the very ends."""
+    """Return the condition that an index can answer; `_inside` excludes bookings at the two ends."""
     return and_(Transaction.effective_at >= start, Transaction.effective_at <= end)
 
 
@@ -83,7 +83,7 @@ def _inside(start: Any, end: Any) -> ColumnElement[bool]:
 
 
 def opening(session: Session, namespace: AccountId, at: Instant) -> GpuMilliseconds:
-    """Return the balance of a budget as it is booked just where an interval begins: what ends there is done."""
+    """Return a budget's booked balance at the beginning of an interval, after everything that ends at that instant."""
     sealed, sums = seals.latest(session, namespace, at)
     balance: int = sums.get("budget", NO_TIME)
     query = (
@@ -103,10 +103,10 @@ def opening(session: Session, namespace: AccountId, at: Instant) -> GpuMilliseco
 def charged(
     session: Session, namespace: AccountId, start: Instant, end: Instant, *, after: str = "", limit: int | None = None
 ) -> Iterator[Charged]:
-    """Yield what pods were charged in an interval, in the order of their UIDs, from the one after a UID on."""
+    """Yield what pods were charged in an interval, in the order of their UIDs, beginning after a UID."""
     over = case((_kind == "over-budget", Transaction.amount_ms), else_=0)
-    # A planner cannot know how many pods a page takes. A long interval is read pod by pod, as far as the page goes; a
-    # short one as a whole, however long the history is. What is added to a column keeps its index out of it.
+    # A planner cannot know how many pods fill a page. A long interval is read pod by pod until the page is full, a
+    # short one as a whole, however long the history is. Adding something to a column prevents the use of its index.
     if _is_long(session, namespace, start, end):
         instant, subject = Transaction.effective_at + 0, Transaction.subject.expression
     else:
@@ -141,7 +141,7 @@ def charged(
 
 
 _LONG = 10_000
-"""Bookings of an interval that is read pod by pod."""
+"""An interval with more bookings than this is read pod by pod."""
 
 
 def _is_long(session: Session, namespace: AccountId, start: Instant, end: Instant) -> bool:
@@ -151,7 +151,7 @@ def _is_long(session: Session, namespace: AccountId, start: Instant, end: Instan
 
 
 def begun(session: Session, namespace: AccountId, subjects: Collection[str]) -> list[tuple[Instant, int]]:
-    """Return what periods of some names began with, all in all, and when the first pod drew on each."""
+    """Return the allowances booked under some periods' names: when the first pod drew on each, and its amount."""
     total = func.sum(Transaction.amount_ms)
     query = (
         select(Transaction.started_at, total)

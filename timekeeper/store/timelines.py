@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records that a budget's time line is made of, and its anchors: states to go on from."""
+"""The records of a budget's time line, and its anchors: states from which it can be continued."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ from timekeeper.store import debts, memberships, rates
 from timekeeper.store.budget_rules import ruling_of_each
 from timekeeper.store.db.models import Anchor, BudgetGrant, BudgetRule, Membership, Namespace, WorkloadRow
 
-# The time line
-
 
 def records(
     session: Session, keys: Collection[AccountId], after: Instant | None, *, carry: bool, until: Instant | None = None
 ) -> dict[AccountId, Records]:
-    """Return what happens to some budgets after an instant (None: ever), with the pods that began up to another.
+    """Return the records of some budgets after an instant (None: all), with the pods that began up to another one.
 
-    They are of one cluster. `carry` tells whether time over budget is owed while the ledger has no word of it.
+    The budgets belong to one cluster. `carry` is whether time over budget is owed if the ledger has no rule for it.
     """
-    begun = WorkloadRow.started_at + 0  # the index of the end finds them; that of the start would pass by all before
+    begun = WorkloadRow.started_at + 0  # so the index of the end is used; that of the start would read all earlier pods
     query = _claims(keys).order_by(begun, WorkloadRow.pod_uid)
     if after is not None:
         query = query.where(or_(WorkloadRow.ended_at.is_(None), WorkloadRow.ended_at > after))
@@ -46,9 +44,9 @@ def records(
 def stretches(
     session: Session, keys: Collection[AccountId], *, carry: bool
 ) -> Iterator[tuple[Instant | None, dict[AccountId, Records]]]:
-    """Yield all that ever happens to some budgets, one stretch of time after the other: its end, None for the last.
+    """Yield all records of some budgets, one stretch of time after the other, each with its end (None for the last).
 
-    A stretch has the pods that run in it, so they are never all in memory. `carry` is as for `records`.
+    A stretch contains the pods that run in it, so they are never all in memory. `carry` is as for `records`.
     """
     found = _without_claims(session, keys, None, carry=carry)
     book = rates.read(session)
@@ -67,17 +65,17 @@ def stretches(
 
 
 _STRETCH = 10_000
-"""Pods that begin in a stretch, at least."""
+"""Minimum number of pods that begin in a stretch."""
 
 
 def first_starts(session: Session, keys: Collection[AccountId]) -> dict[AccountId, Instant]:
-    """Return when the first pod began of each of some budgets that had any."""
+    """Return when each budget's first pod began, for budgets that had any."""
     found = {key: first_start(session, key) for key in keys}
     return {key: at for key, at in found.items() if at is not None}
 
 
 def first_start(session: Session, key: AccountId) -> Instant | None:
-    """Return when a budget's first pod began. One by one: an index answers that, but not a group."""
+    """Return when a budget's first pod began. An index answers this for one budget, but not for a group."""
     return session.execute(select(func.min(WorkloadRow.started_at)).where(WorkloadRow.namespace_id == key)).scalar()
 
 
@@ -141,7 +139,7 @@ def touched_by(session: Session, since: Instant) -> list[AccountId]:
 def anchor_before(session: Session, keys: Collection[AccountId], at: Instant | None) -> dict[AccountId, BudgetState]:
     """Return the latest states of one instant before another (None: the latest of all); empty if there are none.
 
-    All have one that have begun then: the others begin later, with all their records.
+    A budget without one there begins later, with all its records.
     """
     query = select(Anchor.at, func.count()).where(Anchor.namespace_id.in_(keys))
     if at is not None:
@@ -193,14 +191,14 @@ def anchors(session: Session, namespace: AccountId) -> list[BudgetState]:
 
 
 def drop_anchors(session: Session, keys: Collection[AccountId], since: Instant) -> None:
-    """Forget the anchors from an instant on, because a record there has changed."""
+    """Delete the anchors from an instant on, because a record there has changed."""
     session.execute(delete(Anchor).where(Anchor.namespace_id.in_(keys), Anchor.at >= since))
 
 
 def keep_anchors(session: Session, namespace: AccountId, states: list[BudgetState], most: int) -> None:
-    """Keep new anchors, the newest `most` of all, and of those before them the first of each day, later each month's.
+    """Keep new anchors, the newest `most` of all, and of older ones the first of each day, then of each month.
 
-    So late knowledge is settled from where it belongs, not from the start.
+    So a late record is settled from shortly before its instant, and not from the start.
     """
     if not states:
         return
@@ -220,7 +218,7 @@ _DAY_MS, _DAYS = 86_400_000, 40
 
 
 def _superfluous(instants: Sequence[Instant], most: int) -> list[Instant]:
-    """Return which anchors to forget, of all in the order of time."""
+    """Return the anchors to delete, out of all in the order of time."""
     gone: list[Instant] = []
     before = None
     for at in instants[: max(len(instants) - most, 0)]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pods held and used by the hour: written by reports, summed by the database, deleted in the end."""
+"""GPU time that pods held and used, by the hour: added by reports, summed by the database, deleted by retention."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def add(session: Session, over: Sequence[tuple[str, str, HourUsed]]) -> None:
 
 @dataclass(frozen=True)
 class UsageQuery:
-    """What usage is asked for; empty texts name no one. `now` is where pods that run are cut off."""
+    """The requested usage; an empty text selects all. Running pods count up to `now`."""
 
     cluster: str
     spans: Sequence[tuple[Instant, Instant]]
@@ -86,9 +86,9 @@ class GroupUsage:
 
 
 def by_time(session: Session, wanted: UsageQuery, after: tuple[int, str], limit: int) -> list[GroupUsage]:
-    """Return usage by interval and group, in that order, from the one after a place on.
+    """Return usage by interval and group, in that order, beginning after a position.
 
-    A pod's observed time is that of its best observed container.
+    A pod's observed time is that of the container with the most observed time.
     """
     rows = [(index, start, end) for index, (start, end) in enumerate(wanted.spans)]
     columns = (column("index", Integer), column("start", BigInteger), column("until", BigInteger))
@@ -124,7 +124,7 @@ def by_time(session: Session, wanted: UsageQuery, after: tuple[int, str], limit:
     ):
         if given:
             held = held.where(name == given)
-    if wanted.group_by == "workload":  # a row is a group then, so that a page takes no more than its own
+    if wanted.group_by == "workload":  # then each row is a group, and a page reads only its own rows
         held = held.order_by(span.c.index, group).limit(limit)
     pods = held.cte("held")
 
@@ -157,12 +157,12 @@ def by_time(session: Session, wanted: UsageQuery, after: tuple[int, str], limit:
 
 
 def _gpu_ms(pods: Any, wall: Any) -> Any:
-    """Return GPU-milliseconds, rounded for each pod: a sum of a million such never leaves 64 bits."""
+    """Return GPU-milliseconds, rounded for each pod, so that a sum over a million pods fits 64 bits."""
     return (wall * pods.c.gpus_ppm + 500_000) // 1_000_000
 
 
 def _seen(span: Any, pods: Any, first: int, last: int) -> Any:
-    """Return what was reported of pods in each interval: hours that are over, and those that watermarks are in."""
+    """Return the reported usage of pods in each interval: from completed hours, and from watermarks."""
     mine = select(pods.c.pod_uid)
     over = select(UsageHour.pod_uid, UsageHour.container, UsageHour.hour, UsageHour.used_ms, UsageHour.observed_ms)
     running = select(
@@ -217,7 +217,7 @@ def archivable(session: Session, cluster: str, before: Instant, limit: int) -> l
 
 
 def archive(session: Session, uids: Collection[str], now: Instant) -> None:
-    """Throw pods' watermarks away; what they say of usage and of the last sign of life is kept."""
+    """Delete pods' watermarks; the usage and the last sign of life that they contain are kept."""
     pods, marks = workloads.by_uid(session, uids), watermarks.read(session, uids).marks
     heard = workloads.last_heard(session, sorted(uids))
     totals: dict[str, list[int | None]] = {}
@@ -252,10 +252,10 @@ def forget_hours(session: Session, before: Instant, limit: int) -> int:
 
 
 def turn_partitions(session: Session, now: Instant, before: Instant) -> None:
-    """PostgreSQL: drop the months that lie before an instant, and have partitions for this and the next month.
+    """On PostgreSQL, drop the months before an instant, and create partitions for this month and the next.
 
-    What lies outside them all is in the partition `usage_hour_rest`; if that has rows of a month already, the month
-    stays there. Any number of processes may do this at once.
+    All other rows are in the partition `usage_hour_rest`; if it already has rows of a month, that month stays there.
+    Any number of processes may do this at once.
     """
     if session.get_bind().dialect.name != "postgresql":
         return
@@ -263,8 +263,8 @@ def turn_partitions(session: Session, now: Instant, before: Instant) -> None:
     missing = [month for month in _months(now) if month[0] not in there and not _holds(session, month[1], month[2])]
     old = [name for name in there if _ends_before(name, before)]
     if missing or old:
-        # One process at a time from here on. The snapshot may be older than what the one before did, and the catalogue
-        # is read from it: that is why each statement bears with a table that is there, or gone, by now.
+        # One process at a time from here on. The snapshot, from which the catalogue is read, may be older than what
+        # another process has just done: so each statement accepts that its table exists, or is gone, already.
         session.execute(text("LOCK TABLE usage_hour IN SHARE UPDATE EXCLUSIVE MODE"))
     for name, start, end in missing:
         try:
@@ -274,7 +274,7 @@ def turn_partitions(session: Session, now: Instant, before: Instant) -> None:
         except IntegrityError as error:
             if getattr(error.orig, "sqlstate", "") != _CHECK_VIOLATION:
                 raise
-            # Rows of the month came into the rest since our snapshot: there it stays.
+            # Since our snapshot, rows of the month were added to the rest: so the month stays there.
     for name in old:
         session.execute(text(f"DROP TABLE IF EXISTS {name}"))
 

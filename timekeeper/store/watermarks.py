@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sidecars' watermarks, and what judging a report needs of its pod: a few statements for any number of reports.
+"""Sidecars' watermarks, and what is needed of a pod to judge its report: a few statements for any number of reports.
 
-This is the one path that every running pod takes every few seconds, so its SQL is given to the drivers as it is:
-statements built by SQLAlchemy for five hundred keys cost more than the database takes for them.
+Every running pod uses this path every few seconds, so its SQL is given to the drivers as text: for five hundred keys,
+building the statements with SQLAlchemy takes longer than the database needs for them.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _READ: Final = """
         m.observed_ms, m.peak_memory_mib, m.{place})) AS text)
     FROM workload w {pods} LEFT JOIN watermark m ON m.pod_uid = w.pod_uid
     WHERE w.pod_uid {among}"""
-"""One value for all rows: SQLite's driver gives up the interpreter's lock at each row, and has to wait for it again
-while other threads serve requests."""
+"""One value for all rows: SQLite's driver releases the interpreter's lock at each row, and must wait for it again while
+other threads serve requests."""
 
 _ROWS: Final = msgspec.json.Decoder(list[tuple[Any, ...]])
 
 _MOVE: Final = """
     UPDATE watermark SET seq = {0}, used_ms = {1}, monotonic_ns = {2}, hour = {3}, hour_base = {4}, observed_ms = {5},
     peak_memory_mib = {6}, received_at = {7} FROM {rows} AS r WHERE watermark.{place} = {8}"""
-"""By where the rows are, which was read before: no key is looked up again."""
+"""By the rows' physical places, which were read before: no key is looked up again."""
 
 _ADD: Final = """
     INSERT INTO watermark (seq, used_ms, monotonic_ns, hour, hour_base, observed_ms, peak_memory_mib,
@@ -107,7 +107,7 @@ class KnownMarks(NamedTuple):
 
 
 def read(session: Session, uids: Collection[str]) -> KnownMarks:
-    """Return what is known of pods. Nearly all that report run: a small index finds them among all that ever did."""
+    """Return what is known of pods. Nearly all that report are running: a small index contains only these."""
     connection = session.connection()
     of = _OF[connection.dialect.name]
     known = KnownMarks({}, {}, {})
@@ -136,7 +136,7 @@ def _json(value: object) -> str:
 
 
 def keep(session: Session, changed: Mapping[MarkKey, tuple[Watermark, Instant]], places: Mapping[MarkKey, Any]) -> None:
-    """Write watermarks, each with the instant at which its report came; in one order, so that no two deadlock."""
+    """Write watermarks, each with the instant at which its report arrived; always in one order, to avoid deadlocks."""
     moved: list[tuple[Any, ...]] = []
     added: list[tuple[Any, ...]] = []
     for key, (mark, at) in sorted(changed.items(), key=lambda item: item[0]):

@@ -40,7 +40,7 @@ def add(session: Session, rows: list[dict[str, Any]]) -> None:
 
 
 def close(session: Session, ends: list[dict[str, Any]]) -> None:
-    """Note the ends of workloads: `uid`, `end`, `source`, `flags`, and `seen` (when). An end that is there stays."""
+    """Note the ends of workloads: `uid`, `end`, `source`, `flags`, and `seen` (when). An existing end stays."""
     table = WorkloadRow.__table__
     statement = (
         update(WorkloadRow)
@@ -94,7 +94,7 @@ def open_ones(session: Session, cluster: str) -> dict[str, tuple[str, str]]:
 def page(
     session: Session, cluster: str, namespace: AccountId | None, before: tuple[Instant, str] | None, limit: int
 ) -> list[tuple[WorkloadRow, str]]:
-    """Return a namespace's workloads, or a cluster's, latest start first, from the one before a place on.
+    """Return a namespace's workloads, or a cluster's, latest start first, beginning before a position.
 
     Each comes with its namespace's name.
     """
@@ -118,7 +118,7 @@ def _page(before: tuple[Instant, str] | None, limit: int) -> Select[WorkloadRow]
 
 @dataclass(frozen=True)
 class UsageSum:
-    """How many pods there were, of how many it is known what they used, and the sum of it in GPU-milliseconds."""
+    """The number of pods, for how many of them usage is known, and its sum in GPU-milliseconds."""
 
     pods: int
     known: int
@@ -126,7 +126,7 @@ class UsageSum:
 
 
 def used(session: Session, namespace: AccountId, since: Instant) -> UsageSum:
-    """Return what the pods of a namespace used that were open at an instant or later, each over its whole life."""
+    """Return the usage, over their whole lives, of a namespace's pods that ran at an instant or later."""
     reported = (
         select(func.sum(WatermarkRow.used_ms)).where(WatermarkRow.pod_uid == WorkloadRow.pod_uid).scalar_subquery()
     )
@@ -154,7 +154,7 @@ def last_heard(session: Session, uids: Sequence[str]) -> dict[str, Instant]:
 
 
 def unobserved_ms(session: Session, cluster: str, since: Instant) -> dict[str, int]:
-    """Return by namespace for how long pods ran that ended after an instant and of which no sidecar ever spoke."""
+    """Return for how long, by namespace, pods ran that ended after an instant and whose sidecars never reported."""
     spoke = select(WatermarkRow.pod_uid).where(WatermarkRow.pod_uid == WorkloadRow.pod_uid).exists()
     query = (
         select(Namespace.name, func.sum(WorkloadRow.ended_at - WorkloadRow.started_at))

@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 _LARGE = 200
 _BESIDE = 2
-"""One works while PostgreSQL works for the other."""
+"""Number of writers for large items: one can run while PostgreSQL works for the other."""
 
 
 class Database:
@@ -50,9 +50,9 @@ class Database:
     def write_reports(self, change: Callable[[Session, Sequence[Item]], Sequence[T]], item: Item, size: int) -> T:
         """As `write`, but reports that wait at the same time are given to the same change together.
 
-        `size` is how many reports an item has. They move no row of the ledger: on PostgreSQL a large item, which gains
-        nothing from others' company, is written beside what the ledger's writer does. Where the change raises an
-        error, it is run for each item alone.
+        `size` is how many reports an item has. Reports change no row of the ledger: on PostgreSQL a large item, which
+        gains nothing from being combined, is written in parallel to the ledger. If the change raises an error, it is
+        run for each item separately.
         """
         return self._hand_in(self._large if size >= _LARGE else self._work, change, item)
 

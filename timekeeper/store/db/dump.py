@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole database as text, to be restored into either engine: JSON, a line for each row.
+"""A whole database as text that can be restored into either engine: JSON, one line for each row.
 
-The first line names the revision of the tables and their columns, as the database has them and not as this release
-would: before a migration and after it a ledger can be dumped and restored alike. The last line counts the rows and
-bears the digest of all lines before it, so that a file that was cut or changed is refused. What the engines have
-themselves (`pg_dump`) is faster for large databases, but never crosses from one to the other.
+The first line has the revision of the tables and their columns, as the database has them and not as this release would
+create them: so a ledger can be dumped and restored both before and after a migration. The last line has the number of
+rows and the digest of all earlier lines, so that a truncated or changed file is refused. The engines' own tools
+(`pg_dump`) are faster for large databases, but cannot move data between engines.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def dump(engine: Engine, out: BinaryIO) -> int:
 
 
 def _tables(connection: Connection) -> list[Table]:
-    """Return the tables that a database has, each behind those that it refers to."""
+    """Return the tables of a database, each after those that it refers to."""
     found = MetaData()
     found.reflect(connection, only=lambda name, _: name != "alembic_version" and not name.startswith("usage_hour_"))
     return found.sorted_tables
@@ -69,7 +69,7 @@ def _line(value: object) -> bytes:
 def restore(engine: Engine, source: BinaryIO) -> int:
     """Fill an empty, migrated database from a dump, all of it or nothing; return how many rows that are.
 
-    Raises SettingsError if the database or the dump is not fit for it.
+    Raises SettingsError if the database is not empty, or the dump is damaged or of another revision.
     """
     with engine.execution_options(**{WRITES: True}).connect() as connection, connection.begin():
         tables = {table.name: table for table in _tables(connection)}
@@ -135,7 +135,7 @@ class _WaitingRows:
 
 
 def _count_on(connection: Connection, tables: Iterable[Table]) -> None:
-    """Set PostgreSQL's sequences behind the ids that are there; SQLite needs none."""
+    """Let PostgreSQL's sequences continue after the restored ids; SQLite has none."""
     if connection.dialect.name == "postgresql":
         for table in tables:
             if "id" in table.columns:

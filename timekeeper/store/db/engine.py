@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections. SQLite: WAL, BEGIN IMMEDIATE for writers, synchronous=FULL, foreign keys. PostgreSQL: REPEATABLE READ.
 
-Under REPEATABLE READ a transaction that changes a row which another has changed meanwhile fails and is run again
-(`timekeeper.store.db.database`). Whatever changes a namespace's records also moves its `version`, so two such
-transactions never both succeed on what neither has seen of the other.
+Under REPEATABLE READ a transaction fails if it changes a row that another one has changed in the meantime, and is run
+again (`timekeeper.store.db.writer`). Every change of a namespace's records also increments its `version`, so two
+transactions that have not seen each other's changes never both succeed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _shown(url: str) -> str:
 def _prepare(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # the driver must not begin transactions by itself
     cursor = connection.cursor()
-    # 16 MiB of pages in place of 2: reports look up pods whose UIDs lie anywhere in an index.
+    # 16 MiB of pages instead of 2: reports look up pods whose UIDs are anywhere in an index.
     for pragma in (
         "busy_timeout=20000",
         "journal_mode=WAL",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elect which of several processes on one database runs the controller of a cluster.
 
-On PostgreSQL it is who holds an advisory lock, which belongs to a session: it is free as soon as the holder's
-connection is gone. That two processes believe for a moment that they hold it does no harm to the ledger, because
-all they write is idempotent; it only doubles their work. On SQLite there is one process.
+On PostgreSQL it is the process that holds an advisory lock, which belongs to a session: it is free as soon as the
+holder's connection is gone. If two processes believe for a moment that they hold it, the ledger is not affected,
+because everything that they write is idempotent. On SQLite there is only one process.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Walks the migrations, which travel in the wheel as the package `migrations`."""
+"""Run the migrations, which the wheel contains as the package `migrations`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, text
 from slicekeeper.errors import SettingsError
 from timekeeper.store.db.engine import WRITES, is_sqlite
 
-# It logs every look at the revision, and readiness probes look every few seconds.
+# Alembic logs whenever the revision is read, and readiness probes read it every few seconds.
 logging.getLogger("alembic.runtime.migration").setLevel(logging.WARNING)
 
 _LOCK = 0x51CE_1EDA
@@ -36,7 +36,7 @@ def upgrade(engine: Engine, revision: str = "head") -> str:
 def downgrade(engine: Engine, revision: str) -> str:
     """Take the database back to a revision (`base`: to nothing); return the one it has then.
 
-    Raises SettingsError if it cannot go there, RuntimeError if what it holds has no place there.
+    Raises SettingsError if there is no way to it, RuntimeError if the data does not fit that revision.
     """
     return _walk(engine, revision, up=False)
 
@@ -79,8 +79,8 @@ def _check_foreign_keys(connection: Connection) -> None:
 def _alone(engine: Engine) -> Iterator[None]:
     """Lock out other migrating processes; for SQLite, BEGIN IMMEDIATE does that.
 
-    On a connection of its own: within the transaction, the statement that waits would already have taken the snapshot,
-    and who has waited would migrate once more what the other one has just migrated.
+    The lock has a connection of its own: within the transaction, the statement that waits would already have taken the
+    snapshot, and would repeat the migration that another process has just completed.
     """
     if is_sqlite(engine):
         yield
@@ -126,7 +126,7 @@ def check(engine: Engine) -> None:
 
 
 def _unfit(found: str, remedy: str) -> SettingsError:
-    """Return the error of a database that is not at the revision that is wanted."""
+    """Return the error of a database that is not at the required revision."""
     if found and found not in {script.revision for script in _scripts().walk_revisions()}:
         remedy = f"this release knows {head()} and none after it; a newer one migrated it, so run that one"
     return SettingsError(f"timekeeper.database is at revision {found or 'base'}: {remedy}")

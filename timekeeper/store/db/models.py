@@ -48,8 +48,8 @@ class Base(DeclarativeBase):
 class Namespace(Base):
     """A namespace of a cluster, a team or an organisation: what has accounts.
 
-    Those that are above each other are settled together. Of them the row at the top tells up to when, and its
-    `version` grows with each change, so that others know what they hold is old.
+    Budgets that are above each other are settled together. The row at the top has the instant up to which they are
+    settled, and its `version` grows with each change, so that other processes know that their copies are outdated.
     """
 
     __tablename__ = "namespace"
@@ -67,7 +67,7 @@ class Namespace(Base):
     settled_at: Mapped[Instant]
     version: Mapped[Revision]
     sealed_until: Mapped[Instant] = mapped_column(server_default="0")
-    """Up to this instant, and at it, nothing is booked or reversed any more."""
+    """Up to and including this instant, nothing is booked or reversed any more."""
     kind: Mapped[str] = mapped_column(String(16), server_default="namespace")
 
 
@@ -125,11 +125,11 @@ class BudgetRule(Base):
     anchor_at: Mapped[Instant | None]
     """An instant at which a period begins, on the zone's wall clock."""
     used: Mapped[str] = mapped_column(String(8), server_default="counts")
-    """What becomes of what the running period has used: `timekeeper.core.record.Used`."""
+    """How usage of the current period is treated: `timekeeper.core.record.Used`."""
 
 
 class BudgetObject(Base):
-    """The Kubernetes object that keeps a budget, or that was the last to do so: its newest state that was taken."""
+    """The newest accepted state of the Kubernetes object that keeps a budget, or that was the last to keep it."""
 
     __tablename__ = "budget_object"
 
@@ -138,16 +138,16 @@ class BudgetObject(Base):
     created_at: Mapped[Instant]
     generation: Mapped[int]
     parent: Mapped[str | None] = mapped_column(String(63))
-    """The parent that it names, empty for none; None: it leaves that to others."""
+    """The parent that it names, empty for none; None: it does not set the parent."""
     released_at: Mapped[Instant | None]
-    """When it was known to be deleted: it keeps nothing since."""
+    """When its deletion became known: since then it keeps nothing."""
 
 
 class DebtRule(Base):
-    """What `timekeeper.debt` says in a cluster, in force from `effective_at` until the next row. Rows never change.
+    """A cluster's setting `timekeeper.debt`, in force from `effective_at` until the next row. Rows never change.
 
-    The first holds from the start of time. Without any, readers take the setting. Those that a clock far ahead of all
-    others wrote are dropped.
+    The first applies from the start of time. Without any, readers use the setting. Rows that a clock far ahead of all
+    others wrote are deleted.
     """
 
     __tablename__ = "debt_rule"
@@ -159,10 +159,10 @@ class DebtRule(Base):
 
 
 class BudgetGrant(Base):
-    """GPU time that comes beside the budget, or goes (a negative amount): grants, refunds, adjustments, transfers.
+    """GPU time added to a budget, or taken out (a negative amount): grants, refunds, adjustments, transfers.
 
-    `request_hash` tells a repeated request from another one under the same key. `counterpart` is the pod of a refund,
-    the other namespace's grant of a transfer.
+    `request_hash` distinguishes a repeated request from another one under the same key. `counterpart` is the pod of a
+    refund, or the other budget of a transfer.
     """
 
     __tablename__ = "budget_grant"
@@ -189,13 +189,13 @@ class BudgetGrant(Base):
     priority: Mapped[int] = mapped_column(server_default="0")
     counterpart: Mapped[str] = mapped_column(String(253), server_default="")
     taken_back_ms: Mapped[GpuMilliseconds] = mapped_column(server_default="0")
-    """Of a refund: the part that its pod, by what is known now, was not charged to the budget. It brings nothing."""
+    """Of a refund: the part that the pod, by what is known now, was not charged to the budget. It has no effect."""
     withdrawn_at: Mapped[Instant | None]
-    """When a grant that had not begun was withdrawn: then it never brings anything."""
+    """When a grant was withdrawn before it began: it never has an effect."""
 
 
 class Threshold(Base):
-    """A threshold of a budget that was announced in a period, by the period's start (0: without periods). Rows stay."""
+    """A threshold of a budget that was announced in a period, by its start (0: no periods). Rows are never deleted."""
 
     __tablename__ = "threshold"
 
@@ -208,7 +208,7 @@ class Threshold(Base):
 class ReservationRow(Base):
     """GPU time set aside: for a pod until it ends, or by hand until `expires_at`. What is left of it is computed.
 
-    `span_ms` is for how long at most the pod holds its GPUs. A row is ended once and kept.
+    `span_ms` is the longest time for which the pod can hold its GPUs. A row is ended once, and never deleted.
     """
 
     __tablename__ = "reservation"
@@ -238,9 +238,9 @@ class ReservationRow(Base):
 
 
 class Rate(Base):
-    """The rate of a GPU model from an instant on; the empty model is never rated. Rows never change.
+    """The rate of a GPU model from an instant on; the empty model has none. Rows never change.
 
-    `source` tells whether the settings' file said so or a request: the file is followed when it changes.
+    `source` is `settings` or `rest`, a request. The settings' rates are applied when they change.
     """
 
     __tablename__ = "rate"
@@ -257,13 +257,13 @@ class Rate(Base):
     effective_at: Mapped[Instant]
     source: Mapped[str] = mapped_column(String(16), server_default="settings")
     booked_at: Mapped[Instant | None]
-    """When it was set. One that holds from just then on was meant for at once, any other for its instant."""
+    """When it was set. If that is `effective_at`, it was set to apply immediately, otherwise for an instant."""
 
 
 class GpuSeen(Base):
     """A GPU as an agent published it: kept after its node is gone, because pods that held it are still charged.
 
-    A MIG slice has a row of its own, with its GPU's model and memory, and what it has of them; 0 for a GPU.
+    A MIG slice has a row of its own, with its GPU's model and memory, and its own part of them; 0 for a GPU.
     """
 
     __tablename__ = "gpu"
@@ -280,7 +280,7 @@ RUNNING_INDEX = "ix_workload_running"
 
 
 class WorkloadRow(Base):
-    """A pod that held GPUs: its interval and its share of GPUs by model, set when it opens, closed once."""
+    """A pod that held GPUs: its interval, closed once, and its share of GPUs by model, set when the interval opens."""
 
     __tablename__ = "workload"
     __table_args__ = (
@@ -304,34 +304,34 @@ class WorkloadRow(Base):
     """JSON: GPUs held, by container."""
     gpu_class: Mapped[str] = mapped_column(String(32))
     shares: Mapped[str] = mapped_column(Text)
-    """JSON: GPUs per millisecond before their rate, as a ratio, by model; under the empty model what has none."""
+    """JSON: GPUs per millisecond before their rate, as a ratio, by model; the empty model is that of unknown GPUs."""
     opened_at: Mapped[Instant]
     """When the row was written."""
     created_at: Mapped[Instant | None]
-    """When the API server made the pod; None: not known."""
+    """When the API server created the pod; None: not known."""
     closed_at: Mapped[Instant | None]
-    """When the end was noted, by our clock; None: it runs, or that is not known."""
+    """When the end was recorded, by our clock; None: the pod runs, or it is not known."""
     started_at: Mapped[Instant]
     ended_at: Mapped[Instant | None]
     end_source: Mapped[str] = mapped_column(String(32))
     flags: Mapped[str] = mapped_column(Text)
     """Comma-separated."""
     heard_at: Mapped[Instant | None]
-    """The last sign of life that came without counters; of an archived pod the last of all."""
+    """The last sign of life without counters; of an archived pod, the last one of any kind."""
     models: Mapped[str] = mapped_column(String(253), server_default="")
     """The models of its GPUs, comma-separated; empty if they are not known."""
     gpus_ppm: Mapped[int] = mapped_column(server_default="0")
     """GPUs held, of all models, in millionths: for sums that need not be exact."""
     archived_at: Mapped[Instant | None]
-    """When its watermarks were thrown away; reports are refused since."""
+    """When its watermarks were deleted; since then, reports are refused."""
     used_ms: Mapped[int | None]
-    """Of an archived pod: what it used; None: unknown."""
+    """Of an archived pod: its usage in GPU-milliseconds; None: unknown."""
     peak_memory_mib: Mapped[int | None]
     """Of an archived pod: the most GPU memory that it held; None: unknown."""
 
 
 class IntervalCorrectionRow(Base):
-    """A pod's interval as it was put right, and as it was before. Rows never change; the workload has the last."""
+    """A pod's corrected interval, and the one before. Rows never change; the workload has the newest interval."""
 
     __tablename__ = "interval_correction"
     __table_args__ = (
@@ -355,7 +355,7 @@ class IntervalCorrectionRow(Base):
 
 
 class Transaction(Base):
-    """One booking; its entries sum to zero. A posting's own facts are here, so that it can be compared."""
+    """One booking; its entries sum to zero. It has all fields of its posting, so that the two can be compared."""
 
     __tablename__ = "txn"
     __table_args__ = (
@@ -370,7 +370,7 @@ class Transaction(Base):
     kind: Mapped[str] = mapped_column(String(16))
     idempotency_key: Mapped[str] = mapped_column(String(512))
     subject: Mapped[str] = mapped_column(String(253))
-    """The pod's UID of a charge, else the allowance."""
+    """The pod's UID for a charge, otherwise the allowance."""
     started_at: Mapped[Instant]
     effective_at: Mapped[Instant]
     amount_ms: Mapped[GpuMilliseconds]
@@ -381,10 +381,10 @@ class Transaction(Base):
 
 
 class Seal(Base):
-    """The end of what is sealed of a namespace: up to `until`, and at it, nothing is booked or reversed any more.
+    """A seal of a namespace's ledger: up to and including `until`, nothing is booked or reversed any more.
 
-    `transactions` are those since the seal before, `last_txn` is the newest of them; `balances` are the sums of all
-    entries that are effective up to `until`, by account.
+    `transactions` is their number since the previous seal, `last_txn` the newest of them; `balances` are the sums of
+    all entries that are effective up to `until`, by account.
     """
 
     __tablename__ = "seal"
@@ -416,7 +416,7 @@ class Entry(Base):
 
 
 class Anchor(Base):
-    """A namespace's state at an instant, from which settling goes on. Dropped when a record before it changes."""
+    """A namespace's state at an instant, from which settling can continue. Deleted if a record before it changes."""
 
     __tablename__ = "anchor"
 
@@ -426,7 +426,7 @@ class Anchor(Base):
 
 
 class WatermarkRow(Base):
-    """The furthest that one epoch of one container has reported."""
+    """The latest report of one epoch of one container."""
 
     __tablename__ = "watermark"
 
@@ -438,7 +438,7 @@ class WatermarkRow(Base):
     monotonic_ns: Mapped[int]
     received_at: Mapped[Instant]
     hour: Mapped[Instant] = mapped_column(server_default="0")
-    """The hour in which the counter was last read, by its first instant; `usage_hour` has those before."""
+    """The hour in which the counter was last read, by its first instant; `usage_hour` has the earlier ones."""
     hour_base: Mapped[int] = mapped_column(server_default="0")
     observed_ms: Mapped[int] = mapped_column(server_default="0")
     peak_memory_mib: Mapped[int | None]
@@ -459,7 +459,7 @@ class UsageHour(Base):
 
 
 class AuditRecord(Base):
-    """Who did what and why. Each record holds the hash of the one before, so none can be changed unnoticed."""
+    """An action with its author and reason. Each record has the previous hash, so none can be changed unnoticed."""
 
     __tablename__ = "audit"
     __table_args__ = (UniqueConstraint("prev_hash"), Index(None, "cluster", "namespace", "id"))

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A thread that commits many writes at once.
 
-A commit that lasts costs a sync of the disk. Writers hand in functions; the thread runs what has gathered, each in a
-savepoint of its own, and commits once. Who handed one in waits for that commit, so nothing is acknowledged that a
-power loss could take back.
+A durable commit costs a sync of the disk. Callers submit functions; the thread runs all that are waiting, each in a
+savepoint of its own, and commits once. The callers wait for that commit, so nothing is acknowledged that a power loss
+could undo.
 
-On PostgreSQL others write too. What loses against them, and what a restart of the server cut off, is run again from
-its beginning: changes read what they decide from within their transaction, and are idempotent. What has lost queues
-for the next try, so that nothing loses for ever.
+On PostgreSQL other processes write too. A change that loses against them, or is interrupted by a restart of the server,
+is run again from its beginning: changes read their input within their transaction, and are idempotent. After a loss the
+writer queues for the next try, so that no change loses forever.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Change = Callable[[Session, Sequence[Any]], Sequence[Any]]
 
 
 class Handed(NamedTuple):
-    """What waits to be written: an item for a change."""
+    """An item that waits to be written by a change."""
 
     change: Change
     item: Any
@@ -44,7 +44,7 @@ class Handed(NamedTuple):
 
 
 class Work(queue.SimpleQueue["Handed | None"]):
-    """What waits for one writer, or for several. Each None ends one of them."""
+    """The items that wait for one writer, or for several. Each None ends one of them."""
 
 
 _MOST_AT_ONCE = 512
@@ -55,14 +55,13 @@ _LONGEST_TRY = 20.0
 """Real seconds after which a change that always loses, or a server that stays away, is an error."""
 
 _STATEMENTS_ALONE = {"synchronize_session": False}
-"""Nothing reads an object again that a statement has changed; comparing them all would cost more than the writes."""
+"""No object is read again after a statement has changed it; comparing all of them would cost more than the writes."""
 
 
 class Writer:
-    """One thread with a connection of its own. `table` is what it queues for on PostgreSQL once it has lost.
+    """One thread with a connection of its own. After a loss it locks `table` on PostgreSQL, to wait for its turn.
 
-    That lock is the one statement that waits without having taken the transaction's snapshot before. Readers don't
-    notice it.
+    Only a lock can wait without having taken the transaction's snapshot before. It does not affect readers.
     """
 
     def __init__(self, engine: Engine, work: Work, name: str, table: str) -> None:
@@ -79,7 +78,7 @@ class Writer:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Let one of those that share its work end once all before is written."""
+        """Let one of the writers that share this work end when everything submitted before is written."""
         self._stopping = True
         self._work.put(None)
 
@@ -105,10 +104,10 @@ class Writer:
 
     @contextmanager
     def _writing(self, *, queued: bool) -> Iterator[Session]:
-        """Open a transaction on a connection that the writer keeps until something goes wrong on it.
+        """Open a transaction on the writer's connection, which is kept until an error occurs on it.
 
-        So SQLite's pages stay in its cache, and PostgreSQL is not asked before each transaction whether it is there.
-        `queued`: wait until no other writes to the table, and let none do so before the end.
+        So SQLite's pages stay in its cache, and PostgreSQL needs no check of the connection before each transaction.
+        `queued`: wait until no other transaction writes to the table, and let none do so before the end.
         """
         try:
             if self._connection is None:
@@ -203,7 +202,7 @@ def _together(batch: Sequence[Handed]) -> list[list[Handed]]:
 
 
 def _enough(state: RetryCallState, size: int) -> bool:
-    """Whether to give up a batch: one that lost is soon divided, which would not help one that has no server."""
+    """Whether to give up a batch: after a loss it is soon divided, which would not help if there is no server."""
     error = state.outcome.exception() if state.outcome else None
     divided = size > 1 and state.attempt_number >= _TOGETHER and error is not None and lost(error)
     return divided or stop_after_delay(_LONGEST_TRY)(state)
