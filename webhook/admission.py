@@ -2,7 +2,7 @@
 """The webhook's rules as a pure function: (pod, namespace policy, budget's standing) → patch and warnings, or refusal.
 
 Nothing here reads a file, a clock or the network: the same input gives the same answer, so a dry run, a second pass and
-`slicekeeper review` all say what a real admission says. `validation` checks the user's manifest, `mutation` adds what
+`slicekeeper review` give the answer of a real admission. `validation` checks the user's manifest, `mutation` adds what
 is missing; this module combines the two for each kind of review.
 """
 
@@ -45,7 +45,7 @@ _STATUS: Final = {
 """Refusals by a rule of the cluster are 403, by a temporary state 503, all others (the manifest is wrong) 422."""
 
 _IN_THE_WAY: Final = ("reserved-container", "reserved-volume")
-"""Rules whose violation conflicts with our own patch. Anything else that is only observed is metered all the same."""
+"""Rules whose violation conflicts with our own patch. In mode `observe`, pods that break any other rule are metered."""
 
 _CHECKED_BY_API_SERVER: Final = ("/spec/priority", "/spec/preemptionPolicy")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Access to the node that would reach other pods' seats and GPUs: capabilities, folders and namespaces.
 
-Not a substitute for Pod Security, whose level `baseline` forbids all of it for all pods. This is what would get round
-a budget, in clusters and namespaces that enforce no level. Each rule has a setting that allows what it refuses.
+This is not a substitute for Pod Security, whose level `baseline` forbids all of it for all pods. It prevents pods from
+evading a budget in clusters and namespaces that enforce no level. Each rule has a setting that allows what it refuses.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _CAPABILITIES: Final = frozenset(
         "SYS_RAWIO", "SYS_TIME",
     )
 )  # fmt: skip
-"""By which a process leaves its container, or changes the clock that pods are charged by.
+"""Capabilities with which a process can leave its container, or change the clock that pods are charged by.
 
-Those that only reach the pod itself are not here: debuggers need SYS_PTRACE, RDMA needs IPC_LOCK.
+Those that affect only the pod itself are not refused: debuggers need SYS_PTRACE, RDMA needs IPC_LOCK.
 """
 
 _PATHS: Final = (
@@ -36,8 +36,8 @@ _PATHS: Final = (
     "/bin", "/boot", "/etc/cron*", "/etc/systemd", "/lib/systemd", "/root", "/run/dbus", "/run/systemd", "/sbin",
     "/usr/bin", "/usr/lib/systemd", "/usr/local/bin", "/usr/local/sbin", "/usr/sbin", "/var/spool/cron",
 )  # fmt: skip
-"""Seats, GPUs, CDI specs, the runtime and kubelet that hand them out, and ways to root. A star matches the rest of a
-name."""
+"""Seats, GPUs, CDI specifications, the runtime and kubelet, which allocate them, and ways to become root. A star
+matches the rest of a name."""
 
 
 def protected_paths(agent: NodeAgentSettings) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ def protected_paths(agent: NodeAgentSettings) -> tuple[str, ...]:
 
 
 def of_pod(spec: Mapping[str, Any], webhook: WebhookSettings, protected: tuple[str, ...]) -> Iterator[Violation]:
-    """Yield the namespaces and folders of the node that a pod reaches for."""
+    """Yield the namespaces and folders of the node to which a pod requests access."""
     if spec.get("hostPID") and not webhook.allow_host_pid:
         yield Violation(
             code="host-pid",
@@ -87,7 +87,7 @@ def of_pod(spec: Mapping[str, Any], webhook: WebhookSettings, protected: tuple[s
 
 
 def of_container(path: str, name: str, container: Mapping[str, Any], webhook: WebhookSettings) -> Iterator[Violation]:
-    """Yield what lets a container out of itself."""
+    """Yield what lets a container leave its isolation."""
     context = as_map(container.get("securityContext"))
     if context.get("privileged") and not webhook.allow_privileged:
         yield Violation(
@@ -124,7 +124,7 @@ def of_container(path: str, name: str, container: Mapping[str, Any], webhook: We
 
 
 def canonical(path: str) -> str:
-    """Return a path as the node resolves it: without doubled slashes and dots, `/var/run` as the `/run` that it is."""
+    """Return a path as the node resolves it: without double slashes and dots, and `/run` instead of `/var/run`."""
     plain = posixpath.normpath("/" + path.strip().lstrip("/"))
     return plain.removeprefix("/var") if plain == "/var/run" or plain.startswith("/var/run/") else plain
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large reviews: judged one at a time in all workers of a pod, and only if there is memory for what they unfold to.
+"""Large reviews: processed one at a time in all workers of a pod, and only if there is memory for their content.
 
-JSON grows when it is read: `[],` takes 3 bytes on the wire and 64 in memory. Without a bound, one body of 16 MiB could
-take 400 MiB. Small reviews never wait here.
+JSON grows when it is decoded: `[],` takes 3 bytes on the wire and 64 in memory. Without a limit, one body of 16 MiB
+could take 400 MiB. Small reviews never wait here.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from slicekeeper.net.serving import memory
 T = TypeVar("T")
 
 LARGE_BYTES: Final = 128 << 10
-"""Size from which a review, which then takes milliseconds, is judged in a thread and holds up no other."""
+"""Size from which a review takes milliseconds: it is processed in a thread, and delays no other."""
 
 MEMORY_BYTES: Final = 96 << 20
-"""Most memory that one review may unfold to."""
+"""Maximum memory of one decoded review."""
 
 _VALUE_BYTES: Final = 100
-"""Most that a value takes, beside its text: measured as 24 for numbers to 89 for short strings."""
+"""Maximum memory of a value in addition to its text: measured as 24 for numbers to 89 for short strings."""
 
 _WIDE: Final = 4
 """Bytes that a character takes in memory if any of its string is outside the basic plane."""
@@ -39,7 +39,7 @@ class TooComplex(Exception):
 
 
 class Turn:
-    """One turn for all processes that are forked after it was made; given back if its holder dies."""
+    """A lock for all processes that are forked after its creation; it is released if its holder dies."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("large-reviews")
@@ -60,7 +60,7 @@ class LargeReviews:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="large-reviews")
 
     async def judge(self, review: Callable[[bytes | bytearray], T], body: bytes | bytearray) -> T:
-        """Return what `review` makes of a body, when its turn has come.
+        """Return the result of `review` for a body, after waiting for its turn.
 
         Raises TooComplex if there is no memory for it.
         """
@@ -77,12 +77,12 @@ class LargeReviews:
 
 
 def memory_of(body: bytes | bytearray) -> int:
-    """Return at most how many bytes of memory a body's JSON takes once it is read."""
+    """Return an upper bound, in bytes, of the memory that a body's JSON takes once it is decoded."""
     text = len(body) * (1 if body.isascii() and b"\\u" not in body else _WIDE)
     taken = text + _count(body) * _VALUE_BYTES
     if taken <= MEMORY_BYTES:
         return taken
-    # Marks within strings are no values. No regular expression: one takes seconds for a million strings.
+    # Marks within strings are no values. A regular expression would take seconds for a million strings.
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OTHERS)
     if text + bare.count(b'"') // 2 * _VALUE_BYTES > MEMORY_BYTES:
         return taken

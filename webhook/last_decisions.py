@@ -44,7 +44,7 @@ class LastDecisions:
                 part.unlink(missing_ok=True)
 
     def load(self) -> tuple[int, dict[str, Decision]] | None:
-        """Return what was kept last, None if nothing was."""
+        """Return the decisions that were kept last, and when they were requested; None if there are none."""
         if self._file is None:
             return None
         try:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The triggers other than CDI for which NVIDIA's container runtime gives GPUs: a variable, a mount, an annotation.
 
-That runtime gives every GPU of the node to a container whose `NVIDIA_VISIBLE_DEVICES` says `all`, whatever set it: the
-pod, a ConfigMap by `envFrom`, or the image (NVIDIA's base images do). A variable in the container's own `env` wins over
-both, so each container gets `void` there: who holds a GPU of ours gets it by its seat's CDI device, and must not get it
-by the runtime, which brings no limiter. Only if the cluster gives no seats, the variable names the GPUs that the
-scheduler chose. A container that holds GPUs of NVIDIA's plugin gets no `void`: it would take the place of the plugin's
-own value.
+That runtime gives every GPU of the node to a container whose `NVIDIA_VISIBLE_DEVICES` is `all`, whether that comes from
+the pod, from a ConfigMap by `envFrom`, or from the image (as in NVIDIA's base images). A variable in the container's
+own `env` overrides these, so each container gets `void` there: a container with a GPU of ours gets it by its seat's CDI
+device, and must not get it from the runtime, which installs no limiter. Only if the cluster gives no seats does the
+variable name the GPUs that the scheduler chose. A container with GPUs of NVIDIA's plugin gets no `void`, because that
+would override the plugin's own value.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RUNTIME_ANNOTATIONS: Final = ("io.kubernetes.cri-o.Devices",)
 
 
 def holds_device(container: Mapping[str, Any], cluster: ClusterContext) -> bool:
-    """Whether a container gets GPUs of NVIDIA's plugin, those that the settings do not name included."""
+    """Whether a container gets GPUs of NVIDIA's plugin, including resources that the settings do not name."""
     declared = as_map(container.get("resources"))
     amounts = {**as_map(declared.get("requests")), **as_map(declared.get("limits"))}
     devices = cluster.plugin_devices
@@ -57,7 +57,7 @@ def devices_variable(gpu: GpuRequest, cluster: ClusterContext) -> dict[str, Any]
 
 
 def is_devices_variable(entry: Mapping[str, Any], gpu: GpuRequest) -> bool:
-    """Whether the webhook writes it with seats or without them, so that a pod read back from the cluster has it."""
+    """Whether a variable is as the webhook writes it, with or without seats: a pod from the cluster has it already."""
     if entry.get("valueFrom"):
         return not entry.get("value") and covers(entry, _chosen(gpu))
     return entry.get("value") == VOID

@@ -145,7 +145,7 @@ def _env(
         if name == VISIBLE_DEVICES:
             has_devices = True
             if is_devices_variable(entry, gpu) and not covers(entry, devices):
-                patch.replace(f"{pointer}/{index}", devices)  # from a time with or without seats
+                patch.replace(f"{pointer}/{index}", devices)  # written before seats were enabled or disabled
         last_preload = index if name == PRELOAD else last_preload
     if not has_devices:
         added.append(devices)
@@ -173,7 +173,7 @@ def _sidecar(
         if container_name(as_map(container)) == names.SIDECAR:
             _reported_containers(patch, container, f"/spec/initContainers/{index}/env", reported)
             return
-    # Last of all, because it moves the others on by one.
+    # The last change, because it increments the positions of the others.
     sidecar = cluster.sidecar(case.policy.sidecar, reported)
     if case.policy.mode == "enforce":
         sidecar = {**sidecar, "env": [*sidecar["env"], _VOID]}
@@ -201,7 +201,7 @@ def _token_mount(spec: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _reported_containers(patch: PatchBuilder, sidecar: Mapping[str, Any], pointer: str, reported: str) -> None:
-    """Write the list of GPU containers again: since the pass before, another injector may have added one."""
+    """Update the list of GPU containers: since the previous pass, another injector may have added one."""
     entries = as_list(sidecar.get("env"))
     found = False
     for index, entry in enumerate(entries):

@@ -78,7 +78,7 @@ def read(file: IO[bytes] | str, name: str) -> list[Document]:
 
 
 def with_policies(book: PolicyBook, documents: list[Document]) -> PolicyBook:
-    """Return a book with the GpuPolicies among some documents laid over it, as a cluster's parts do.
+    """Return a book with the GpuPolicies among some documents applied over it, as in a cluster.
 
     Raises SettingsError if one of them is not valid.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check that an object has the shape of a pod, as far as it is read or patched.
 
-The API server sends nothing else, but `slicekeeper review` reads what people type, and others than the API server can
-reach the webhook. After this check, rules and patches need not check types again.
+The API server sends nothing else, but `slicekeeper review` reads hand-written files, and other clients can reach the
+webhook too. After this check, rules and patches need not check types again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Manifests read back from the cluster: remove the pod's node and GPUs, so that it is placed again.
 
-`kubectl get -o yaml | kubectl replace --force -f -` and `kubectl debug --copy-to` bring a pod's node and its GPUs with
-them. Kept, they would take GPUs that may be another's by now; refused, the first of the two would lose the pod, because
-it deletes before it creates. Only what has our label and our finalizer or sidecar is such a manifest: writing them by
-hand gains nothing, as the pod is then placed like any other.
+`kubectl get -o yaml | kubectl replace --force -f -` and `kubectl debug --copy-to` send a pod's node and its GPUs, too.
+If these were kept, the pod would use GPUs that another pod may have by now; if the manifest were refused, the first
+command would lose the pod, because it deletes before it creates. A manifest counts as such if it has our label and our
+finalizer or sidecar: writing them by hand gains nothing, because the pod is then placed like any other.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ WARNING: Final = "the manifest is of a pod that was bound before: it gets a new 
 def taken_off(pod: Mapping[str, Any], *, may_name_node: bool) -> JsonPatch:
     """Return the patch that removes the pod's former node and GPUs from its manifest; empty if it has none.
 
-    If users may name a node, one without GPUs from a Binding is theirs: it may come from a pass before this one. A
-    manifest with a status was read back from the cluster, its node with it.
+    If users may name a node, a node without GPUs from a Binding is theirs: the pod may have been in an earlier pass. A
+    manifest with a status was read back from the cluster, together with its node.
     """
     if not _was_admitted(pod):
         return []

@@ -25,7 +25,7 @@ _MIRROR: Final = "kubernetes.io/config.mirror"
 
 
 def is_mirror(pod: Mapping[str, Any]) -> bool:
-    """Whether kubelet created this object to show a static pod, which runs whatever the answer is."""
+    """Whether kubelet created this object to show a static pod, which runs regardless of our answer."""
     return _MIRROR in annotations_of(pod)
 
 
@@ -62,7 +62,7 @@ def is_written_by_us(annotation: str) -> bool:
 def unknown_annotations(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield annotations under our domain that no part reads, each with the most likely intended one, or nothing.
 
-    They cause warnings, not refusals: other releases may know more of them. An existing pod cannot be corrected.
+    They cause warnings, not refusals, because other releases may know more of them.
     """
     for key in annotations_of(pod):
         domain = key.rpartition("/")[0]

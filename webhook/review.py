@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdmissionReview `admission.k8s.io/v1` in and out, as bytes: find the object under review and call `admission`.
+"""AdmissionReviews (`admission.k8s.io/v1`) in and out, as bytes: find the object under review and call `admission`.
 
-Every body is answered by a review, or refused with `BadReview`, which says what is wrong. A body that names its `uid`
-is answered by a review, so that the API server can inform its user; any other by HTTP 400.
+A body with a `uid` is answered by a review, even if it is wrong, so that the API server can inform its user; for any
+other, `BadReview` says what is wrong, and the answer is HTTP 400.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reporting sidecar as a native sidecar: passes Pod Security `restricted`, keeps the QoS class, requests no GPU.
+"""The reporting sidecar, a native sidecar that passes Pod Security `restricted`, keeps the QoS class, and needs no GPU.
 
-A seat of its own, if seats are used, gives it the counters of its pod and no device.
+If seats are used, it has a seat of its own, which gives it its pod's counters and no device.
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ def without_gpu(pod: Mapping[str, Any], resources: Resources) -> JsonPatch:
 
 
 def is_ours(container: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    """Whether a container by the sidecar's name does what ours does.
+    """Whether a container with the sidecar's name does the same as ours.
 
-    Image, resources and security context may be another mutator's (a registry mirror, defaults, a security
-    policy), and so may further variables and mounts; the list of GPU containers is written again at each pass.
+    Another mutator may have changed image, resources and security context (a registry mirror, defaults, a security
+    policy), or added variables and mounts; the list of GPU containers is updated in each pass.
     """
     fixed = {key: ours[key] for key in ("args", "restartPolicy", "volumeMounts")}
     env = [entry for entry in ours["env"] if entry["name"] != CONTAINERS_VARIABLE]

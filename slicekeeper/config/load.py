@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the settings, once, from a YAML file and the environment, and remembers where each came from.
+"""Read the settings, once, from a YAML file and the environment, and record where each came from.
 
 `SLICEKEEPER_WEBHOOK_BIND` overrides `webhook.bind`.
 """
@@ -109,7 +109,7 @@ _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)")
 
 
 def _check_variable(variable: str, known: Mapping[str, Key]) -> None:
-    """Refuse a variable with our prefix that is no setting; Kubernetes' own service links are none of ours."""
+    """Refuse a variable with our prefix that is no setting; Kubernetes' service links are ignored."""
     if not variable.startswith(names.ENV_PREFIX) or variable in _OTHER_VARIABLES:
         return
     if _IN_CONTAINERS.fullmatch(variable) or _SERVICE_LINK.fullmatch(variable):

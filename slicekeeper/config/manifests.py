@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of the manifests that the settings determine: write them, and compare them with the installed objects.
 
-The images; the resources that the webhook is asked about, those of the node guard, and those that kube-scheduler asks
-its extender about; the namespaces that webhooks and guards leave alone; the two PriorityClasses; and the audience of
-the tokens by which the webhook speaks to the timekeeper. The manifests are text with comments that kustomize and people
-read, so only these places are rewritten. Each is known by its shape and not by the names in it: a second change works
-as the first.
+These are the images; the resources that the webhook is asked about, those of the node guard, and those that
+kube-scheduler asks its extender about; the namespaces that webhooks and guards ignore; the two PriorityClasses; and the
+audience of the tokens with which the webhook authenticates to the timekeeper. The manifests have comments for people,
+so only these places are rewritten. Each is recognised by its shape and not by the names in it, so they can be rewritten
+again and again.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def _names_in(match: re.Match[str]) -> tuple[str, ...]:
 def _like(match: re.Match[str], wanted: tuple[str, ...], text: str) -> str:
     """Return CEL quoted as what it replaces: kustomize writes some of it as YAML strings in single quotes.
 
-    What names the same resources stays as it is, wherever its lines break.
+    A list of the same resources stays unchanged, wherever its lines break.
     """
     if set(_names_in(match)) == set(wanted):
         return match[0]

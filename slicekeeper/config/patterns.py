@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patterns of namespace names (`*`, `?`, `[abc]`), and which names that Kubernetes allows they can match.
+"""Patterns of namespace names (`*`, `?`, `[abc]`), and which valid names they can match.
 
-Pure, and exact: a pattern is an automaton over the characters of a namespace's name, so a search for a name, and not a
-comparison of texts, decides whether earlier patterns leave anything to a later one.
+Pure and exact: a pattern is an automaton over the characters of a namespace's name. Whether earlier patterns leave
+anything to a later one is decided by a search for such a name, and not by a comparison of the texts.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def problem_of(text: str) -> str:
 
 
 def leave_nothing(text: str, others: Sequence[str]) -> bool:
-    """Whether every namespace that a pattern matches is matched by one of `others`, all of which are sound."""
-    # Nearly always one name shows at once that something is left.
+    """Whether every namespace that a pattern matches is matched by one of `others`, all of which are valid."""
+    # Nearly always a single sample shows that something is left.
     for filler in ("", "q0z"):
         sample = re.sub(r"\[[^\]]*\]|\?", "x", text).replace("*", filler)
         fits = _NAME.fullmatch(sample) is not None and fnmatch.fnmatchcase(sample, text)
@@ -85,7 +85,7 @@ def _tokens(text: str) -> list[_Token]:
 def _search(tokens: Sequence[_Token], others: Sequence[Sequence[_Token]]) -> str | None:
     """Return the shortest namespace name that `tokens` match and none of `others` do; None if there is none.
 
-    A search that grows out of bounds returns a name that was not looked at to the end: the pattern counts as sound.
+    A search that becomes too large returns the name at which it stopped: the pattern then counts as valid.
     """
     signs = _distinct((tokens, *others))
     start = (_closure(tokens, {0}), tuple(_closure(other, {0}) for other in others), False)
@@ -113,7 +113,7 @@ def _search(tokens: Sequence[_Token], others: Sequence[Sequence[_Token]]) -> str
 
 
 def _distinct(patterns: Iterable[Sequence[_Token]]) -> list[str]:
-    """Return one character for each group of characters that no pattern tells apart."""
+    """Return one character for each group of characters that no pattern distinguishes."""
     sets = {token for tokens in patterns for token in tokens if token is not None}
     groups = {tuple(sign in one for one in sets): sign for sign in _LETTERS}
     return [*groups.values(), "-"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the administrator decided for each namespace; `policy_file` reads it from one YAML file outside the code.
+"""The policy of each namespace, set by the administrator; `policy_file` reads it from a YAML file.
 
-Exact names win over patterns, patterns are tried in the file's order, then the file's `default` holds, then the
-defaults below. GpuPolicies take precedence over the file's entries (`slicekeeper.config.policy_objects`).
+Exact names take precedence over patterns, patterns are tried in the file's order, then the file's `default` applies,
+then the defaults below. GpuPolicies take precedence over the file's entries (`slicekeeper.config.policy_objects`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Enforcement = Literal["soft", "hard", "safe"]
 
 
 MAX_AMOUNT_MS: Final = 10**14
-"""3,170 GPU-years in one budget or grant; and ten thousand such grants still fit 64 bits."""
+"""3,170 GPU-years in one budget or grant; the sum of ten thousand such grants still fits 64 bits."""
 
 LAST_ANCHOR: Final = 221_845_392_000_000
-"""The beginning of the year 9000: a wall clock can show every anchor before it."""
+"""The beginning of the year 9000: all earlier instants can be shown on every zone's wall clock."""
 
 
 def _gpu_time(text: str) -> GpuMilliseconds:
@@ -46,7 +46,7 @@ def _gpu_time(text: str) -> GpuMilliseconds:
 
 
 class BudgetPolicy(Section, frozen=True):
-    """The budget that a namespace has until an operator gives it one of its own by REST."""
+    """The budget of a namespace that has none of its own."""
 
     amount: Annotated[str, about("GPU time per period, for example 20h or 90m.")] = "20h"
     period: Annotated[Period, about("How often the amount is granted again; none: once.")] = "month"
@@ -91,7 +91,7 @@ class BudgetPolicy(Section, frozen=True):
 
     @property
     def anchor_ms(self) -> Instant | None:
-        """An instant at which a period begins; None: as in the calendar."""
+        """An instant at which a period begins; None: periods follow the calendar."""
         if not self.anchor:
             return None
         if self.period == "none":
@@ -108,9 +108,9 @@ class BudgetPolicy(Section, frozen=True):
 
 
 class SidecarPolicy(Section, frozen=True):
-    """The reporting sidecar's image and resources; requests equal limits, so a pod's QoS class stays.
+    """The reporting sidecar's image and resources; requests equal limits, so a pod's QoS class does not change.
 
-    The CPU is for its start: it needs 0.17 s before it can learn that its pod has ended.
+    The CPU is for its start: it takes 0.17 s of CPU time until the sidecar can notice that its pod has ended.
     """
 
     image: Annotated[str, about("Image; empty: that of `images` in the settings.")] = ""

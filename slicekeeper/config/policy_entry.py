@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes one namespace's policy of the keys that an entry of the file, or a GpuPolicy, has, and checks each of them."""
+"""Make a namespace's policy from the keys of a GpuPolicy or of an entry in the file, and check each of them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _CLASS_EXAMPLE: Final = "for example research-high"
 
 
 def policy_of(base: Mapping[str, Any], own: Any, where: Callable[[tuple[str, ...]], str]) -> NamespacePolicy:
-    """Return the policy that an entry's keys make when they are laid over those of `base`.
+    """Return the policy of an entry, whose keys override those of `base`.
 
-    Raises SettingsError naming the place (`where` of the path below the entry), the key, the value and what is allowed.
+    Raises SettingsError that names the place (`where` of the path below the entry), the key, the value and what is
+    allowed.
     """
     if not isinstance(own, dict):
         raise SettingsError(f"{where(())}: must be a mapping, not a {type(own).__name__}")
@@ -60,7 +61,7 @@ def policy_of(base: Mapping[str, Any], own: Any, where: Callable[[tuple[str, ...
 
 
 def plain(own: Any) -> Any:
-    """Return an entry's keys with the words that YAML 1.1 reads as something else without quotes."""
+    """Return an entry with its words restored that YAML 1.1 reads as something else if they have no quotes."""
     if not isinstance(own, dict):
         return own
     if own.get("mode") is False:
@@ -83,9 +84,9 @@ def _check_amount(quantity: str) -> None:
 
 
 def check_time_zone(name: str) -> None:
-    """Check that a name is a time zone's, and the same one on every machine.
+    """Check that a name is a time zone's, and means the same on every machine.
 
-    Raises ValueError if it is not: `localtime` is whatever a server was set to, `right/...` counts leap seconds.
+    Raises ValueError if it does not: `localtime` depends on the server, and `right/...` counts leap seconds.
     """
     if name not in _zones():
         raise ValueError(f"{name!r} is no IANA time zone")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the file of the namespaces' policies, and follows it while a part runs.
+"""Read the file with the namespaces' policies, and follow its changes while a part runs.
 
-A file that cannot be read or breaks a rule changes nothing: the policy before it stays in force.
+A file that cannot be read or breaks a rule changes nothing: the previous policy stays in force.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def read_book(settings: PolicySettings) -> PolicyBook:
     """Return the book of the settings' file.
 
-    Raises SettingsError naming the file, the line, the key, the value and what is allowed.
+    Raises SettingsError that names the file, the line, the key, the value and what is allowed.
     """
     for name in settings.exempt_namespaces:
         if problem := problem_of(name):
@@ -85,11 +85,11 @@ def _check_matches(file: Path, rules: list[tuple[int, int, str]]) -> None:
 
 
 def _never_applied(file: Path, rules: list[tuple[int, int, str]], exempt: tuple[str, ...]) -> Iterator[str]:
-    """Yield a warning for each name and pattern of which others take all that it matches.
+    """Yield a warning for each name and pattern whose matches are all taken by others.
 
-    A warning and no error: the file says what holds all the same, and a server must come up.
+    These are no errors, because the file is still unambiguous, and a server must be able to start.
     """
-    # Exact names win over patterns in whatever order.
+    # Exact names take precedence over patterns in any order.
     before = [match for *_, match in rules if not is_pattern(match)]
     for line, index, match in rules:
         where = f"{file}: line {line}: namespaces[{index}]: match {match} never applies"
@@ -119,19 +119,19 @@ class PolicyFile:
         self._stop = threading.Event()
         self._seen = self._mark()
         self.error = ""
-        """Why the file as it is now is not in force; empty while it is."""
+        """Why the current file is not in force; empty if it is."""
         self.complete = threading.Event()
-        """Set once what the settings have laid over the file is known; at once if they have nothing laid over it."""
+        """Set once the entries that take precedence over the file are known; at once if the settings have none."""
         if not settings.objects:
             self.complete.set()
         self._lock = threading.Lock()
         self._over: Callable[[PolicyBook], PolicyBook] = lambda book: book
         self.unread = False
-        """Whether the file has been broken ever since the start, and what was given instead is in force."""
+        """Whether the file has been broken since the start, so that `last` is in force."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called whenever another book is in force."""
+        """Called whenever another book comes into force."""
         self.objects_trouble: Callable[[], str] = lambda: ""
-        """Returns why what is laid over the file may have changed unseen; empty while it is followed."""
+        """Returns why changes of the entries over the file may have been missed; empty while they are followed."""
         try:
             self._file = read_book(settings)
         except SettingsError as error:
@@ -148,7 +148,7 @@ class PolicyFile:
         return self.book.of(namespace)
 
     def lay_over(self, over: Callable[[PolicyBook], PolicyBook]) -> None:
-        """Have `over` make the book in force of the file's, now and whenever the file changes."""
+        """Let `over` compute the book in force from the file's, now and whenever the file changes."""
         with self._lock:
             self._over = over
             self.book = over(self._file)
@@ -156,12 +156,12 @@ class PolicyFile:
         self.on_change()
 
     def start(self) -> None:
-        """Start looking at the file, in a daemon thread."""
+        """Start watching the file, in a daemon thread."""
         if self._settings.file:
             threads.keep("policy-file", self._run, self._stop.is_set)
 
     def stop(self) -> None:
-        """Stop looking."""
+        """Stop watching."""
         self._stop.set()
 
     def refresh(self) -> bool:
@@ -196,7 +196,7 @@ class PolicyFile:
             self.refresh()
 
     def _mark(self) -> tuple[int, int, int]:
-        """Return what changes when the file does; a ConfigMap swaps a link, so the inode counts too."""
+        """Return values that change when the file does; a ConfigMap swaps a link, so the inode is among them."""
         if not self._settings.file:
             return (0, 0, 0)
         try:

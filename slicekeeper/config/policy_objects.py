@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Apply GpuPolicies over the policy file: which of them applies to which names and patterns. Pure.
 
-Each decides by what is there and by nothing that was there before, so all parts and replicas, restarted or not, come
-to the same policy:
+The result depends only on the current objects and not on earlier ones, so all parts and replicas, restarted or not,
+have the same policy:
 
-1. Exact names come before patterns, and of two alike the object's comes before the file's.
-2. Objects' patterns are tried by what they say: first the one with the longest beginning before its first sign, then
-   the longer one, then in the order of the alphabet. The file's follow in the file's order.
-3. Of two objects with the same name or pattern the older has it: the earlier `creationTimestamp`, then the lower UID.
-4. An object that is not valid is left out as if it were not there. What it said before is not remembered: a part that
-   has just started could not know it.
+1. Exact names take precedence over patterns, and a name or pattern of an object over the same one in the file.
+2. Objects' patterns are ordered by their text: first the one with the longest literal prefix, then the longer one, then
+   in alphabetical order. The file's patterns follow in the file's order.
+3. Of two objects with the same name or pattern the older one applies: the earlier `creationTimestamp`, then the lower
+   UID.
+4. An object that is not valid is ignored. Its earlier state is not used: a part that has just started does not know it.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def _judge(one: GpuPolicy, base: Mapping[str, Any]) -> Judged:
 
 
 def lay(book: PolicyBook, objects: Iterable[GpuPolicy], known: dict[str, Judged] | None = None) -> Laid:
-    """Return a file's book with objects before its entries.
+    """Return a file's book in which objects take precedence over the file's entries.
 
-    Their keys override the file's `default`, too. `known` has the previous results by UID, so that only changed objects
+    Their keys also override the file's `default`. `known` has the previous results by UID, so that only changed objects
     are evaluated again.
     """
     known = {} if known is None else known

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All settings with their defaults, as one frozen tree, every key documented here; `load` reads them.
+"""All settings with their defaults and documentation, as one frozen tree; `load` reads them.
 
-`docs/settings.md` is made from this file.
+`docs/settings.md` is generated from this file.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Images(Section, frozen=True):
 
 
 class PriorityClassSettings(Section, frozen=True):
-    """A PriorityClass as in the API server: name, exact value and preemption policy."""
+    """A PriorityClass as the cluster has it: name, exact value and preemption policy."""
 
     name: Annotated[Name, about("Name of the PriorityClass.")]
     value: Annotated[int, Meta(ge=-2147483648, le=1000000000), about("Its exact value.")]

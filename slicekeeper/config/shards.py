@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects that each further scheduler of `scheduler.shards` has of its own.
+"""The objects of each additional scheduler in `scheduler.shards`.
 
-A Deployment, the right to its leases, and the configuration of its kube-scheduler: all of it follows from the first
-scheduler's, for kustomize and for the chart.
+These are a Deployment, the right to its leases, and the configuration of its kube-scheduler. They are derived from the
+first scheduler's, both for kustomize and for the chart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MADE: Final = "# Made by `slicekeeper config manifests` of scheduler.shards in 
 
 
 def files(manifests: Path, settings: Settings) -> Iterator[tuple[Path, str]]:
-    """Yield the files of every shard's folder of the manifests, and what they have to say."""
+    """Yield the files of every shard's folder of the manifests, with their contents."""
     base = manifests / "base"
     objects = list(yaml.safe_load_all((base / "scheduler.yaml").read_text("utf-8")))
     config = yaml.safe_load((base / "config/kube-scheduler.yaml").read_text("utf-8"))
@@ -52,7 +52,7 @@ def files(manifests: Path, settings: Settings) -> Iterator[tuple[Path, str]]:
 
 
 def shards_own(objects: Sequence[dict[str, Any]], own: Callable[[str], str], shard: str) -> list[dict[str, Any]]:
-    """Return those objects that a shard has of its own; `own` makes the shard's name of the first scheduler's."""
+    """Return a shard's own objects; `own` derives the shard's name of an object from the first scheduler's."""
     found = [obj for obj in map(deepcopy, objects) if (obj["kind"], obj["metadata"]["name"]) in _OWN]
     for obj in found:
         obj["metadata"]["name"] = own("scheduler")
@@ -67,7 +67,7 @@ def shards_own(objects: Sequence[dict[str, Any]], own: Callable[[str], str], sha
 
 
 def affinity(operator: str, values: Sequence[str]) -> dict[str, Any]:
-    """Return the setting that keeps a kube-scheduler's profile to nodes: it does not even ask about the others."""
+    """Return the setting that limits a kube-scheduler's profile to some nodes: it does not ask about the others."""
     terms = [{"matchExpressions": [{"key": names.SHARD, "operator": operator, "values": list(values)}]}]
     added = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     return {"pluginConfig": [{"name": "NodeAffinity", "args": {"addedAffinity": added}}]}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a YAML file that a person wrote, and says in which line what is wrong with it.
+"""Read a YAML file that a person wrote, and report errors with their lines.
 
-An unknown key is refused by name, with the nearest known one, a key that is there twice with both lines, and a value of
-the wrong kind with its key and what is allowed.
+The error names an unknown key and the nearest known one, both lines of a key that appears twice, or the key of a value
+of the wrong type and what is allowed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Document(NamedTuple):
     root: yaml.Node | None
 
     def line(self, *path: str | int) -> int:
-        """Return the line, from 1, of the deepest part of a path that is there."""
+        """Return the line, from 1, of the deepest part of a path that exists."""
         node, line = self.root, 1
         for part in path:
             found = _below(node, part)
@@ -47,7 +47,7 @@ def _below(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | N
 
 
 def _key_that_stands_twice(root: yaml.Node | None) -> str:
-    """Return which mapping has a key twice, of which one would be ignored without a word; empty if none has."""
+    """Return which key appears twice in a mapping, where one would be ignored silently; empty if there is none."""
     waiting, seen = [root], set()
     while waiting:
         node = waiting.pop()
@@ -74,7 +74,7 @@ def _line(node: yaml.Node) -> int:
 def read_yaml(file: Path) -> Document:
     """Return a YAML file's mapping, empty for an empty file.
 
-    Raises SettingsError if it cannot be read, has a key twice or is no mapping.
+    Raises SettingsError if it cannot be read, a key appears twice, or it is no mapping.
     """
     try:
         loader = yaml.SafeLoader(file.read_text("utf-8"))
@@ -86,7 +86,7 @@ def read_yaml(file: Path) -> Document:
             loader.dispose()
     except OSError as error:
         raise SettingsError(f"{file}: cannot be read ({error.strerror}); name a readable file") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no text, number or date
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or no such number or date
         raise SettingsError(f"{file}: not valid YAML: {error}") from error
     if twice:
         raise SettingsError(f"{file}: {twice}; keep one of the two")
@@ -108,7 +108,7 @@ def _at(where: Where, path: tuple[str, ...]) -> str:
 def convert(tree: Mapping[str, Any], kind: type[T], where: Where, allowed: Mapping[str, str] | None = None) -> T:
     """Return `tree` as `kind`.
 
-    Raises SettingsError that names the place and, of the keys in `allowed`, what may be there.
+    Raises SettingsError that names the place and, for keys in `allowed`, the allowed values.
     """
     try:
         return typed.convert(tree, kind, strict=False)
@@ -123,7 +123,7 @@ def convert(tree: Mapping[str, Any], kind: type[T], where: Where, allowed: Mappi
 
 
 def check_keys(tree: Any, kind: type[msgspec.Struct], where: Where, path: str = "") -> None:
-    """Refuse a key that `kind` does not know, naming the nearest that it does."""
+    """Refuse a key that `kind` does not have; the error names the nearest one that it has."""
     if not isinstance(tree, dict):
         return
     fields = {item.encode_name: item for item in msgspec.structs.fields(kind)}
@@ -139,7 +139,7 @@ def check_keys(tree: Any, kind: type[msgspec.Struct], where: Where, path: str = 
 
 
 def lookup(tree: Any, path: tuple[str, ...]) -> Any:
-    """Return what a mapping of mappings has at a path, None if nothing."""
+    """Return the value at a path in a mapping of mappings; None if there is none."""
     for part in path:
         if not isinstance(tree, Mapping) or part not in tree:
             return None

@@ -16,10 +16,10 @@ from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK, parse_quantity, whol
 from slicekeeper.untyped import as_map
 
 MAX_GPUS: Final = 64
-"""No node carries more; a larger count is a mistake in the unit."""
+"""No node has more; a larger count is a mistake in the unit."""
 
 MAX_BLOCKS: Final = 1 << 20
-"""256 TiB: far above any GPU, far below what overflows an integer of any reader."""
+"""256 TiB: far more than any GPU has, and far below any reader's integer overflow."""
 
 _CORE_RULE: Final = f"compute is 1 to 99 percent of one GPU, or a multiple of {CORES_PER_GPU} for whole GPUs"
 
@@ -111,7 +111,7 @@ class ContainerReader:
         return all(amount is None or is_zero(amount) for amount in named)
 
     def devices(self, path: str, name: str, container: Mapping[str, Any]) -> dict[str, int]:
-        """Return how many of NVIDIA's own devices a container asks for; 0, as charts write it, asks for none."""
+        """Return how many devices of NVIDIA's plugin a container requests, by resource; an amount of 0 is ignored."""
         found: dict[str, int] = {}
         if not names_any(container, self._resources.devices):
             return found
@@ -124,7 +124,7 @@ class ContainerReader:
         return found
 
     def _quantity(self, path: str, name: str, container: Mapping[str, Any], resource: str, example: str) -> int | None:
-        """Return a resource's positive integer amount; None if it is absent or refused; 0 never."""
+        """Return a resource's positive amount; None if it is absent or refused."""
         declared = as_map(container.get("resources"))
         limits, requests = as_map(declared.get("limits")), as_map(declared.get("requests"))
         if resource not in limits and resource not in requests:

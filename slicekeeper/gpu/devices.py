@@ -37,7 +37,7 @@ class DevicePart:
     core: Fraction
     memory: Fraction | None
     known: bool = True
-    """Whether nothing had to be assumed: what is unknown counts as a whole GPU, or by compute alone."""
+    """Whether no assumption was needed: an unknown part counts as a whole GPU, or by compute alone."""
 
 
 WHOLE: Final = DevicePart(Fraction(1), Fraction(1))

@@ -38,10 +38,10 @@ class MigSlice(msgspec.Struct, frozen=True, rename="camel"):
 class Gpu(msgspec.Struct, frozen=True, rename="camel"):
     """One GPU.
 
-    `numa_node` is −1 if the machine has no such notion; `links` maps another GPU's UUID to the number of
-    direct links (NVLink) to it; GPUs with the same `pcie_switch` reach each other without the host's bridge, −1 if that
-    is not known or none does; `healthy` is False for a GPU that must get no new slice, and `trouble` says why.
-    `mig` are its MIG slices: in MIG mode a GPU is not healthy as a whole, and they alone are given out.
+    `numa_node` is −1 if the machine has none; `links` maps another GPU's UUID to the number of direct links (NVLink) to
+    it; GPUs with the same `pcie_switch` reach each other without the host's bridge (−1: unknown, or none does);
+    `healthy` is False for a GPU that must get no new slice, and `trouble` is the reason. `mig` are its MIG slices: in
+    MIG mode a GPU is not healthy as a whole, and only its slices are allocated.
     """
 
     uuid: str

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """KubeShare 2.0: labels `sharedgpu/gpu_request`, `gpu_limit`, `gpu_mem` (bytes) and `gpu_model` on ordinary pods.
 
-A group (`group_name`, `group_headcount`, `group_threshold`) becomes a gang: as many of its pods as the threshold says,
-a part of the headcount, are placed together.
+A group (`group_name`, `group_headcount`, `group_threshold`) becomes a gang: as many of its pods as headcount times
+threshold are placed together.
 """
 
 from __future__ import annotations

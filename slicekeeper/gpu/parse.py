@@ -60,8 +60,8 @@ def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CO
 def parse_admitted(pod: Mapping[str, Any], resources: Resources) -> tuple[PodRequest, str]:
     """Return the request of an existing pod and, if its manifest breaks a rule, which one.
 
-    Its containers' requests count even if an annotation is wrong: a user who could write one would otherwise have
-    the pod hold nothing and owe nothing.
+    Its containers' requests count even if an annotation is wrong: otherwise a user who can write annotations could use
+    GPUs without a charge.
     """
     try:
         return parse_pod(pod, resources), ""
