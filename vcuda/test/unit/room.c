@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How much may be in flight: by what is known of a launch, and by how many share the GPU. */
+#include "../../src/room.c"
+#include "unit.h"
+
+#define ALONE (10 * VC_MS)
+#define SHARED (2 * VC_MS)
+#define BRIEF (500 * VC_US) /* another seat is back soon */
+
+_Atomic int vc_captures;
+static struct vc_stream one, two;
+
+void vc_stream_each(void (*visit)(struct vc_stream *, uint64_t), uint64_t argument) {
+  visit(&one, argument);
+  visit(&two, argument);
+}
+
+/* A function of which so many launches took `each` nanoseconds, one by one. */
+static const struct vc_duration *known(uint64_t each, int launches) {
+  static char functions[64];
+  static int next;
+  struct vc_duration *d = vc_duration_of(&functions[next++]);
+  for (int i = 0; i < launches; i++) vc_duration_measured(d, each, each, 1, VC_S);
+  return d;
+}
+
+static struct vc_load load(uint64_t ns, uint64_t launches) {
+  return (struct vc_load){ns, launches};
+}
+
+int main(void) {
+  const struct vc_duration *unknown = known(0, 0), *brief = known(5 * VC_US, 100), *medium = known(900 * VC_US, 100);
+  const struct vc_duration *lengthy = known(30 * VC_MS, 100), *once = known(5 * VC_US, 1);
+
+  /* An idle GPU takes any launch, however deep. */
+  CHECK(vc_room_fits(unknown, load(0, 0), BRIEF) && vc_room_fits(lengthy, load(0, 0), BRIEF));
+  /* What was never measured runs alone beside other seats, and else at most in pairs. */
+  CHECK(!vc_room_fits(unknown, load(1, 1), SHARED) && vc_room_fits(unknown, load(5 * VC_MS, 1), ALONE));
+  CHECK(!vc_room_fits(unknown, load(10 * VC_MS, 2), ALONE));
+  /* What is known fills the depth, beside other seats with a number that grows with what was measured. */
+  CHECK(vc_room_fits(medium, load(1000 * VC_US, 1), SHARED) && !vc_room_fits(medium, load(1800 * VC_US, 2), SHARED));
+  CHECK(vc_room_fits(brief, load(75 * VC_US, 15), SHARED) && !vc_room_fits(brief, load(80 * VC_US, 16), SHARED));
+  CHECK(vc_room_fits(once, load(5 * VC_US, 1), SHARED) && !vc_room_fits(once, load(10 * VC_US, 2), SHARED));
+  CHECK(vc_room_trusts(brief) && !vc_room_trusts(once));
+  CHECK(vc_room_fits(brief, load(80 * VC_US, 16), ALONE) && vc_room_fits(brief, load(VC_S, 1000), 0));
+  /* One launch waits behind another, but not in the short pause of another seat. */
+  CHECK(vc_room_fits(medium, load(3 * VC_MS, 1), SHARED) && !vc_room_fits(medium, load(VC_MS, 1), BRIEF));
+
+  /* Launches that follow without another look: as many as a fence covers, one if nothing is known or in a capture. */
+  CHECK(vc_room_fence(0) == 500 * VC_US && vc_room_fence(ALONE) == 500 * VC_US && vc_room_fence(BRIEF) == 125 * VC_US);
+  CHECK(vc_room_step(brief, load(0, 0), ALONE) == VC_STEP_MAX && vc_room_step(medium, load(0, 0), ALONE) == 1);
+  CHECK(vc_room_step(brief, load(0, 0), SHARED) == VC_ROOM_CROWD / 4 && vc_room_step(unknown, load(0, 0), 0) == 1);
+  CHECK(vc_room_step(brief, load(ALONE, 1), ALONE) == 1);
+  vc_captures = 1;
+  CHECK(vc_room_step(brief, load(0, 0), ALONE) == 1);
+
+  /* Long launches take turns, if others want the GPU. */
+  CHECK(vc_room_is_long(lengthy, SHARED) && !vc_room_is_long(lengthy, ALONE) && !vc_room_is_long(medium, SHARED));
+  CHECK(vc_room_is_long(medium, BRIEF) && vc_room_is_long(unknown, SHARED) && !vc_room_is_long(lengthy, 0));
+  CHECK(vc_room_turn(lengthy, SHARED) == 30 * VC_MS && vc_room_turn(unknown, SHARED) == 10 * VC_MS);
+
+  /* What is in flight: of all streams that count as active. */
+  one.shown = true;
+  one.queued = 7;
+  one.lane.begun = one.lane.ended = 3;
+  two.queued = 100;
+  CHECK(vc_room_load().ns == 7 && vc_room_load().launches == 3);
+  return 0;
+}
