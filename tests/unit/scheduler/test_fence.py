@@ -5,13 +5,18 @@ import random
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import SimpleNamespace
 
+import orjson
 import pytest
 from support.small_cluster import SmallCluster, binding, lost_after, lost_before
 
+from scheduler.binder import REQUEST_SECONDS
+from scheduler.extender import filter_nodes, gpu_pod
 from scheduler.fence import BINDER_LEASE
 from scheduler.service import Scheduler
+from simulator.api import Api
 from simulator.errors import ApiError
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
@@ -271,46 +276,162 @@ def test_an_older_list_that_the_watch_takes_late_does_not_undo_a_newer_one(clust
         assert "not enough is free" in late.result()
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_whatever_the_order_no_gpu_is_given_beyond_its_compute_or_memory(cluster, two, time, seed):
-    rng = random.Random(seed)
-    pods = [cluster.pod(f"p{i}", rng.choice([20, 40, 60, 90]), rng.choice([4, 10, 20])) for i in range(24)]
-    bound = 0
-    for _ in range(100):
-        act, extender = rng.random(), rng.choice(two)
-        if act < 0.6:
-            # Both are asked, or one for a while, or none: as kube-schedulers come and go.
-            cluster.api.faults["binding"] = rng.choice([no_fault] * 8 + [lost_before, lost_after])
-            bound += extender.bind(rng.choice(pods), rng.choice(["n0", "n1"])) == ""
-        elif act < 0.7:
-            extender.see()
-        elif act < 0.8:
-            time.after(rng.choice([0.3, RENEW_SECONDS, LEASE_SECONDS]))
-        elif act < 0.95:
+WISHES = (
+    {}, {}, {}, {names.GPU_EXCLUSION: "a"}, {names.GPU_EXCLUSION: "b"}, {names.GPU_ANTI_AFFINITY: "x"},
+    {names.SHARING: "exclusive"},
+)  # fmt: skip
+
+
+class Story:
+    """Two extenders, each asked by a kube-scheduler that believes to lead. Their watches are late and repeat events."""
+
+    def __init__(self, cluster, time, seed):
+        self.cluster, self.time, self.rng = cluster, time, random.Random(seed)
+        cluster.node("n2", gpus=2)
+        self.extenders = [Extender(cluster, time, port) for port in (1, 2)]
+        self.events, self.shown, self.known = [], [0, 0], {}
+        self.made = self.bound = 0
+        self.late = []
+        """Bindings that nobody waits for any more and that the API server has not executed yet, and since when."""
+
+    def delayed(self, _api, call):
+        """The connection breaks before the request is executed."""
+        self.late.append((call, self.time.now))
+        raise ConnectionResetError
+
+    def arrive(self, _which=0):
+        """Execute one of the requests that nobody waits for, unless it is too old for the API server."""
+        if self.late:
+            call, since = self.late.pop(self.rng.randrange(len(self.late)))
+            if self.time.now - since < REQUEST_SECONDS:
+                with suppress(ApiError):
+                    Api.answer(self.cluster.api, "POST", call)
+                self.happened()
+
+    def settle(self):
+        """Let each of these requests be executed now, or never: the agents see to what is left of such a case."""
+        while self.late:
+            self.arrive()
+            self.late = self.late[: self.rng.randrange(len(self.late) + 1)]
+
+    def happened(self):
+        """Note what the API server tells its watches."""
+        now = {pod["metadata"]["uid"]: pod for pod in self.cluster.pods()}
+        self.events += [("DELETED", pod) for uid, pod in self.known.items() if uid not in now]
+        self.events += [("MODIFIED", pod) for uid, pod in now.items() if self.known.get(uid) != pod]
+        self.known = now
+
+    # What may happen to one of the extenders, by its index.
+
+    def new(self, _which):
+        self.made += 1
+        core = self.rng.choice([20, 40, 60, 90, 100, 200])
+        blocks = self.rng.choice([4, 10, 20]) if core < 100 else 0
+        self.cluster.pod(f"p{self.made}", core, blocks, annotations=self.rng.choice(WISHES))
+
+    def attempt(self, which):
+        """Filter and bind as kube-scheduler does, which may choose otherwise; the answer to the Binding may be lost."""
+        scheduler, pods = self.extenders[which].scheduler, self.cluster.pods()
+        for pod in self.rng.sample(pods, min(3, len(pods))):
+            nodes = self.rng.sample(["n0", "n1", "n2"], self.rng.choice([1, 3, 3]))
+            if self.rng.random() < 0.7:
+                asked = gpu_pod(scheduler.state, pod)
+                answer = filter_nodes(scheduler.state, scheduler.gangs, asked, orjson.dumps(nodes), best_alone=True)
+                nodes = orjson.loads(answer)["NodeNames"]
+            if nodes and self.rng.random() < 0.9:
+                self.cluster.api.faults["binding"] = self.rng.choice(
+                    [no_fault] * 6 + [lost_before, lost_after, self.delayed]
+                )
+                self.bound += scheduler.binder.bind(binding(pod, self.rng.choice(nodes))) == ""
+            self.happened()
+
+    def watch(self, which):
+        """Show the next events, some of them again."""
+        begin = max(self.shown[which] - self.rng.choice([0, 0, 3]), 0)
+        end = min(begin + self.rng.choice([1, 4, 100]), len(self.events))
+        for kind, pod in self.events[begin:end]:
+            self.extenders[which].scheduler.watches._pods.on_event(kind, pod)
+        self.shown[which] = max(end, self.shown[which])
+
+    def relist(self, which):
+        self.extenders[which].see()
+        self.shown[which] = len(self.events)
+
+    def restart(self, which):
+        self.settle()
+        self.extenders[which] = Extender(self.cluster, self.time, which + 1)
+        self.shown[which] = len(self.events)
+
+    def pause(self, _which):
+        """Let time pass, in which both renew their leases; or so much that a lease is over, as of a frozen process."""
+        seconds = self.rng.choice([0.3, RENEW_SECONDS, RENEW_SECONDS, LEASE_SECONDS])
+        if seconds == LEASE_SECONDS:
+            self.settle()
+        self.time.after(seconds)
+        for extender in self.extenders if seconds < LEASE_SECONDS else ():
             extender.fence.look()
-            extender.scheduler.binder.look_at_overdue()
-        else:
-            end_one(cluster, rng)
+
+    def look(self, which):
+        self.extenders[which].fence.look()
+        self.extenders[which].scheduler.binder.look_at_overdue()
+
+    def end(self, _which):
+        pods = self.cluster.pods()
+        bound = [pod for pod in pods if pod["spec"].get("nodeName")] or pods
+        if bound:
+            self.cluster.end(self.rng.choice(bound)["metadata"]["name"])
+
+    def finish(self):
+        """When both know all, they know what a new one reads, and nothing that is gone holds anything."""
+        self.settle()
+        del self.cluster.api.faults["binding"]
+        for gone in (False, True):
+            for pod in self.cluster.pods() if gone else ():
+                self.cluster.end(pod["metadata"]["name"])
+            self.time.after(200)
+            for which in (0, 1):
+                self.relist(which)
+                self.look(which)
+            states = [one.state for one in (*self.extenders, Extender(self.cluster, self.time, 3))]
+            assert all(state.version() for state in states)
+            assert all(
+                state.totals() == states[2].totals() and state.counts() == states[2].counts() for state in states
+            )
+        assert states[2].totals() == (3, 4, 400, 4 * 8192)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_the_order_no_gpu_is_given_beyond_its_compute_or_memory_or_against_its_pods_wishes(
+    cluster, time, seed
+):
+    story = Story(cluster, time, seed)
+    acts = (
+        3 * ["new"] + 5 * ["attempt"] + 3 * ["watch"] + 2 * ["look", "pause", "end"] + ["arrive", "relist", "restart"]
+    )
+    for _ in range(120):
+        getattr(story, story.rng.choice(acts))(story.rng.choice([0, 0, 1]))
+        story.happened()
         check(cluster)
-    assert bound
+    assert story.bound
+    story.finish()
 
 
 def no_fault(_api, _call):
     """Answer."""
 
 
-def end_one(cluster: SmallCluster, rng):
-    bound = [pod for pod in cluster.pods() if pod["spec"].get("nodeName")]
-    if bound:
-        cluster.end(rng.choice(bound)["metadata"]["name"])
-
-
 def check(cluster: SmallCluster):
     memory: dict[str, int] = {}
+    company: dict[str, list[dict[str, str]]] = {}
     for pod in cluster.pods():
-        gpu = pod["metadata"]["annotations"].get(names.gpu_annotation("c"))
-        if gpu:
-            blocks = int(pod["spec"]["containers"][0]["resources"]["limits"]["tencent.com/vcuda-memory"])
-            memory[gpu] = memory.get(gpu, 0) + blocks * 256
+        annotations = pod["metadata"]["annotations"]
+        limits = pod["spec"]["containers"][0]["resources"]["limits"]
+        for gpu in filter(None, annotations.get(names.gpu_annotation("c"), "").split(",")):
+            memory[gpu] = memory.get(gpu, 0) + int(limits.get("tencent.com/vcuda-memory", 32)) * 256
+            company.setdefault(gpu, []).append(annotations)
     assert max(cluster.taken().values(), default=0) <= 100
     assert max(memory.values(), default=0) <= 8192
+    for there in company.values():
+        assert len({pod.get(names.GPU_EXCLUSION) for pod in there}) == 1
+        assert sum(names.GPU_ANTI_AFFINITY in pod for pod in there) <= 1
+        assert len(there) == 1 or not any(names.SHARING in pod for pod in there)
