@@ -16,6 +16,7 @@ import pytest
 from cluster.harness.cluster import Cluster
 from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Kubectl, Object, Refused, wait_for
+from cluster.harness.role_bindings import role_binding
 from cluster.harness.site import CORE, Site, gpu_container, pod
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
@@ -187,14 +188,8 @@ def test_a_role_may_do_what_it_is_for(site: Site, pair: tuple[Object, Object], r
 
 
 def _editor(site: Site, namespace: str) -> Kubectl:
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"}
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": {"name": "alice"},
-        "roleRef": role,
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "alice"}],
-    }
+    alice = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "alice"}
+    binding = role_binding("alice", "admin", alice)
     site.kubectl.apply(binding, namespace=namespace)
     return site.kubectl.acting("--as=alice")
 

@@ -17,6 +17,7 @@ from cluster.harness.cluster import Cluster
 from cluster.harness.install import NAMESPACE, ROOT
 from cluster.harness.kubectl import Object, wait_for
 from cluster.harness.namespaces import NODE_IP, POD_CIDR
+from cluster.harness.role_bindings import role_binding, service_account
 from cluster.harness.site import Site, gpu_container, job, pod
 from sqlalchemy import create_engine, text
 from support.databases import Postgres, postgres
@@ -207,17 +208,7 @@ def _has_ended(one: Object) -> bool:
 def _hammers(site: Site, team: str, other: str) -> Iterator[dict[str, Object]]:
     """Run two GPU pods that grant, transfer and report without pause; give them by UID."""
     script = Path(install.__file__).with_name("hammer.py").read_text()
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": "hammer"},
-        "roleRef": {
-            "apiGroup": "rbac.authorization.k8s.io",
-            "kind": "ClusterRole",
-            "name": "slicekeeper-budget-manager",
-        },
-        "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": team}],
-    }
+    binding = role_binding("hammer", "slicekeeper-budget-manager", service_account("default", team), everywhere=True)
     metadata = {"name": "hammer", "namespace": team}
     site.kubectl.apply(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"hammer.py": script}}, binding

@@ -17,6 +17,7 @@ import urllib3
 import yaml
 from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import wait_for
+from cluster.harness.role_bindings import role_binding, service_account
 from cluster.harness.site import Site
 
 from slicekeeper import names
@@ -36,17 +37,7 @@ def _available(site: Site) -> bool:
 def _viewer(site: Site, team: str) -> tuple[Path, str]:
     """Create a user who may read a namespace's budget; return their kubeconfig and their token."""
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "jane"}}
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": {"name": "jane"},
-        "roleRef": {
-            "apiGroup": "rbac.authorization.k8s.io",
-            "kind": "ClusterRole",
-            "name": "slicekeeper-budget-viewer",
-        },
-        "subjects": [{"kind": "ServiceAccount", "name": "jane", "namespace": team}],
-    }
+    binding = role_binding("jane", "slicekeeper-budget-viewer", service_account("jane", team))
     site.kubectl.apply(account, binding, namespace=team)
     token = site.kubectl("create", "token", "jane", "-n", team).strip()
     config = yaml.safe_load(site.kubectl.kubeconfig.read_text())
@@ -152,22 +143,10 @@ def test_a_lead_grants_to_the_teams_namespaces_alone_and_an_auditor_reads_all(si
     """The administrator plays both: the kubeconfig names the user to impersonate."""
     wait_for("the API", lambda: _available(site))
     mine, other = site.namespace(), site.namespace()
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole"}
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": {"name": "c21-lead"},
-        "roleRef": {**role, "name": "slicekeeper-budget-manager"},
-        "subjects": [{"kind": "User", "name": "c21-lead"}],
-    }
+    binding = role_binding("c21-lead", "slicekeeper-budget-manager", {"kind": "User", "name": "c21-lead"})
     site.kubectl.apply(binding, namespace=mine)
-    everywhere = {
-        **binding,
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": "c21-auditor"},
-        "roleRef": {**role, "name": "slicekeeper-budget-auditor"},
-        "subjects": [{"kind": "User", "name": "c21-auditor"}],
-    }
+    auditor_of = {"kind": "User", "name": "c21-auditor"}
+    everywhere = role_binding("c21-auditor", "slicekeeper-budget-auditor", auditor_of, everywhere=True)
     site.kubectl.apply(everywhere)
     try:
         lead, auditor = _acting(site, "c21-lead"), _acting(site, "c21-auditor")

@@ -11,6 +11,7 @@ import pytest
 from cluster.harness.component import added
 from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Kubectl, Object, Refused, wait_for
+from cluster.harness.role_bindings import role_binding, service_account
 from cluster.harness.site import Site, gpu_container, pod
 
 from slicekeeper import names
@@ -154,17 +155,7 @@ def test_the_operator_that_leads_is_killed_between_changes_and_each_is_taken_onc
 def test_teams_and_who_may_say_what_is_under_them(objects: Site) -> None:
     kubectl, team, name = objects.kubectl, objects.namespace(), "c22-physics"
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "lead"}}
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": {"name": "lead"},
-        "roleRef": {
-            "apiGroup": "rbac.authorization.k8s.io",
-            "kind": "ClusterRole",
-            "name": "slicekeeper-budget-editor",
-        },
-        "subjects": [{"kind": "ServiceAccount", "name": "lead", "namespace": team}],
-    }
+    binding = role_binding("lead", "slicekeeper-budget-editor", service_account("lead", team))
     kubectl.apply(account, binding, namespace=team)
     lead = kubectl.acting(f"--as=system:serviceaccount:{team}:lead")
     kubectl.apply(cluster_gpu_budget(name))
@@ -207,17 +198,8 @@ def _refusal(kubectl: Kubectl, team: str, **spec: object) -> str:
 
 def test_the_audit_log_names_who_wrote_an_object_and_nobody_forges_it(objects: Site) -> None:
     kubectl, team = objects.kubectl, objects.namespace()
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": {"name": "editors"},
-        "roleRef": {
-            "apiGroup": "rbac.authorization.k8s.io",
-            "kind": "ClusterRole",
-            "name": "slicekeeper-budget-editor",
-        },
-        "subjects": [{"kind": "User", "name": name} for name in ("alice", "bob")],
-    }
+    users = [{"kind": "User", "name": name} for name in ("alice", "bob")]
+    binding = role_binding("editors", "slicekeeper-budget-editor", *users)
     kubectl.apply(binding, namespace=team)
     alice, bob = kubectl.acting("--as=alice"), kubectl.acting("--as=bob")
     wait_for("right to edit", lambda: not _refusal(alice, team) and not _refusal(bob, team), 120)

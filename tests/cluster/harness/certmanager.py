@@ -15,6 +15,7 @@ from pathlib import Path
 from cluster.harness.binaries import CERT_MANAGER, build, source
 from cluster.harness.cluster import Cluster
 from cluster.harness.kubectl import Kubectl, Object
+from cluster.harness.role_bindings import role_binding, service_account
 
 from images.oci import Image, write_archive, write_layer
 
@@ -59,13 +60,7 @@ def _objects() -> list[Object]:
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "cert-manager", "namespace": NAMESPACE}},
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": "cert-manager"},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
-            "subjects": [{"kind": "ServiceAccount", "name": "cert-manager", "namespace": NAMESPACE}],
-        },
+        role_binding("cert-manager", "cluster-admin", service_account("cert-manager", NAMESPACE), everywhere=True),
         {
             "apiVersion": "apps/v1",
             "kind": "Deployment",

@@ -22,6 +22,7 @@ from cluster.harness.cluster import Cluster, living
 from cluster.harness.images import SHELL_IMAGE
 from cluster.harness.install import NAMESPACE, ROOT
 from cluster.harness.kubectl import Kubectl, Object, Refused, wait_for
+from cluster.harness.role_bindings import role_binding, service_account
 
 from slicekeeper import names
 from slicekeeper.config.settings import KubernetesSettings, TimekeeperClientSettings
@@ -91,17 +92,8 @@ class Site:
     def manager_token(self) -> str:
         """Return the token of a user who may manage budgets, with the timekeeper's audience."""
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": MANAGER, "namespace": NAMESPACE}}
-        binding = {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": f"slicekeeper-{MANAGER}"},
-            "roleRef": {
-                "apiGroup": "rbac.authorization.k8s.io",
-                "kind": "ClusterRole",
-                "name": "slicekeeper-budget-manager",
-            },
-            "subjects": [{"kind": "ServiceAccount", "name": MANAGER, "namespace": NAMESPACE}],
-        }
+        role = "slicekeeper-budget-manager"
+        binding = role_binding(f"slicekeeper-{MANAGER}", role, service_account(MANAGER, NAMESPACE), everywhere=True)
         self.kubectl.apply(account, binding)
         return self.kubectl("create", "token", MANAGER, "-n", NAMESPACE, "--audience=timekeeper").strip()
 
