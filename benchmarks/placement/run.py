@@ -176,8 +176,8 @@ class Cluster:
         self.cpu = np.array([node.cpu for node in nodes])
         self.ram = np.array([node.ram for node in nodes])
         self._all = (self.cpu.copy(), self.ram.copy())
-        self._held = [[0] * node.gpus for node in nodes]
-        self._tenants = [[0] * node.gpus for node in nodes]
+        self._held = [Counter[int]() for _ in nodes]
+        self._tenants = [Counter[int]() for _ in nodes]
         for row in range(len(nodes)):
             self._show(row)
         self.learner = Learner(policy)
@@ -237,13 +237,16 @@ class Cluster:
 
     def _show(self, row: int) -> None:
         """Tell the fleet of a node what the watches would."""
-        node = self.nodes[row]
-        gpus = [
-            GpuRow(f"{row}-{column}", node.model, MIB, core=CORES_PER_GPU - held, idle=not tenants)
-            for column, (held, tenants) in enumerate(zip(self._held[row], self._tenants[row], strict=True))
+        name = self.nodes[row].name
+        self.fleet.set(name, self._gpus(row))
+        self.fleet.set_beside(name, self.cpu[row] / 1000, float(self.ram[row]))
+
+    def _gpus(self, row: int) -> list[GpuRow]:
+        node, held, tenants = self.nodes[row], self._held[row], self._tenants[row]
+        return [
+            GpuRow(f"{row}-{column}", node.model, MIB, core=CORES_PER_GPU - held[column], idle=not tenants[column])
+            for column in range(node.gpus)
         ]
-        self.fleet.set(node.name, gpus)
-        self.fleet.set_beside(node.name, self.cpu[row] / 1000, float(self.ram[row]))
 
 
 def arrivals(pods: list[Pod], chance: random.Random, percent: float, at_once: int = 1) -> Iterator[Pod]:

@@ -51,7 +51,9 @@ def lines(series: Mapping[str, Points], marks: Mapping[str, float], *, x: str, y
 
 def _steps(first: float, last: float, count: int) -> Iterable[float]:
     """Return round values between two, about so many."""
-    step = next(size for size in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if (last - first) / size <= count)
+    step = next(
+        size for size in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if (last - first) / size <= count
+    )
     at = -(-first // step) * step
     while at <= last:
         yield at
