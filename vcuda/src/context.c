@@ -80,7 +80,7 @@ static CUresult retain(CUcontext *out, CUdevice device) {
   struct vc_making making;
   bool makes = !is_active(device);
   if (makes && !vc_context_begin(&making)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult r = switched(VC_CALL(cuDevicePrimaryCtxRetain)(out, device));
+  CUresult r = VC_CALL(cuDevicePrimaryCtxRetain)(out, device);
   if (makes) vc_context_end(r, r == CUDA_SUCCESS ? *out : NULL, &making);
   /* Another thread may have released it in between: then it was made again. */
   if (r != CUDA_SUCCESS || vc_context_known(*out)) return r;
