@@ -36,9 +36,9 @@ MAX_BODY_BYTES = 4 << 20
 
 
 def make_app(settings: Settings, clock: Clock, clients: ClientCas | None = None) -> Flask:
-    """Return the application, its controller started. Call it in the process that serves: threads begin here.
+    """Return the application with its controller started. Call it in the process that serves: it starts threads.
 
-    `clients` are the CAs by which that server checks the certificates of clients: of the API server's front proxy.
+    `clients` are the CAs with which the server checks the certificate of its one such client, the API server.
     """
     mine = settings.timekeeper
     client = KubeClient(settings.kubernetes)
@@ -67,7 +67,7 @@ def routed(service: Service) -> Flask:
     """Return the application of a service, with nothing started."""
     app = Flask("timekeeper", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
-    app.url_map.merge_slashes = False  # else //x would be redirected, which clients without redirects cannot follow
+    app.url_map.merge_slashes = False  # otherwise //x would be redirected, and our clients follow no redirects
     app.extensions[EXTENSION] = service
     app.extensions[DOCUMENT] = msgspec.json.encode(openapi.document())
     problems.register(app)

@@ -42,7 +42,7 @@ def rule_of(it: Service, given: BudgetBody) -> Rule:
 def patched(it: Service, given: BudgetPatch) -> Change:
     """Return a function that makes the requested rule from the one in force, from now on.
 
-    Raises Problem if there is no such time zone or anchor; what comes back raises it if they do not fit.
+    Raises Problem if there is no such time zone or anchor; the function raises it if it does not fit the period.
     """
     if given.time_zone is not UNSET:
         requests.time_zone(given.time_zone)
@@ -75,9 +75,9 @@ def _or(given: T | UnsetType, before: T) -> T:
 
 
 def _anchor(text: str, period: str) -> Instant:
-    """Return an anchor.
+    """Return an anchor as an instant.
 
-    Raises Problem if a budget can have none, or not that one.
+    Raises Problem if a budget without periods would have one, or if it is too late.
     """
     anchor = requests.instant(text, "anchor")
     if period == "none":

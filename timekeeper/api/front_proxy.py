@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identifies users whose requests come from the API server, which offers our routes as its own (an APIService).
+"""Identify users whose requests come from the API server, which offers our routes as its own (an APIService).
 
-The API server authenticates a user by whatever means the cluster has, and names the user in headers. They are believed
-only on a connection with the API server's own certificate: signed by the CA, and with one of the names, that
-`kube-system/extension-apiserver-authentication` gives. Such headers from any other client are ignored.
+The API server authenticates a user by any means that the cluster has, and names the user in headers. They are trusted
+only on a connection with the API server's own certificate, which must be signed by the CA and have one of the names in
+`kube-system/extension-apiserver-authentication`. Such headers from any other client are ignored.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @dataclass(frozen=True)
 class Trust:
-    """Whose word counts, and how it is said."""
+    """The certificates that are trusted, and the names of the headers that identify a user."""
 
     bundle: str
     names: frozenset[str]
-    """Of the certificate; none: any."""
+    """The certificate's allowed names; empty: any."""
     user: tuple[str, ...]
     groups: tuple[str, ...]
     uid: tuple[str, ...]
     extra: tuple[str, ...]
-    """What the headers of all else begin with."""
+    """Prefixes of the headers for all other attributes."""
 
 
 def read(data: Mapping[str, object]) -> Trust:
-    """Return what the API server publishes about itself.
+    """Return the trust that the API server publishes for its front proxy.
 
-    Raises ValueError if it identifies no front proxy safely.
+    Raises ValueError if it does not identify the front proxy safely.
     """
     bundle = str(data.get(f"{_PREFIX}client-ca-file") or "").strip()
     if not bundle:
@@ -84,10 +84,10 @@ def _texts(data: Mapping[str, object], key: str) -> tuple[str, ...]:
 
 
 class FrontProxy:
-    """Follows which certificates to believe, and reads the user from a request."""
+    """Keeps the trusted certificates up to date, and reads the user from a request."""
 
     def __init__(self, client: KubeClient, clients: ClientCas) -> None:
-        """`clients` are the client CAs of our server, which are kept up to date."""
+        """Follow the trust of an API server; `clients` are our server's client CAs, which are kept up to date."""
         self._client = client
         self._clients = clients
         self._trust: Trust | None = None
@@ -113,15 +113,15 @@ class FrontProxy:
             wrong = str(error)
             if wrong != self._logged:
                 level = logging.INFO if isinstance(error, NotFound) else logging.WARNING
-                log.log(level, "who asks by way of the API server is not known: %s/%s: %s", NAMESPACE, NAME, wrong)
+                log.log(level, "users of the API server cannot be identified: %s/%s: %s", NAMESPACE, NAME, wrong)
         self._logged = wrong
         return not wrong
 
     def caller(self, certificate: ClientCertificate, headers: Headers) -> Caller:
         """Return the user that the API server names.
 
-        It speaks for pods too, but not by a token that only their sidecar has: so it is no pod that reports. Raises
-        Problem (401) if it is not the API server, or names no user.
+        A user of the API server is never a reporting pod, whose token only its sidecar has. Raises Problem (401) if the
+        certificate is not the API server's, or if it names no user.
         """
         trust = self._trust
         if trust is None or not certificate.cas <= self._clients.trusted:

@@ -64,8 +64,8 @@ class Holder(ABC):
 class NamespaceHolder(Holder):
     """A namespace: rights are those on its budget, and its account is created when something is booked.
 
-    A name that is used again has several accounts, by UID. Without `uid` it is that of the namespace which is there,
-    or the last one if none is.
+    A name that is used again has several accounts, by UID. Without `uid`, it is the account of the existing namespace,
+    or of the last one if none exists.
     """
 
     uid: str = ""
@@ -73,8 +73,8 @@ class NamespaceHolder(Holder):
     def allow(self, verb: str, subresource: str = "") -> Caller:
         """Require the right in the namespace.
 
-        That of a namespace which is gone must be held in all namespaces: who has rights where the name is used again
-        is another tenant.
+        For a deleted namespace, the right in all namespaces is required: whoever has rights in a new namespace of the
+        same name may be another tenant.
         """
         gone = self.uid and self.uid != self.it.controller.namespaces.uid(self.name)
         return self.it.allow(verb, "" if gone else self.name, subresource)
@@ -82,7 +82,7 @@ class NamespaceHolder(Holder):
     def find(self, session: Session) -> BudgetAccount | None:
         """Return the namespace's account.
 
-        Raises Unknown if it is named by its UID and has none.
+        Raises Unknown if there is a UID, and the ledger has no such account.
         """
         cluster, uid = self.it.books.cluster, self.uid or self.it.controller.namespaces.uid(self.name)
         if uid is None:
@@ -133,7 +133,7 @@ class NamespaceHolder(Holder):
 class ParentHolder(Holder):
     """A team or an organisation: it spans namespaces, so all rights are the cluster's, on `parents`."""
 
-    def allow(self, verb: str, subresource: str = "") -> Caller:  # noqa: ARG002 - one right for all there is
+    def allow(self, verb: str, subresource: str = "") -> Caller:  # noqa: ARG002 - one right for all operations
         """Require the right on `parents`, for any operation."""
         return self.it.allow(verb, "", "parents")
 
@@ -174,9 +174,9 @@ def holder(it: Service, namespace: str = "", parent: str = "") -> NamespaceHolde
 
 
 def named(it: Service) -> NamespaceHolder | None:
-    """Return which namespace the query names; None: none, so all are meant.
+    """Return the namespace that the query names; None if it names none, which selects all.
 
-    Raises Problem if that can be no namespace's name, or if a UID is named alone.
+    Raises Problem if it is not a valid name, or if there is a UID without a name.
     """
     uid = requests.plain("uid", 64)
     if name := request.args.get("namespace", ""):

@@ -20,10 +20,10 @@ LONGEST_KEY: Final = 255
 
 
 def idempotency_key(*, shorten: bool = False) -> str:
-    """Return the request's Idempotency-Key, empty if it has none.
+    """Return the request's Idempotency-Key; empty if it has none.
 
-    `shorten` takes a longer one too, by its digest, so that keys with the same beginning stay two. Raises Problem if
-    the key has characters that cannot be printed, or is too long.
+    With `shorten`, a key that is too long is replaced by its digest, so that long keys with the same beginning stay
+    distinct. Raises Problem if the key has characters that cannot be printed, or is too long.
     """
     key = request.headers.get("Idempotency-Key", "").strip()
     if key and (not key.isprintable() or (len(key) > LONGEST_KEY and not shorten)):

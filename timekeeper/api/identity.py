@@ -40,7 +40,7 @@ _SERVICE_ACCOUNT = "system:serviceaccount:"
 
 
 class _Cache(Generic[K, V]):
-    """Answers that count for a while, in real time."""
+    """Answers that are valid for some seconds of real time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -48,7 +48,7 @@ class _Cache(Generic[K, V]):
         self._kept: dict[K, tuple[float, V]] = {}
 
     def get(self, key: K, seconds: float) -> V | None:
-        """Return an answer to a request of at most `seconds` ago."""
+        """Return the answer to a request that was sent at most `seconds` ago; None if there is none."""
         with self._lock:
             asked, value = self._kept.get(key, (0.0, None))
             return value if value is not None and time.monotonic() - asked < seconds else None
@@ -78,7 +78,7 @@ class Identity:
         self._callers: _Cache[str, Caller] = _Cache(REVIEW_SECONDS)
         self._rights: _Cache[tuple[Caller, str, str, str], bool] = _Cache(ACCESS_SECONDS)
         self._ended: dict[str, float] = {}
-        """When each pod ended, oldest first. Kept by age and not by number: every answer from before has expired."""
+        """When each pod ended, oldest first; kept until all answers from before its end have expired."""
         self._lock = threading.Lock()
 
     def forget(self, pod_uid: str) -> None:
@@ -91,9 +91,9 @@ class Identity:
                 del self._ended[oldest]
 
     def caller(self, authorization: str, *, writes: bool = False) -> Caller:
-        """Return who bears a token; who `writes` was reviewed seconds ago at most.
+        """Return the owner of a token; for a request that `writes`, the review of the token is at most seconds old.
 
-        Raises Problem (401) if it is not valid, Unavailable if the API server does not say.
+        Raises Problem (401) if the token is not valid, Unavailable if the API server does not answer.
         """
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token.strip():

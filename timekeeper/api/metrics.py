@@ -17,7 +17,7 @@ from timekeeper.ledger.standing import Position
 from timekeeper.store import bookings, workloads
 
 _LOOKED_BACK_MS = 24 * MS_PER_HOUR
-"""All pods that ever ended would be read at every scrape."""
+"""Without a limit, each scrape would read all pods that ever ended."""
 
 
 def registry(it: Service) -> CollectorRegistry:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors on the wire: the only place where errors are translated into problem documents.
-
-A message never shows an inner error.
-"""
+"""Translate errors into problem documents, all of them here. A message never shows an internal error."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ RETRY_AFTER: Final = "5"
 
 
 class Problem(Exception):
-    """A request that cannot be served; `code` is stable, `field` names what is wrong, if something is."""
+    """A request that cannot be served; `code` is stable, `field` names the wrong part of it, if there is one."""
 
     def __init__(self, status: int, code: str, detail: str, field: str = "") -> None:
         super().__init__(detail)

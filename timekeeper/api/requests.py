@@ -31,7 +31,7 @@ _NAMED = re.compile(r"field `([^`]+)`$")
 def body(kind: type[T]) -> T:
     """Return the request's body.
 
-    Raises Problem naming the field if it is not what is expected.
+    Raises Problem that names the field if the body is not of this type.
     """
     if request.mimetype not in ("application/json", ""):
         raise Problem(415, "media-type-unsupported", "send application/json", "Content-Type")
@@ -52,13 +52,13 @@ def body(kind: type[T]) -> T:
         raise Problem(422, "body-invalid", detail, field[:64]) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, "body-not-json", "the body is not valid JSON") from error
-    if kind is not ReportBatch:  # whose repeated names move nothing, and of which there are many
+    if kind is not ReportBatch:  # repeated names do no harm in it, and there are many of these
         json.loads(data, object_pairs_hook=_named_once)
     return found
 
 
 def _named_once(pairs: list[tuple[str, object]]) -> None:
-    """Refuse an object that has a name twice: JSON does not say which of the values is meant."""
+    """Refuse an object that has a name twice: JSON does not define which of the values counts."""
     seen: set[str] = set()
     for name, _ in pairs:
         if name in seen:
@@ -135,7 +135,7 @@ def time_zone(name: str) -> str:
 def instant(value: str, field: str) -> Instant:
     """Return an instant of a request in milliseconds.
 
-    Raises Problem if it is none, or lies before 1970.
+    Raises Problem if it is not an instant, or lies before 1970.
     """
     detail = f"{field} must be RFC 3339, from 1970 to 9999 in UTC, for example 2026-11-30T12:00:00Z"
     try:
@@ -148,9 +148,9 @@ def instant(value: str, field: str) -> Instant:
 
 
 def plain(name: str, most: int = 253) -> str:
-    """Return a text of the query, empty if there is none.
+    """Return a text of the query; empty if there is none.
 
-    Raises Problem if it cannot be one of ours.
+    Raises Problem if it is too long, or has characters that cannot be printed.
     """
     text = request.args.get(name, "")
     if len(text) > most or not text.isprintable():
@@ -159,9 +159,9 @@ def plain(name: str, most: int = 253) -> str:
 
 
 def choice(name: str, allowed: Sequence[str]) -> str:
-    """Return one of some words of the query, the first if there is none.
+    """Return a word of the query, which must be one of `allowed`; the first if there is none.
 
-    Raises Problem if it is another.
+    Raises Problem if it is another one.
     """
     given = request.args.get(name) or allowed[0]
     if given not in allowed:
@@ -172,7 +172,7 @@ def choice(name: str, allowed: Sequence[str]) -> str:
 def interval(default: tuple[Instant, Instant]) -> tuple[Instant, Instant]:
     """Return the half-open interval from `from` to `to` of the query.
 
-    Raises Problem if it is none.
+    Raises Problem if it is empty.
     """
     start, end = (
         instant(request.args[name], name) if request.args.get(name) else otherwise
@@ -184,12 +184,12 @@ def interval(default: tuple[Instant, Instant]) -> tuple[Instant, Instant]:
 
 
 def if_match() -> frozenset[str] | None:
-    """Return the versions of which there must be one, None if the caller sets no such condition.
+    """Return the versions of which the budget must have one; None if the caller sets no such condition.
 
-    Weak tags are none: RFC 9110 §13.1.1 compares strongly.
+    Weak tags match nothing: RFC 9110 §13.1.1 requires the strong comparison.
     """
     if "If-Match" not in request.headers:
         return None
     given = request.if_match
-    # Whatever a header can hold comes out of it, quotes within a tag and None for an empty one: those match nothing.
+    # Werkzeug returns whatever a header contains, such as quotes within a tag, or None for an empty one: no match.
     return frozenset({ANY_VERSION}) if given.star_tag else frozenset(f'"{tag}"' for tag in given.as_set())

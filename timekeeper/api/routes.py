@@ -53,7 +53,7 @@ StructType = type[msgspec.Struct]
 
 @dataclass(frozen=True)
 class Route:
-    """One method of one path; `problems` are the statuses that it may answer beside those all may."""
+    """One method of one path; `problems` are its error statuses in addition to those of all routes."""
 
     method: str
     path: str
@@ -69,7 +69,7 @@ class Route:
 
     @property
     def aggregated(self) -> bool:
-        """Whether the API server offers it too. Only pods send reports, and only the operator says what objects say."""
+        """Whether the API server offers it too: not the routes of our sidecars and operators, nor the public ones."""
         ours = (usage_report.taken, budget_object.put, budget_object.put_parent, budget_object.deleted)
         return self.path.startswith(f"{PREFIX}/") and self.handler not in ours and not self.public
 
@@ -79,7 +79,7 @@ _NS = "/api/v1/budgets/{namespace}"
 _PARENT = "/api/v1/parents/{parent}"
 _PAGE = ("cursor", "limit")
 _UID = ("uid",)
-"""Which of several namespaces that had the name, one after the other."""
+"""Selects one of several namespaces that have had the name."""
 _IF_NONE = ("If-None-Match",)
 _ONCE = ("Idempotency-Key",)
 

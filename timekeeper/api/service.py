@@ -39,9 +39,9 @@ class Service:
     """None: no client is asked for a certificate."""
 
     def caller(self, *, writes: bool = False) -> Caller:
-        """Return who sent the request; who `writes` is not remembered for longer than seconds.
+        """Return the sender of the request; if it `writes`, the sender is remembered only for seconds.
 
-        A connection with a client certificate is the API server's, or it is refused, whatever token came with it.
+        A connection with a client certificate must be the API server's; otherwise it is refused, with any token.
         """
         certificate = request.environ.get(CLIENT)
         if certificate is not None:
@@ -60,7 +60,7 @@ class Service:
 def kept_name(user: str) -> str:
     """Return a user's name for records.
 
-    One that is longer than what is kept of it ends in a digest: Kubernetes limits no user's name.
+    A name that is too long for them is cut and ends in a digest: Kubernetes does not limit users' names.
     """
     if len(user) <= LONGEST_ACTOR:
         return user

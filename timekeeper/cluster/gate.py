@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Let pods of `safe` namespaces start: reserve GPU time until each one's deadline, then remove our scheduling gate.
 
-In a namespace the oldest waiting pod comes first, and no younger one goes before it, however small: else a large pod
-would wait forever. A pod that needs more than a period brings could not have its reservation even with nothing else set
-aside: it gets an event and is passed over. If the controller dies between reservation and lifting, its next look lifts.
+In a namespace the oldest waiting pod comes first, and no younger one starts before it, however small: otherwise a large
+pod could wait forever. A pod that needs more than a period provides could not start even if nothing else were set
+aside: it gets an event and is skipped. If the controller dies after a reservation, its next look removes the gate.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ Each = Callable[[list[Object], Act], None]
 
 @dataclass
 class _Waiting:
-    """A pod with our gate, why it was last told that it waits, and when the gate was last lifted."""
+    """A pod with our gate, the kind of the last reported reason why it waits, and when the gate was last lifted."""
 
     pod: Object
-    told: str = ""
+    reported: str = ""
     lifted: float = 0.0
 
     @property
@@ -61,7 +61,7 @@ class _Waiting:
 
 @dataclass(frozen=True)
 class _Reason:
-    """Why a pod waits: the kind, the words, and whether those behind it wait with it."""
+    """Why a pod waits: the kind of reason, the text, and whether younger pods wait too."""
 
     kind: str
     note: str
@@ -118,7 +118,7 @@ class Gates:
     ) -> None:
         """End the reservations of finished pods, and admit those for which there is GPU time.
 
-        `there` are the pods that have changed, `done` those of which nothing more is to come.
+        `there` are the pods that have changed, `done` the UIDs of those that are finished.
         """
         self._done.update(done)
         for uid, pod in there.items():
@@ -170,16 +170,12 @@ class Gates:
             if one.uid in self._known():
                 ready[one.uid] = "GPU time until this pod's deadline is set aside"
                 continue
-            if ahead:
-                found: str | _Reason = _Reason(
-                    "behind", f"waits behind pod {ahead}, which is older and needs more GPU time"
-                )
-            else:
-                found = self._admit(one.pod, policy, now)
+            behind = _Reason("behind", f"waits behind pod {ahead}, which is older and needs more GPU time")
+            found = behind if ahead else self._admit(one.pod, policy, now)
             if isinstance(found, str):
                 ready[one.uid] = found
                 continue
-            self._tell(one, found)
+            self._report(one, found)
             if found.holds_others:
                 ahead = one.pod["metadata"]["name"]
         fresh = time.monotonic() - AGAIN_SECONDS
@@ -203,7 +199,7 @@ class Gates:
         if need is None:
             return _Reason("gpu", "waits for a node with a GPU that fits it; until then its share is not known")
         place = NamespaceRef(self._openings.namespace_uid(namespace), namespace, policy)
-        # A look that finds nothing new must not write. If another process was faster, the books say why it waits.
+        # A look that finds nothing new must not write. If another process was faster, the books show why it waits.
         why = self._lack(place, need, now)
         if why is None:
             if reservation.open_for_pod(self._books, place, uid, name, need, now):
@@ -253,10 +249,10 @@ class Gates:
             holds_others=True,
         )
 
-    def _tell(self, one: _Waiting, why: _Reason) -> None:
-        """Write an event if it is another reason than before: amounts change with every look."""
-        if one.told != why.kind:
-            one.told = why.kind
+    def _report(self, one: _Waiting, why: _Reason) -> None:
+        """Write an event if the kind of reason is a new one: amounts change with every look."""
+        if one.reported != why.kind:
+            one.reported = why.kind
             pod_patch.say(
                 self._client,
                 self._clock,

@@ -35,12 +35,7 @@ def label(client: KubeClient, pod: Object) -> None:
 
     Raises ServiceError if it was not written.
     """
-    if as_map(pod["metadata"].get("labels")):
-        path, value = f"/metadata/labels/{escape(names.MANAGED_LABEL)}", names.MANAGED_VALUE
-        change: dict[str, Any] = {"op": "add", "path": path, "value": value}
-    else:
-        change = {"op": "add", "path": "/metadata/labels", "value": {names.MANAGED_LABEL: names.MANAGED_VALUE}}
-    _patch(client, pod, guarded(pod, change))
+    _patch(client, pod, guarded(pod, _member(pod, "labels", names.MANAGED_LABEL, names.MANAGED_VALUE)))
 
 
 def lift(client: KubeClient, clock: Clock, pod: Object, why: str) -> None:
@@ -58,7 +53,7 @@ def say(client: KubeClient, clock: Clock, pod: Object, *, kind: str, reason: str
 
 
 def state_of(pod: Object) -> str:
-    """Return the budget state that the pod bears, empty if it has none."""
+    """Return the budget state that is written on a pod; empty if none is."""
     value = annotations_of(pod).get(names.BUDGET_STATE, "")
     return value if isinstance(value, str) else ""
 
@@ -68,12 +63,7 @@ def flip(client: KubeClient, clock: Clock, pod: Object, state: str, why: str) ->
 
     Raises ServiceError if it was not written.
     """
-    if annotations_of(pod):
-        path = f"/metadata/annotations/{escape(names.BUDGET_STATE)}"
-        change: dict[str, Any] = {"op": "add", "path": path, "value": state}
-    else:
-        change = {"op": "add", "path": "/metadata/annotations", "value": {names.BUDGET_STATE: state}}
-    _patch(client, pod, guarded(pod, change))
+    _patch(client, pod, guarded(pod, _member(pod, "annotations", names.BUDGET_STATE, state)))
     over = state == names.OVER_BUDGET
     say(
         client,
@@ -84,6 +74,13 @@ def flip(client: KubeClient, clock: Clock, pod: Object, state: str, why: str) ->
         action="SetBudgetState",
         note=why,
     )
+
+
+def _member(pod: Object, field: str, key: str, value: str) -> dict[str, Any]:
+    """Return the operation that sets a label or an annotation; a pod may have none of its kind yet."""
+    if as_map(pod["metadata"].get(field)):
+        return {"op": "add", "path": f"/metadata/{field}/{escape(key)}", "value": value}
+    return {"op": "add", "path": f"/metadata/{field}", "value": {key: value}}
 
 
 def _patch(client: KubeClient, pod: Object, patch: JsonPatch) -> None:

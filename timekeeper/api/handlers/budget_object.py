@@ -39,7 +39,7 @@ def put_parent(parent: str) -> Response:
 
 
 def deleted(**path: str) -> Response:
-    """Note that the object that kept a budget was deleted; again changes nothing."""
+    """Note that the object that kept a budget was deleted; a repetition changes nothing."""
     it = service()
     caller = it.allow("delete", "", _RIGHT)
     whose = holder(it, **path)

@@ -14,7 +14,7 @@ from timekeeper.api.schemas.discovery import ApiResource, ResourceList
 
 
 def resources() -> Response:
-    """Return what there is."""
+    """Return the list of resources."""
     return requests.answer(ResourceList((ApiResource("budgets", "Budget"),)))
 
 

@@ -50,7 +50,7 @@ def listed(**path: str) -> Response:
 
 
 def _subjects(session: Session, lines: list[StatementEntry]) -> dict[str, str]:
-    """Return how people know the budgets below that a parent's charges are of."""
+    """Return the display names of the budgets below a parent, by the subjects of its charges."""
     found = {line.transaction.subject: re.fullmatch(f"{CHILD}([0-9]+)", line.transaction.subject) for line in lines}
     keys = {subject: AccountId(int(match[1])) for subject, match in found.items() if match}
     named = accounts.named(session, keys.values()) if keys else {}

@@ -46,7 +46,7 @@ def listed(namespace: str) -> Response:
 
 
 def correct(namespace: str) -> Response:
-    """Put a pod's interval right; return the budget as it is then."""
+    """Correct a pod's interval; return the budget afterwards."""
     it = service()
     whose = holder(it, namespace)
     caller = whose.allow("create", "intervals")

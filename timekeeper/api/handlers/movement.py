@@ -86,7 +86,7 @@ def _page(path: dict[str, str], kind: str, right: str) -> tuple[list[BudgetGrant
 
 
 def grant(**path: str) -> Response:
-    """Book a grant; return the budget as it is then."""
+    """Book a grant; return the budget afterwards."""
     it = service()
     whose = holder(it, **path)
     caller = whose.allow("create", "grants")
@@ -98,9 +98,9 @@ def grant(**path: str) -> Response:
 
 
 def _validity(given: GrantBody, order: Order, *, repeated: bool) -> tuple[Instant, Instant | None]:
-    """Return from when to when a grant is valid.
+    """Return the start and the end of a grant's validity; the end may be None.
 
-    Raises Problem if that is not possible; a repeated request may name a start that is past by now.
+    Raises Problem if they are in the past or in the wrong order; the start of a repeated request may be past by now.
     """
     start = order.now if given.valid_from is None else requests.instant(given.valid_from, "validFrom")
     end = None if given.valid_to is None else requests.instant(given.valid_to, "validTo")
