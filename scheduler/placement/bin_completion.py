@@ -47,7 +47,7 @@ def complete(
 
 
 class _Completion:
-    """One search: equal GPUs and equal shares are counted, because they need not be told apart."""
+    """One search: equal GPUs and equal shares are counted, because they need not be distinguished."""
 
     def __init__(self, gpus: Counter[Space], shares: Counter[Portion], budget: StepBudget) -> None:
         self._gpus = gpus.copy()

@@ -90,7 +90,7 @@ def _placed(
 
 
 class _Search:
-    """One search: nodes are counted by their state, because those that are alike need not be told apart."""
+    """One search: nodes are counted by their state, because equal ones need not be distinguished."""
 
     def __init__(
         self, nodes: Sequence[Sequence[Space]], items: Sequence[Item], shares: Counter[Portion], budget: StepBudget

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mistake is told where it is made, by the same words everywhere, and leaves no trace."""
+"""A mistake is reported to its author, in the same words everywhere, and leaves no trace."""
 
 from __future__ import annotations
 

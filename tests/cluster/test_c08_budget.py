@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A budget runs out while real pods run: states flip and are told, places change hands, a grant undoes it."""
+"""A budget runs out while real pods run: states change and are announced, places change hands, a grant undoes it."""
 
 from __future__ import annotations
 

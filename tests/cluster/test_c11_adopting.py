@@ -86,7 +86,7 @@ def test_pods_from_before_are_found_shown_and_charged_from_then_on(site: Site) -
     whole = {**plain_container("train"), "resources": {"limits": {DEVICE: "2"}}}
     with site.without_webhook():
         site.kubectl.create(pod("whole", whole), pod("share", gpu_container(core=25)), namespace=team)
-        # A manifest that no rule of ours lets pass: it runs, and what it owes cannot be told.
+        # A manifest that our rules refuse: the pod runs, and its charge cannot be determined.
         site.kubectl.create(pod("odd", gpu_container(core=30, blocks=None)), namespace=team)
         for name in ("whole", "share", "odd"):
             site.wait_phase(team, name, "Running")

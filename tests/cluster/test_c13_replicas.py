@@ -244,7 +244,7 @@ def _hammer(name: str, other: str) -> Object:
 
 
 def _stop_hammers(site: Site, team: str, hammers: dict[str, Object]) -> dict[str, dict[str, Any]]:
-    """End the hammers; return what each was told, by pod."""
+    """End the hammers; return the answers that each got, by pod."""
     touch = ("--", "/usr/local/bin/python3", "-c", "open('/tmp/stop', 'w')")
     for one in hammers.values():
         site.kubectl("exec", one["metadata"]["name"], "-n", team, "-c", "train", *touch)

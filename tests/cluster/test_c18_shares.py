@@ -215,7 +215,8 @@ def test_a_hostile_container_keeps_to_its_caps_or_is_evicted_and_its_neighbour_k
     seat = seat_of(site, other, "hostile")
     assert seat is not None
     assert seat["memory_peak"] <= seat["memory_limit"] == 2 * GIB
-    # Preloading is a fence: what gets over it, with memory beyond the cap, is told of, and goes if the policy says so.
+    # Preloading is a fence: a program that evades it and uses memory beyond the limit is reported, and evicted if the
+    # policy says so.
     [told] = wait_for("word of it", lambda: site.events(other, "OutsideSlice"))
     assert "container train uses GPU" in told["message"]
     wait_for("eviction", lambda: site.events(other, "AuditEviction"))

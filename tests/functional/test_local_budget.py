@@ -88,7 +88,7 @@ def test_a_namespace_that_runs_out_gives_way_and_comes_back(local: LocalCluster)
 
 
 def told_of(local: LocalCluster) -> set[str]:
-    """Return the pods that the reclaimer or the scheduler has told something."""
+    """Return the pods on which the reclaimer or the scheduler has written an event."""
     events = local.cluster.store.collection(EVENTS)[0]
     told = [e for e in events if any(part in e["source"]["component"] for part in ("reclaim", "scheduler"))]
     return {e["involvedObject"]["name"] for e in told}

@@ -60,7 +60,7 @@ def told_by(process: subprocess.Popen[bytes], output: Path, told: str) -> None:
 
 @contextlib.contextmanager
 def staying(home: Path, *args: str, told: str = "Try from") -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """Local mode as `launched`, from when it has `told` so much."""
+    """Local mode as `launched`, once its output contains `told`."""
     with launched(home, *args) as (process, output):
         told_by(process, output, told)
         yield process, output

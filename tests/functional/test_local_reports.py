@@ -68,7 +68,7 @@ def test_hostile_reports_move_no_charge_and_honest_ones_count_once(local: LocalC
     one, two = pods(local)["one"], pods(local)["two"]
     mine, others = speaking_for(local, one), speaking_for(local, two)
     epoch = local.cluster.clock.now_ms() * 1_000_000
-    # The real sidecar of the one is held for a while, so that nobody else counts for it.
+    # The real sidecar of the one is held for a while, so that no other process counts for it.
     sidecar = local.processes()["sidecars"][one["metadata"]["uid"]]
     os.kill(sidecar, signal.SIGSTOP)
     until("a quiet sidecar", lambda: used_twice(local, "one"))

@@ -438,7 +438,7 @@ boot = process.Worker.init_process
 
 def stopped_while_it_boots(worker):
     os.kill(os.getppid(), signal.SIGTERM)
-    time.sleep(1)  # until the master has told its workers; this one still has the master's handlers
+    time.sleep(1)  # until the master has informed its workers; this one still has the master's handlers
     boot(worker)
 
 process.Worker.init_process = stopped_while_it_boots

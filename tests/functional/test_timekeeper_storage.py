@@ -37,7 +37,7 @@ def test_the_disk_of_postgresql_and_its_log_is_full(tmp_path: Path) -> None:
         for number in range(2):
             site.finish(f"pod-{number}", "rich")
         site.create("pod-4", "rich")
-        # All at once are told in time: none waits until those before it have been given up.
+        # All get an answer in time: none waits until earlier ones have been given up.
         with ThreadPoolExecutor(CLIENTS) as clients:
             told = list(clients.map(lambda n: _grant(site, f"full-{n}"), range(CLIENTS)))
         assert {status for status, _ in told} == {503}

@@ -76,7 +76,7 @@ def test_certificates_rotate_under_load_without_a_failed_review(webhook: Webhook
             while not stop.is_set():
                 assert webhook.review("/mutate", pod(), connection if keep else None)["allowed"]
                 count += 1
-        except BaseException as error:  # told in the main thread
+        except BaseException as error:  # reported by the main thread
             failed.append(error)
         finally:
             connection.close()
@@ -197,7 +197,7 @@ def test_stale_modes_while_the_timekeeper_is_away(webhook: Webhook, timekeeper: 
     }.items():
         replace(webhook.folder / "policy.yaml", f"default: {{stale: {mode}}}\n".encode())
         webhook.settled(lambda wanted=check: wanted(webhook.review("/mutate", pod())))  # type: ignore[misc]
-        # What was spent stays spent, whatever holds for what is not known.
+        # A spent budget stays spent, whatever the policy says about unknown budgets.
         refusal = webhook.review("/mutate", pod(), namespace="spent")
         assert not refusal["allowed"]
         assert "when the timekeeper last answered" in refusal["status"]["message"]

@@ -62,7 +62,7 @@ def interval(pod: dict[str, Any], memory_mib: int, background: Fraction) -> Inte
 
 
 def end_of(pod: dict[str, Any]) -> int:
-    """When a pod that has ended gave its GPUs back: with its last container, as far as that is told."""
+    """When a pod that has ended gave its GPUs back: with its last container, as far as that is recorded."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     ends: dict[str, int] = {}
     for one in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):

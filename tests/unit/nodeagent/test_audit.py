@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that use a GPU outside of their slice: whose they are, who is told, and whose pod goes."""
+"""Processes that use a GPU outside their slice: their pods, the events about them, and evictions."""
 
 from __future__ import annotations
 

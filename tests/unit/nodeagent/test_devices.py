@@ -98,7 +98,7 @@ def test_a_specification_is_read_once_for_all_containers_that_start_together(
 
 
 def test_our_own_specifications_are_not_opened(folders: list[Path]) -> None:
-    """Who waits for a container runtime to open one must not be told of the agent itself."""
+    """A reader that waits for a container runtime to open one must not see the agent's own access."""
     own = folders[1] / "slicekeeper.io-seat-probe.json"
     own.write_text("{}")
     with FirstRead(Inotify()) as read:

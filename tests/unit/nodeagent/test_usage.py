@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sidecars are told of their pods' use, by the real arbiter, from work on the fake driver."""
+"""The usage that sidecars get of their pods, from the real arbiter and work on the fake driver."""
 
 from __future__ import annotations
 

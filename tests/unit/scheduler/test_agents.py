@@ -64,7 +64,7 @@ class Met:
         self.agents = NodeAgents(self.clock, lambda answer: self.counted.update([answer]))
 
     def why_not(self, value, node="n0"):
-        """What a bind is told; the answer that it does not wait for is there when the next one comes."""
+        """The answer that a bind gets; an answer that it does not wait for is there for the next one."""
         told = self.agents.why_not(node, value)
         known = self.agents._known.get(node)
         while known is not None and known.asked is not None:

@@ -77,7 +77,7 @@ STRANGER = [share(30, namespace="team-b", gpu_affinity="x", gpu_anti_affinity="x
         ([PLAIN, PLAIN], 30, WITH_OTHERS),  # no friend, and no idle one
         ([[share(30, gpu_affinity="y")], IDLE], 30, "g1"),
         ([STRANGER, IDLE], 30, "g1"),  # another namespace's label is another label
-        ([WHOLE_FRIEND, IDLE], 30, "g1"),  # a whole GPU has no company, so its label brings nobody
+        ([WHOLE_FRIEND, IDLE], 30, "g1"),  # a whole GPU has no company, so its label attracts no pod
         ([FRIEND, IDLE], 99, WITH_OTHERS),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_pod_without_the_label_may_join_a_foe():
             [[share(30, gpu_exclusion="x"), share(10)], IDLE],
             "x",
             "g1",
-        ),  # another scheduler has mixed them: nobody joins
+        ),  # another scheduler has mixed them: no pod joins
         ([[share(30, gpu_exclusion="x"), share(10)], IDLE], "", "g1"),
         ([[share(30, namespace="team-b", gpu_exclusion="x")], IDLE], "x", "g1"),
     ],

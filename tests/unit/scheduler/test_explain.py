@@ -27,7 +27,7 @@ OVER, IN = names.OVER_BUDGET, names.IN_BUDGET
 
 
 class Cluster:
-    """A state that is told of nodes and pods, and the deadlines of its pods."""
+    """A state that gets nodes and pods from a test, and the deadlines of its pods."""
 
     def __init__(self):
         self.state = SchedulerState(Resources(), Learner("best-fit"), ManualClock(NOW), hold_seconds=0, lost_seconds=0)

@@ -167,7 +167,7 @@ def test_the_server_learns_who_asks(
 
 
 def test_who_acts_as_somebody_else_is_nobody_else(api: ApiServer, tmp_path: Path) -> None:
-    """As kubectl has it: the API server is told, and decides by that user's rights."""
+    """As with kubectl: the API server gets the name, and decides by that user's rights."""
     user = {
         "token": "secret",
         "as": "lead",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes are answered whoever else is connected."""
+"""Probes are answered no matter which other clients are connected."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What we use of gunicorn without its promise is there and takes what we give it; else its name is told."""
+"""The private interfaces of gunicorn that we use exist and take our arguments; a failure names the changed one."""
 
 from __future__ import annotations
 
