@@ -183,8 +183,7 @@ def play(nodes: list[Node], coming: Coming, mode: str, seed: int, kind: type[Clu
     for arriving, pod, kept in coming:
         end_until(arriving)
         asked = as_mode(pod, mode)
-        if mode != MIG:  # policies place no pods that have to be on slices
-            cluster.learner.arrivals.add(asked.demand)
+        cluster.learner.arrivals.add(asked.demand)
         mix = cluster.learner.due(cluster.fleet.models)
         if mix is not None:
             cluster.learner.learn(mix, cluster.fleet.models)
