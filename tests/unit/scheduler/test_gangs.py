@@ -94,8 +94,11 @@ class World:
         [reason] = set(said["FailedNodes"].values())
         return reason
 
-    def bind(self, obj, on):
-        """Bind as the binder does; return whether the pod is bound now."""
+    def bind(self, obj, on, *, lost=None):
+        """Bind as the binder does; return the pod if it is bound now.
+
+        `lost` is whether the Binding whose answer is lost was executed.
+        """
         read = read_pod(obj, Resources())
         try:
             if read.gang is not None:
@@ -103,7 +106,12 @@ class World:
             place = self.state.bindings.choose(read, on)
         except NoPlace:
             return None
-        self.state.bindings.bound(read.uid, on)
+        if lost is None:
+            self.state.bindings.bound(read.uid, on)
+        else:
+            self.state.bindings.lost(read.uid, on)
+        if lost is False:
+            return None
         bound = {**obj, "spec": {**obj["spec"], "nodeName": on}, "status": {"phase": "Running"}}
         gpus = {names.gpu_annotation(c): ",".join(g) for c, g in place.gpus.items()}
         bound["metadata"] = {**obj["metadata"], "annotations": {**obj["metadata"]["annotations"], **gpus}}
@@ -501,13 +509,16 @@ SIZE = {"g0": 2, "g1": 3, "g2": 4}
 
 
 class Story:
-    """The API server's objects are the truth; the watch shows them late and in order; kube-scheduler tries any pod."""
+    """The API server's objects are the truth, and kube-scheduler tries any pod.
+
+    The watch shows the objects late, in order, and some twice; answers to Bindings may be lost.
+    """
 
     def __init__(self, seed):
         self.rng = random.Random(seed)
         self.nodes = [node(f"n{i}", 2) for i in range(3)]
         self.world = World(*self.nodes)
-        self.truth, self.behind, self.turn = {}, [], 0
+        self.truth, self.behind, self.shown, self.turn = {}, [], [], 0
 
     def tell(self, obj):
         self.truth[obj["metadata"]["name"]] = obj
@@ -538,7 +549,9 @@ class Story:
         self.tell(pod(f"p{self.turn}", core, gang="", size=0))
 
     def watch(self, n, core):
-        for obj in self.behind[: 2 * n + 1]:
+        again = self.shown[len(self.shown) - self.rng.choice([0, 0, n]) :]  # the watch has begun anew a little earlier
+        self.shown += self.behind[: 2 * n + 1]
+        for obj in again + self.behind[: 2 * n + 1]:
             if obj.get("gone"):
                 self.world.state.intake.drop_pod(obj["metadata"]["uid"])
             else:
@@ -557,7 +570,8 @@ class Story:
             # Who is gone counts until the watch has shown that.
             known = [*self.members(gang, bound=False), *(p for p in self.behind if p.get("gone"))]
             there = self.world.state.places_of(p["metadata"]["uid"] for p in known if self.gang(p) == gang)
-            if found and (bound := self.world.bind(obj, self.rng.choice(found))) is not None:
+            lost = self.rng.choice([None] * 8 + [False, True])
+            if found and (bound := self.world.bind(obj, self.rng.choice(found), lost=lost)) is not None:
                 assert not new_gang or len({p.pod.uid for p in there}) >= SIZE[gang], "all have a place, or none"
                 self.tell(bound)
 
@@ -578,6 +592,7 @@ class Story:
 
     def restart(self, n, core):
         self.behind.clear()
+        self.shown.clear()
         self.world = World(*self.nodes, clock=self.world.clock)
         self.world.state.intake.set_pods(list(self.truth.values()))
 
@@ -589,6 +604,7 @@ class Story:
             self.truth.pop(obj["metadata"]["name"])
             self.world.state.intake.drop_pod(obj["metadata"]["uid"])
         self.world.clock.advance(100 * HOLD * 1000)
+        self.overdue(0, 0)
         for gang, size in SIZE.items():
             members = self.members(gang, bound=False)
             bound = self.world.starts(*members)
