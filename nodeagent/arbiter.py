@@ -141,17 +141,8 @@ class Arbiter:
 
     def set(self, name: str, gpu: int, policy: SeatPolicy) -> None:
         """Create or change a seat. Raises ArbiterAway or ArbiterRefused."""
-        asked = {
-            "op": "set",
-            "seat": name,
-            "gpu": gpu,
-            "core": policy.core,
-            "limit": policy.limit,
-            "memory": policy.memory,
-            "class": policy.vclass,
-            "cgroup": policy.cgroup,
-        }
-        self._ask(asked, _Answer)
+        rights = {"core": policy.core, "limit": policy.limit, "memory": policy.memory, "class": policy.vclass}
+        self._ask({"op": "set", "seat": name, "gpu": gpu, **rights, "cgroup": policy.cgroup}, _Answer)
 
     def drop(self, name: str) -> None:
         """Remove a seat. Raises ArbiterAway or ArbiterRefused."""

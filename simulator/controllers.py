@@ -134,22 +134,14 @@ class Controllers:
         if resource == JOBS:
             labels |= {"job-name": metadata["name"], "batch.kubernetes.io/job-name": metadata["name"]}
         kind = owner["kind"]
+        by = {"apiVersion": owner["apiVersion"], "kind": kind, "name": metadata["name"], "uid": uid}
         pod = {
             "metadata": {
                 "generateName": f"{metadata['name']}-",
                 "labels": labels,
                 "annotations": pod_metadata.get("annotations") or {},
                 "finalizers": [JOB_TRACKING] if resource == JOBS else [],
-                "ownerReferences": [
-                    {
-                        "apiVersion": owner["apiVersion"],
-                        "kind": kind,
-                        "name": metadata["name"],
-                        "uid": uid,
-                        "controller": True,
-                        "blockOwnerDeletion": True,
-                    }
-                ],
+                "ownerReferences": [{**by, "controller": True, "blockOwnerDeletion": True}],
             },
             "spec": template["spec"],
         }

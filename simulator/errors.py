@@ -18,15 +18,8 @@ class ApiError(Exception):
 
     def status(self) -> dict[str, Any]:
         """Return the Status object."""
-        return {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "metadata": {},
-            "status": "Failure",
-            "message": str(self),
-            "reason": self.reason,
-            "code": self.code,
-        }
+        why = {"message": str(self), "reason": self.reason, "code": self.code}
+        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", **why}
 
 
 class ObjectNotFound(ApiError):

@@ -95,16 +95,8 @@ def fill(store: Store, settings: Settings, nodes: int, gpus: int, model: str, mi
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}, "status": {"phase": "Active"}},
         )
     for wanted in (settings.classes.in_budget, settings.classes.over_budget):
-        store.create(
-            PRIORITY_CLASSES,
-            {
-                "apiVersion": "scheduling.k8s.io/v1",
-                "kind": "PriorityClass",
-                "metadata": {"name": wanted.name},
-                "value": wanted.value,
-                "preemptionPolicy": wanted.preemption_policy,
-                "globalDefault": False,
-            },
-        )
+        kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": wanted.name}}
+        rank = {"value": wanted.value, "preemptionPolicy": wanted.preemption_policy, "globalDefault": False}
+        store.create(PRIORITY_CLASSES, {**kind, **rank})
     for index in range(1, nodes + 1):
         store.create(NODES, node(f"node-{index}", gpus, model, settings.resources, mig))

@@ -75,12 +75,8 @@ def rows(local: LocalCluster, outcomes: list[SubmitOutcome]) -> list[Row]:
 
 def _row(pod: Object, workload: Workload | None) -> Row:
     metadata, spec = pod["metadata"], pod["spec"]
-    gpus = [
-        uuid[:SHORT]
-        for key, value in annotations_of(pod).items()
-        if key.startswith(names.GPU_PREFIX)
-        for uuid in str(value).split(",")
-    ]
+    chosen = [str(value) for key, value in annotations_of(pod).items() if key.startswith(names.GPU_PREFIX)]
+    gpus = [uuid[:SHORT] for value in chosen for uuid in value.split(",")]
     return Row(
         metadata["namespace"],
         metadata["name"],
