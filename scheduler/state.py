@@ -362,9 +362,9 @@ class SchedulerState:
     def snapshot(self) -> Snapshot:
         """Return the current nodes with GPUs, pods and places."""
         with self._held.writing():
+            nodes, pods, places = self._nodes.with_gpus(), self._pods.every(), self._places.every()
             fleet = self._held.published
-            beside = {name: fleet.beside(name) for name in fleet.row_of}
-            return Snapshot(self._nodes.with_gpus(), self._pods.every(), self._places.every(), beside)
+        return Snapshot(nodes, pods, places, {name: fleet.beside(name) for name in nodes})
 
     def reserve(self, pod: Pod, hold: Hold) -> bool:
         """Keep a place for a waiting pod, instead of one kept before; return False if it is not waiting any more."""
