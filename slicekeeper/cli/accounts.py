@@ -260,7 +260,7 @@ def _lines(found: Statement, output: str) -> str:
         *totals,
         edge("closing", found.end, found.closing_ms),
     ]
-    told = table(("BOOKED", "AT", "COUNT", "GPU-TIME", "BALANCE"), sums)
+    sums_shown = table(("BOOKED", "AT", "COUNT", "GPU-TIME", "BALANCE"), sums)
     charged = [
         Column[Any]("CHARGED", lambda one: format_duration(one.charged_ms)),
         Column[Any]("OVER-BUDGET", lambda one: format_duration(one.over_budget_ms)),
@@ -270,8 +270,8 @@ def _lines(found: Statement, output: str) -> str:
             Column[Any]("NAME", lambda pod: pod.pod_name),
             Column[Any]("POD-UID", lambda pod: pod.pod_uid, wide=True),
         ]
-        return f"{told}\n\n{rows_of(found.workloads, output, [*pods, *charged])}"
+        return f"{sums_shown}\n\n{rows_of(found.workloads, output, [*pods, *charged])}"
     if found.children:
         below = [Column[Any]("NAME", lambda one: one.name), Column[Any]("KIND", lambda one: one.kind)]
-        return f"{told}\n\n{rows_of(found.children, output, [*below, *charged])}"
-    return told
+        return f"{sums_shown}\n\n{rows_of(found.children, output, [*below, *charged])}"
+    return sums_shown

@@ -68,7 +68,7 @@ def write_manifests(path: Path, dry: bool) -> None:
 
     PATH is the folder `manifests`, whose settings are in base/config/config.yaml, or one rendered file.
     """
-    _tell(manifests.write(path, dry=dry), "its settings say", dry=dry)
+    _report(manifests.write(path, dry=dry), "its settings say", dry=dry)
 
 
 @config.command("chart")
@@ -79,10 +79,10 @@ def write_chart(path: Path, dry: bool) -> None:
 
     PATH is the folder `manifests`; the chart is its folder `chart`.
     """
-    _tell(chart.write(path, dry=dry), "the manifests say", dry=dry)
+    _report(chart.write(path, dry=dry), "the manifests say", dry=dry)
 
 
-def _tell(changed: list[Path], source: str, *, dry: bool) -> None:
+def _report(changed: list[Path], source: str, *, dry: bool) -> None:
     for file in changed:
         click.echo(f"{file}: {f'is not as {source}' if dry else 'written'}")
     if dry and changed:

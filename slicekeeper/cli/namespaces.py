@@ -16,7 +16,7 @@ from slicekeeper.kube import kubeconfig
 from slicekeeper.wire.timekeeper import Budget
 
 METAVAR = "[NAMESPACE]"
-_TOLD = "The namespace, instead of the argument NAMESPACE."
+_HELP = "The namespace, instead of the argument NAMESPACE."
 
 
 class NamespaceCommand(click.Command):
@@ -25,7 +25,7 @@ class NamespaceCommand(click.Command):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self._namespace() is not None:
-            self.params.append(click.Option(["-n", "--namespace", "named"], expose_value=False, help=_TOLD))
+            self.params.append(click.Option(["-n", "--namespace", "named"], expose_value=False, help=_HELP))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert the namespace of `-n` as the first argument."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the budget state to pods: whether their namespace is in budget or over it.
 
-A namespace is examined again when its account has changed or something in it falls due, and a pod when it has changed
-itself. Only under `enforce`: otherwise the annotation stays what it was at admission.
+A namespace is examined again when its account has changed or something in it falls due, and a pod when the pod itself
+has changed. In modes other than `enforce`, the annotation from admission stays.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.standing import Position
 
 AGAIN_SECONDS: Final = 5.0
-"""Real seconds until a state that was written, and that the watch has not brought, is written again."""
+"""Real seconds after which a state is written again if the watch has not shown it."""
 
 
 class BudgetStates:
@@ -61,13 +61,13 @@ class BudgetStates:
         """The state written to each pod, and when (real seconds), by UID."""
 
     def start_over(self) -> None:
-        """Forget what was written, because another process may have written since."""
+        """Forget what was written, because another process may have led in the meantime."""
         self._changed.clear()
         self._states.clear()
         self._written.clear()
 
     def judge_again(self) -> None:
-        """Look at all namespaces again: the policy has changed, and with it whether states are written."""
+        """Look at all namespaces again: the policy has changed, which may affect whether states are written."""
         self._states.clear()
 
     def mark(self, uids: Iterable[str]) -> None:

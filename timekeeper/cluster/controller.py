@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop that keeps ledger and cluster in step. It has no state that a restart could lose.
 
-A look is a list of steps: intervals that the pods' records open or close go into the books in one transaction;
-finalizers of paid pods go; budget states flip when a namespace ran out or got more. A step that fails leaves what it
-had to do to the next look, and keeps no other step from its work. All of it is decided from records, so a crash between
-any two steps is made good too.
+A look is a list of steps: intervals that open or close according to the pods' records are booked in one transaction;
+finalizers of charged pods are removed; budget states change when a namespace's budget is spent or gets more. If a step
+fails, the next look repeats it, and the other steps still run. All decisions follow from records, so a crash between
+any two steps does no harm either.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ SHORTEST_PAUSE = 0.2
 RETRY_SECONDS = 1.0
 STUCK_SECONDS = 60.0
 SEAL_MS = 60_000
-"""How often periods that are to be sealed are looked for (our time)."""
+"""Interval between searches for periods to seal (in our time)."""
 
 FOLLOW_SECONDS = 60.0
-"""How often the policy is compared with the rules of the budgets: another replica may have gone by an older one."""
+"""Interval at which the policy is compared with the budgets' rules: another replica may have used an older policy."""
 
 SWEEP_MS = 3_600_000
 """Interval between searches for old data (in our time)."""
@@ -114,13 +114,13 @@ class Controller:
         self._followed = -math.inf
         self._debt_followed = False
         self._paid: set[str] = set()
-        """Pods of which our finalizer is to go."""
+        """Pods whose finalizer is to be removed."""
         self._to_label: set[str] = set()
-        """Pods whose label is to be looked at."""
+        """Pods whose label is to be checked."""
         self._to_gates: tuple[dict[str, Object], set[str]] = ({}, set())
-        """Pods that have changed and that are settled, for the gates."""
+        """Pods that have changed, and the UIDs of settled ones, for the gates."""
         self._unsettled: set[AccountId] = set()
-        """Namespaces in which something fell due by the passing of time."""
+        """Accounts in which something has fallen due."""
         self._failures: list[Exception] = []
         self._confirmed = 0.0
         self._sealed = 0
@@ -147,9 +147,9 @@ class Controller:
         self._wake.set()
 
     def namespace_uid(self, name: str) -> str:
-        """Return a namespace's UID, asking the API server if the watch has not brought it.
+        """Return a namespace's UID, from the API server if the watch has not seen it.
 
-        Raises NotFound if there is no such namespace.
+        Raises NamespaceUnknown if there is no such namespace.
         """
         uid = self.namespaces.uid(name)
         if uid is not None:
@@ -162,11 +162,11 @@ class Controller:
 
     @property
     def synced(self) -> bool:
-        """Whether all watches have brought their first list, and the policy is known: the file's alone may evict."""
+        """Whether all watches have listed once, and the policy is complete: by the file alone pods might be evicted."""
         return self._policy.complete.is_set() and all(watch.synced.is_set() for watch in self._watches)
 
     def trouble(self) -> str:
-        """Return what is stuck; empty if nothing is."""
+        """Return what does not work any more; empty if everything works."""
         age = time.monotonic() - self._looked
         if age > STUCK_SECONDS:
             return f"the controller has not finished a look for {age:.0f} s"
@@ -188,7 +188,7 @@ class Controller:
                     if all(map(is_away, self._failures or [error])):
                         self._looked = time.monotonic()  # a restart would not bring it back
                     if not self._failures:
-                        _tell("the look", error)
+                        _log("the look", error)
                     self._stop.wait(RETRY_SECONDS)
             self._clock.wait(self._wake, pause)
             self._stop.wait(max(SHORTEST_PAUSE - (time.monotonic() - begun), 0))
@@ -196,7 +196,7 @@ class Controller:
 
     def _lead(self) -> bool:
         """Whether this process is to look. A process that has just taken over forgets everything that it remembers."""
-        led, self._leads = self._leads, False  # if that cannot be known, another may have led when this one does again
+        led, self._leads = self._leads, False  # in case of an error: until this process leads again, another may lead
         self._leads = self._leadership.held()
         if self._leads and not led:
             self.pods.mark(pod["metadata"]["uid"] for pod in self.pods.all())
@@ -212,7 +212,7 @@ class Controller:
             self.strays.start_over()
             self._thresholds.start_over()
         elif not self._leads:
-            there, gone = self.pods.take()  # the leader's business, but for their tokens
+            there, gone = self.pods.take()  # only the tokens of ended pods matter in a process that does not lead
             for uid in (*gone, *(uid for uid, pod in there.items() if has_ended(pod))):
                 self._on_end(uid)
         return self._leads
@@ -244,7 +244,7 @@ class Controller:
             try:
                 due = step()
                 dues += [] if due is None else [due]
-            except Exception as error:  # noqa: BLE001 - one step's trouble is not another's
+            except Exception as error:  # noqa: BLE001 - an error of one step does not affect the others
                 self._fail(name, error)
         if self._failures:
             raise self._failures[0]
@@ -252,8 +252,8 @@ class Controller:
         return max(min(dues, default=now + 3_600_000) - self._clock.now_ms(), 0) / 1000
 
     def _fail(self, what: str, error: Exception) -> None:
-        """Remember that a part of this look must be done again by the next one."""
-        _tell(what, error)
+        """Note that the next look must repeat a part of this one."""
+        _log(what, error)
         self._failures.append(error)
 
     # Pods' intervals
@@ -274,7 +274,7 @@ class Controller:
             self._budget_states.judge_again()
 
     def _keep_intervals(self, now: Instant) -> None:
-        """Book what the records of changed pods say, and pass on what the other steps have to do."""
+        """Book the intervals of changed pods, and pass on what the other steps have to do."""
         there, gone = self._intervals.take()
         listed = self._vanished.due
         try:
@@ -293,7 +293,7 @@ class Controller:
         changed, done = self._to_gates
         self._to_gates = changed | there, done | set(settled)
         self._let_go.settle(settled)
-        if listed:  # after what was let go is booked, so that none of its ends is guessed
+        if listed:  # after the released pods are booked, so that their ends are known
             self._vanished.look(now)
 
     # Marks on pods
@@ -304,7 +304,7 @@ class Controller:
         self._paid.clear()
 
     def _each(self, pods: list[Object], act: Callable[[Object], None]) -> None:
-        """Act on pods side by side; one that failed is looked at again."""
+        """Act on pods concurrently; if that fails for one, the next look repeats it."""
 
         def attempt(pod: Object) -> None:
             what = f"pod {namespace_of(pod)}/{pod['metadata']['name']}"
@@ -312,7 +312,7 @@ class Controller:
                 act(pod)
             except (LedgerError, ServiceError) as error:
                 log.info("%s again later: %s", what, error)
-            except Exception as error:  # noqa: BLE001 - one pod's trouble is not another's
+            except Exception as error:  # noqa: BLE001 - an error with one pod does not affect the others
                 self._fail(what, error)
             else:
                 return
@@ -325,7 +325,7 @@ class Controller:
         self._to_label.clear()
 
     def _settle_due(self, now: Instant) -> None:
-        """Book what has fallen due, and settle again at the present what was settled in the future."""
+        """Book what has fallen due, and settle again what was settled beyond the present."""
         self._unsettled |= self._budget_states.fallen_due(now)
         settlement.settle(self._books, self._unsettled, now)
         self._unsettled.clear()
@@ -337,7 +337,7 @@ class Controller:
         self._to_gates = {}, set()
 
     def _seal(self, now: Instant) -> None:
-        """From time to time seal the periods that ended long enough ago, and delete old data."""
+        """From time to time, seal the periods whose grace is over, and delete old data."""
         if now - self._sealed >= SEAL_MS:
             seal.seal_due(self._books, int(self._settings.timekeeper.seal_after_hours * MS_PER_HOUR), now)
             self._sealed = now
@@ -349,7 +349,7 @@ class Controller:
             self._swept = now
 
     def _evict(self) -> Instant | None:
-        """Evict the pods that are to go; return when the next ones are."""
+        """Evict the pods that are due; return when the next ones are."""
         spent = {name: policy for name in self._budget_states.over_budget() if (policy := self._policy.of(name)).evicts}
         return self._evictions.look(spent, self.pods.all, self._each)
 
@@ -359,14 +359,14 @@ class Controller:
         return self._thresholds.look(positions, self._policy.of, self._policy.book.default, now)
 
     def _confirm(self, now: Instant) -> None:
-        """Note from time to time that the watch is up, for pods that vanish unseen later."""
+        """From time to time, note that the watch is up: pods that vanish unseen later still ran at that instant."""
         if time.monotonic() - self._confirmed > CONFIRM_SECONDS and not any(w.failures for w in self._watches):
             cluster = self._books.cluster
             self._books.database.write(lambda session: workloads.confirm(session, cluster, now))
             self._confirmed = time.monotonic()
 
 
-def _tell(what: str, error: Exception) -> None:
+def _log(what: str, error: Exception) -> None:
     """Log what failed; with a traceback if it is unexpected."""
     surprise = not (is_away(error) or isinstance(error, LedgerError | ServiceError))
     level = logging.ERROR if surprise else logging.WARNING

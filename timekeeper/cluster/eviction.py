@@ -2,7 +2,7 @@
 """Evict the pods of namespaces with `enforcement: hard`, once their budget is spent and the grace period is over.
 
 Evictions use `pods/eviction`, so disruption budgets apply: if one does not allow an eviction now, it is retried.
-Whether the budget is still spent is asked of the books before each round, so a grant within the grace keeps the pods.
+The books are consulted before each round, so a grant within the grace period keeps the pods.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from timekeeper.ledger.books import Books
 log = logging.getLogger(__name__)
 
 AGAIN_SECONDS: Final = 5.0
-"""Real seconds until a pod that did not go is tried again."""
+"""Real seconds after which an eviction that failed is tried again."""
 
 
 class Evictions:
-    """Which pods must go, and which were tried lately. Used by the controller's one thread."""
+    """Evicts pods, and remembers recent attempts. Used by the controller's one thread."""
 
     def __init__(self, client: KubeClient, clock: Clock, books: Books) -> None:
         self._client = client
@@ -40,7 +40,7 @@ class Evictions:
         self._tried: dict[str, float] = {}
         self._protected: set[str] = set()
         self._hard_since: dict[str, Instant] = {}
-        """When hard enforcement of a namespace was first seen; 0 if it was hard when this process started."""
+        """When hard enforcement of a namespace was first seen; 0 if it was so at the start of this process."""
 
     def follow_policy(
         self,
@@ -49,7 +49,7 @@ class Evictions:
         before: Callable[[str], NamespacePolicy],
         now: Instant,
     ) -> None:
-        """Note since when namespaces are enforced hard: a grace never counts from before that."""
+        """Note since when namespaces are enforced hard: no grace period begins earlier."""
         self._hard_since = {
             name: self._hard_since.get(name, EPOCH if before(name).evicts else now)
             for name in namespaces

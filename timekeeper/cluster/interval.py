@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Books when pods begin and end to hold GPUs, as their records say.
+"""Book when pods begin and end to hold GPUs, according to their records.
 
-A pod whose record cannot be read, or is not taken by the books, is read again soon, and keeps no other from its charge.
+A pod whose record cannot be read, or is refused by the ledger, is read again soon, and does not affect other pods.
 """
 
 from __future__ import annotations
@@ -63,22 +63,22 @@ class Intervals:
         self._clocks = clocks
         self._fail = fail
         self._apart_ms = int(NODE_CLOCK_MS * settings.clock.speed)
-        """How far a start may be from when the API server took it: real seconds."""
+        """How far `bound-at` may be from the API server's own record of the binding; the limit is in real time."""
         self._later: dict[str, float] = {}
         """When pods are to be read again, by UID (monotonic seconds)."""
         self._ending: dict[str, float] = {}
-        """Since when pods that were deleted have been waited for, by UID (monotonic seconds)."""
+        """When this process began to wait for the end of deleted pods, by UID (monotonic seconds)."""
         self._end_seen: dict[str, Instant] = {}
         """When an end that lies in the future was first seen, by UID."""
         self._reported: dict[str, Instant] = {}
-        """When the API server took an end, by UID, as it was first seen: owners may change it later."""
+        """When the API server accepted an end, by UID, as first seen: owners may change it later."""
 
     def retry(self, uid: str) -> None:
-        """Have a pod read again soon."""
+        """Read a pod again soon."""
         self._later[uid] = time.monotonic() + READ_AGAIN_SECONDS
 
     def take(self) -> tuple[dict[str, Object], dict[str, Object]]:
-        """Return the pods that have changed, or are to be read again: those that are there and those gone, by UID."""
+        """Return the pods that have changed or are to be read again, by UID: existing ones, and those that are gone."""
         now = time.monotonic()
         again = [uid for uid, at in self._later.items() if at <= now]
         for uid in again:
@@ -86,12 +86,12 @@ class Intervals:
         self._pods.mark([*again, *self._ending])
         there, gone = self._pods.take()
         for uid in [uid for uid, pod in gone.items() if has_finalizer(pod)]:
-            # Nothing goes that bears our finalizer: it lost our label, and is charged all the same.
+            # A pod with our finalizer cannot be gone: it lost our label, and is still charged.
             self._strays.add(gone.pop(uid))
         return there, gone
 
     def book(self, there: dict[str, Object], gone: dict[str, Object], now: Instant) -> tuple[set[str], list[str]]:
-        """Book what pods' records say; return the pods of which our finalizer may go, and all that are settled."""
+        """Book pods' intervals; return the pods whose finalizer may be removed, and all that are settled."""
         with self._books.database.reading() as session:
             rows = workloads.by_uid(session, {*there, *gone})
         openings: dict[str, Opening] = {}
@@ -100,7 +100,7 @@ class Intervals:
         for uid, pod in (there | gone).items():
             try:
                 opening, closing, done = self._read(pod, rows.get(uid), now, gone=uid in gone)
-            except Exception as error:  # noqa: BLE001 - one pod's trouble is not another's
+            except Exception as error:  # noqa: BLE001 - an error with one pod does not affect the others
                 if isinstance(error, Unavailable):
                     log.info("pod %s/%s waits: %s", namespace_of(pod), pod["metadata"]["name"], error)
                 else:
@@ -131,9 +131,9 @@ class Intervals:
             self._pods.mark([], [pod])
 
     def apply(self, openings: dict[str, Opening], closings: dict[str, Closing], now: Instant) -> list[str]:
-        """Append intervals in one transaction; return the pods whose records the books don't take.
+        """Append intervals in one transaction; return the pods whose records the ledger refuses.
 
-        Raises what the database raises if it may take them later.
+        Raises the database's error if it may accept them later.
         """
         if not openings and not closings:
             return []
@@ -161,7 +161,7 @@ class Intervals:
     def _read(
         self, pod: Object, row: WorkloadRow | None, now: Instant, *, gone: bool
     ) -> tuple[Opening | None, Closing | None, bool]:
-        """Return the interval's opening and closing as far as they are news, and whether all is settled by them."""
+        """Return the interval's opening and closing, None if not new, and whether the pod is settled with them."""
         uid = pod["metadata"]["uid"]
         now = min(now, pod.get(SEEN_AT, now))
         if row is not None and row.ended_at is not None:
@@ -191,7 +191,7 @@ class Intervals:
         return opening, Closing(uid, at, end.source, (*flags, *(["clock-skew"] if skewed else []))), True
 
     def _credible(self, pod: Object, end: interval.End, began: Instant, now: Instant) -> Instant:
-        """Return when an interval closed; raises Unavailable while that depends on a node's clock not read yet."""
+        """Return when an interval closed. Raises Unavailable while that depends on a node's clock not read yet."""
         uid = pod["metadata"]["uid"]
         reported = self._reported.get(uid) or interval.reported_at(pod)
         if reported is not None:
@@ -203,7 +203,7 @@ class Intervals:
         return interval.credible(end.at, began, seen, reported, ahead)
 
     def _overdue(self, pod: Object, now: Instant) -> bool:
-        """Whether kubelet has had its time to report how a deleted pod ended."""
+        """Whether kubelet has had enough time to report how a deleted pod ended."""
         uid, deletion = pod["metadata"]["uid"], interval.deleted_at(pod)
         if deletion is None or has_ended(pod):
             return deletion is not None
@@ -212,6 +212,6 @@ class Intervals:
 
 
 def last_confirmed(books: Books, now: Instant) -> Instant:
-    """Return until when the watch is known to have been up: a pod that vanished unseen was there until then."""
+    """Return until when the watch is known to have been up: a pod that vanished unseen existed until then."""
     with books.database.reading() as session:
         return min(workloads.confirmed(session, books.cluster) or now, now)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the clocks of nodes whose pods' ends cannot be right, or were reported late.
+"""Read the clocks of nodes if a pod's end cannot be right, or was reported late.
 
-Only their Leases are read, and only then: a watch would bring a renewal of every node every 10 s.
+Leases are read only in this case: a watch would bring a renewal of every node every 10 s.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from slicekeeper.units import Instant
 log = logging.getLogger(__name__)
 
 RENEWAL_SECONDS: Final = 40.0
-"""How long a Lease is valid: a node that has not renewed it for so long is away (real seconds)."""
+"""How long a Lease is valid: a node that has not renewed it for so long is unreachable (real seconds)."""
 
 SAME_SECONDS: Final = 1.0
-"""How long a reading serves all pods of its node (real seconds)."""
+"""How long a reading is used for all pods of its node (real seconds)."""
 
 
 class NodeClocks:
-    """The readings that ends wait for; used by the leading controller alone."""
+    """The readings that are needed for pods' ends; used only by the leading controller."""
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
@@ -40,8 +40,8 @@ class NodeClocks:
     def ahead(self, pod: Object, reported: Instant) -> tuple[int, ...] | None:
         """Return by how many milliseconds the node's clock was ahead when a pod's end was reported; None if unknown.
 
-        That is what its Lease shows when we saw the end, and after its next renewal: the clock may have been set since
-        the one before. Raises Unavailable until then.
+        There are two readings: when the end was first seen, and after the next renewal, because the clock may have been
+        set since the previous one. Raises Unavailable until then.
         """
         node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]
         if uid in self._ahead:

@@ -31,7 +31,7 @@ def charged_request(pod: Object, policy: NamespacePolicy, settings: Settings) ->
     """Return the requests that a pod is charged for: none in a namespace that is off, or if none is valid."""
     if policy.mode == "off":
         return PodRequest()
-    # Of containers' requests that cannot be read nothing is charged: no charge is guessed.
+    # Requests that cannot be read are not charged: no charge is guessed.
     request, _ = parse_admitted(pod, settings.resources)
     if policy.nvidia_gpu != "metered" and request.whole_device_gpus:
         request = PodRequest(request.requests, request.gpu_class)
@@ -39,7 +39,7 @@ def charged_request(pod: Object, policy: NamespacePolicy, settings: Settings) ->
 
 
 class Openings:
-    """Makes openings. Sends requests to the API server only for what no watch has shown."""
+    """Creates openings. Sends requests to the API server only for what no watch has shown."""
 
     def __init__(
         self, settings: Settings, client: KubeClient, database: Database, nodes: ClusterNodes, namespaces: Namespaces

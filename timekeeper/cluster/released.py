@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the records of pods that were released by hand without a timekeeper (`check --break-glass`), and book them.
 
-A record is read as the last event of a watch would be, so a charge is what it would have been. The ledger knows pods
-by their UID: what is booked stays as it is, however often a record is read. It goes when all in it is booked.
+A record is read like the last event of a watch, so a charge is the same as with a timekeeper. The ledger knows pods by
+their UID, so a record can be read again and again. It is deleted when all pods in it are booked.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Released:
             for node in record.nodes:
                 if self._nodes.device_labels(node["metadata"]["name"]) is None:
                     self._nodes.on_event("ADDED", node)
-            # A pod that is there was not let go, or another finalizer holds it: the watch shows it.
+            # A pod that still exists was not released, or has another finalizer: the watch shows it.
             missing = {
                 pod["metadata"]["uid"]: pod for pod in record.pods if self._pods.find(pod["metadata"]["uid"]) is None
             }

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods that lost the label that all parts watch: find them by our other marks, follow them, and restore the label.
 
-The API server's guards do not let users take the label. But a guard may be missing or come later than the pod, an
-administrator may override it, and since Kubernetes 1.35 a Binding's labels replace the pod's. What is owed must depend
-on none of that. A value that was overwritten is still watched, because the watches select on the label's presence.
+The API server's guards do not let users remove the label. But a guard may be missing or newer than the pod, an
+administrator may override it, and since Kubernetes 1.35 a Binding's labels replace the pod's. Charges must not depend
+on any of that. A pod whose label has another value is still watched: the watches select on the label's presence.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from timekeeper.cluster.watches import Pods
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS: Final = 300.0
-"""How often all pods without our label are looked through for our other marks (real seconds)."""
+"""Interval between searches for our other marks on all pods without our label (real seconds)."""
 
 AGAIN_SECONDS: Final = 10.0
-"""How long after a sweep that failed (real seconds)."""
+"""Pause after a search that failed (real seconds)."""
 
 
 class Strays:
@@ -67,12 +67,12 @@ class Strays:
                 self._visit(uid, last)
 
     def sweep(self) -> None:
-        """Find pods that bear a mark of ours, but not the label.
+        """Find pods that have a mark of ours, but not the label.
 
         Raises ServiceError if the API server does not answer.
         """
         found, _ = self._client.list(PODS, label_selector=f"!{names.MANAGED_LABEL}", metadata_only=True)
-        for pod in filter(bears_our_marks, found):
+        for pod in filter(has_our_marks, found):
             log.warning("pod %s has lost the label %s", _shown(pod), names.MANAGED_LABEL)
             self.add(pod)
 
@@ -113,7 +113,7 @@ class Strays:
             self._known.pop(uid, None)
 
 
-def bears_our_marks(pod: Object) -> bool:
+def has_our_marks(pod: Object) -> bool:
     """Whether admission or a Binding of ours wrote something on the pod."""
     written = (names.BUDGET_STATE, *names.NEVER_ON_NEW_PODS)
     return names.FINALIZER in as_list(pod["metadata"].get("finalizers")) or any(
