@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -95,7 +95,6 @@ class Gates:
         self._waiting: dict[str, _Waiting] = {}
         self._reserved: dict[str, tuple[str, str]] | None = None
         """Pods with an open reservation; None: not read yet. This process alone opens and ends them."""
-        self._done: set[str] = set()
         self._lists = 0
 
     def start_over(self) -> None:
@@ -112,23 +111,22 @@ class Gates:
     def look(
         self,
         there: Mapping[str, Object],
-        done: Collection[str],
+        done: Set[str],
         policy_of: Callable[[str], NamespacePolicy],
         now: Instant,
     ) -> None:
         """End the reservations of finished pods, and admit those for which there is GPU time.
 
-        `there` are the pods that have changed, `done` the UIDs of those that are finished.
+        `there` are the pods that have changed, `done` the UIDs of those that are finished. After an error, pass the
+        same ones again.
         """
-        self._done.update(done)
         for uid, pod in there.items():
             if gate_index(pod) is None or interval.deleted_at(pod) is not None:
                 self._waiting.pop(uid, None)
             else:
                 self._waiting.setdefault(uid, _Waiting(pod)).pod = pod
         self._waiting = {uid: one for uid, one in self._waiting.items() if self._pods.find(uid) is not None}
-        self._end(self._done & self._known().keys(), now)
-        self._done.clear()
+        self._end(self._known().keys() & done, now)
         if self._lists != self._pods.lists:
             self._look_for_absent(now)
             self._lists = self._pods.lists
