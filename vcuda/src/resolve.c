@@ -29,6 +29,11 @@ struct map {
 };
 static struct map *_Atomic map; /* NULL until the driver was asked; then it never changes */
 
+/* Other threads may be storing the same pointers. */
+static void *real_of(unsigned function) {
+  return __atomic_load_n(&real_slots[function], __ATOMIC_ACQUIRE);
+}
+
 static CUresult not_there(void) {
   return CUDA_ERROR_NOT_FOUND;
 }
@@ -66,7 +71,7 @@ static void map_add(struct map *m, const void *pointer, unsigned function) {
 }
 
 static void seed_from_lookups(struct map *m) {
-  __typeof__(&cuGetProcAddress_v2) get = vc_real.cuGetProcAddress_v2;
+  __typeof__(&cuGetProcAddress_v2) get = VC_KNOWN(cuGetProcAddress_v2);
   for (unsigned i = 0; get && i < vc_lookup_count; i++) {
     const struct vc_lookup *row = &vc_lookups[i];
     void *pointer = NULL;
@@ -75,7 +80,7 @@ static void seed_from_lookups(struct map *m) {
                                        : CU_GET_PROC_ADDRESS_LEGACY_STREAM;
     if (get(row->base, &pointer, row->version, flags, &status) != CUDA_SUCCESS || !pointer)
       continue;
-    if (!real_slots[row->function])
+    if (!real_of(row->function))
       __atomic_store_n(&real_slots[row->function], pointer, __ATOMIC_RELEASE);
     map_add(m, pointer, row->function);
   }
@@ -102,8 +107,8 @@ static bool seed(void) {
 }
 
 void *vc_resolve_function(unsigned function) {
-  if (!seed() || !real_slots[function]) return (void *)not_there;
-  return real_slots[function];
+  void *found = seed() ? real_of(function) : NULL;
+  return found ? found : (void *)not_there;
 }
 
 void *vc_resolve_hook(const void *driver_pointer) {
