@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Announce each threshold of a budget that is crossed, once per period, with an event and in the audit log.
 
-The event is on the namespace (of a team or an organisation: on each namespace under it). Its name follows from
-budget, period and threshold, so a controller that writes it again after a crash, or beside another one, is refused
-by the API server. Then the ledger notes that it was announced; only what is not noted there is announced.
+The event is on the namespace (for a team or an organisation, on each namespace under it). Its name is derived from
+budget, period and threshold, so the API server refuses a second one from a controller that has crashed, or that runs
+beside another. Then the ledger notes the announcement; only thresholds without such a note are announced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slicekeeper.units import GpuMilliseconds, Instant, format_duration, format_
 from timekeeper.cluster import pod_patch
 from timekeeper.core import timeline
 from timekeeper.core.budget import BudgetState
-from timekeeper.core.hierarchy import Tree
+from timekeeper.core.hierarchy import tree_of
 from timekeeper.core.record import AccountId
 from timekeeper.core.threshold import crossed, limit_of, period_of
 from timekeeper.ledger.books import Books
@@ -32,7 +32,7 @@ from timekeeper.store import accounts, thresholds
 log = logging.getLogger(__name__)
 
 AGAIN_MS: Final = 5_000
-"""When an event that could not be written is tried again."""
+"""Pause before an event that could not be written is tried again (in our time)."""
 
 
 def next_crossing(position: Position, state: BudgetState, percents: Iterable[int], now: Instant) -> Instant | None:
@@ -40,10 +40,9 @@ def next_crossing(position: Position, state: BudgetState, percents: Iterable[int
     limit = limit_of(state)
     ahead = [p for p in percents if state.used * 100 < limit * p]
     forest = position.together.forest
-    tree = Tree(frozenset(forest.records), tuple(forest.links))
     rates = [
         max(num / den for num, den in ((claim.num, claim.den), *((n, d) for _, n, d in claim.turns)))
-        for key in tree.below(position.account.id)
+        for key in tree_of(forest).below(position.account.id)
         for claim in forest.records[key].claims
         if claim.goes_on(now)
     ]
@@ -136,7 +135,7 @@ class Thresholds:
             except Unavailable as error:
                 log.info("threshold %d %% of %s again later: %s", percent, account.title, error)
                 return False
-            except ServiceError as error:  # that will not change: the audit log has it all the same
+            except ServiceError as error:  # trying again would not help, and the audit log has it
                 log.warning("threshold %d %% of %s: no event: %s", percent, account.title, error)
         note_thresholds(
             self._books, account, period, news, now, used=GpuMilliseconds(state.used), limit=limit_of(state)
@@ -145,8 +144,7 @@ class Thresholds:
 
     def _namespaces_of(self, position: Position) -> list[str]:
         """Return the namespaces on which an event is written: those under the budget that the cluster still has."""
-        forest = position.together.forest
-        tree = Tree(frozenset(forest.records), tuple(forest.links))
+        keys = tree_of(position.together.forest).below(position.account.id)
         with self._books.database.reading() as session:
-            below = accounts.named(session, tree.below(position.account.id)).values()
+            below = accounts.named(session, keys).values()
         return [account.name for account in below if self._uid_of(account.name) == account.uid]

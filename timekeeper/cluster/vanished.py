@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closes the intervals of pods that vanished unseen: our finalizer was taken off, or the cluster was restored.
+"""Close the intervals of pods that vanished unseen: our finalizer was removed, or the cluster was restored.
 
-No event shows such an end. After each list of all pods, those with an open interval that it lacks are asked for one by
-one; one that is gone ends when the watch was last known to be up.
+No event shows such an end. After each list of all pods, the API server is asked for each missing pod with an open
+interval; the interval of one that is gone ends when the watch was last known to be up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from timekeeper.store import workloads
 
 
 class Vanished:
-    """Looks for them once for each list; `fail` notes an error that the controller's look reports."""
+    """Looks for such pods once for each list; `fail` notes an error that the controller's look reports."""
 
     def __init__(
         self,

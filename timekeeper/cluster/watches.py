@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timekeeper's view of the cluster: pods, GPUs of nodes and UIDs of namespaces, kept by watches.
 
-Handlers only keep what they are brought and mark what changed; the controller decides, in its own thread.
+Handlers only keep objects and mark those that have changed; the controller decides, in its own thread.
 """
 
 from __future__ import annotations

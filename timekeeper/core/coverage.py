@@ -18,7 +18,7 @@ from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
 from timekeeper.core import timeline
 from timekeeper.core.budget import BudgetState, rule_at
 from timekeeper.core.charge import Claim
-from timekeeper.core.hierarchy import Tree
+from timekeeper.core.hierarchy import Tree, tree_of
 from timekeeper.core.record import AccountId, Forest
 
 _MOST_TURNS: Final = 200
@@ -70,7 +70,7 @@ class Cover:
 
     @cached_property
     def _tree(self) -> Tree:
-        return Tree(frozenset(self.states), tuple(self.forest.links))
+        return tree_of(self.forest)
 
     def held(self, budget: AccountId, at: Instant | None = None) -> GpuMilliseconds:
         """Return what is set aside in a budget and below it, now or at a later instant."""

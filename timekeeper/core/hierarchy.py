@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Final
 
 from slicekeeper.units import Instant
-from timekeeper.core.record import AccountId, Link
+from timekeeper.core.record import AccountId, Forest, Link
 
 IN_FORCE: Final = Instant(2**62)
 """Later than every instant: the end of links that are still in force."""
@@ -46,6 +46,11 @@ class Tree:
     def height(self, key: AccountId) -> int:
         """Return how many budgets the longest chain has that ends at a budget, itself included."""
         return max(self.chain(one).index(key) + 1 for one in self.below(key))
+
+
+def tree_of(forest: Forest) -> Tree:
+    """Return the hierarchy of a forest's budgets."""
+    return Tree(frozenset(forest.records), tuple(forest.links))
 
 
 def parents_at(links: Iterable[Link], at: Instant) -> dict[AccountId, AccountId]:

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant, format_instant
 from timekeeper.core.coverage import Aside, planned
-from timekeeper.core.hierarchy import Tree
+from timekeeper.core.hierarchy import tree_of
 from timekeeper.core.record import AccountId
 from timekeeper.core.refusal import BalanceInsufficient, BudgetClosed, KeyReused, ReservationOfPod, ReservationUnknown
 from timekeeper.core.reservation import Need
@@ -49,8 +49,8 @@ def held_below(books: Books, positions: Iterable[Position], now: Instant) -> dic
     everywhere = held(books, now)
     found = {}
     for position in positions:
-        tree = Tree(frozenset(position.together.forest.records), tuple(position.together.forest.links))
-        found[position.account.id] = GpuMilliseconds(sum(everywhere[key] for key in tree.below(position.account.id)))
+        below = tree_of(position.together.forest).below(position.account.id)
+        found[position.account.id] = GpuMilliseconds(sum(everywhere[key] for key in below))
     return found
 
 

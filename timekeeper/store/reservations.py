@@ -124,5 +124,5 @@ def _aside(row: ReservationRow, started: Instant | None, shares: str | None, boo
         return planned(str(row.id), row.namespace_id, row.amount_ms, row.span_ms, at)
     claim = book.claim(str(row.id), started, Instant(started + max(row.span_ms, 1)), shares)
     needed = GpuMilliseconds(claim.gross(Instant(started + row.span_ms)))
-    # On the GPU that it got, a pod may need less than on the dearest that it could have got.
+    # On the GPU that it got, a pod may need less than on the most expensive one that it could have got.
     return Aside(row.namespace_id, min(row.amount_ms, needed), claim)
