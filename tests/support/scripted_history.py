@@ -133,13 +133,7 @@ STEPS: tuple[Step, ...] = (
     ),
     lambda books: movement.refund(books, TEAM, order("refund", 1_000, T0 + 30_000), pod_uid="a"),
     lambda books: set_budget(
-        books,
-        "uid-other",
-        "other",
-        POLICY,
-        Rule(T0 + 31_000, 9_000, "day", "Europe/Berlin", 100, 50),
-        actor="me",
-        if_match=None,
+        books, OTHER, Rule(T0 + 31_000, 9_000, "day", "Europe/Berlin", 100, 50), actor="me", if_match=None
     ),
     lambda books: set_status(books, TEAM, "suspended", reason="r", actor="me", now=T0 + 32_000),
     debt(T0 + 33_000, carry=False),

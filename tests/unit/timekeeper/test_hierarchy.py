@@ -249,9 +249,9 @@ def test_a_suspended_parent_puts_all_below_over_budget(books: Books) -> None:
     team(books, "physics", 50_000)
     under(books, RED, "physics")
     run(books, "a", T0)
-    uid = accounts.parent_uid("physics")
-    set_status(books, uid, "physics", POLICY, "suspended", reason="r", actor="me", now=T0 + 2_000)
-    set_status(books, uid, "physics", POLICY, "active", reason="r", actor="me", now=T0 + 5_000)
+    physics = NamespaceRef(accounts.parent_uid("physics"), "physics", POLICY)
+    set_status(books, physics, "suspended", reason="r", actor="me", now=T0 + 2_000)
+    set_status(books, physics, "active", reason="r", actor="me", now=T0 + 5_000)
     end(books, "a", T0 + 6_000)
     assert [(kind, amount) for kind, _, _, amount in posted(books, "a")] == [
         ("charge", 2_000),
