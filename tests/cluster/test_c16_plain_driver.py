@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node with a driver as NVIDIA's installer leaves it and no CDI specification: the fake driver is put there so."""
+"""A node with a driver as NVIDIA's installer leaves it and no CDI specification: the fake driver is put there so.
+
+Before the tests of another plugin: an agent that starts after such a plugin has gone offers no GPU for ten minutes.
+"""
 
 from __future__ import annotations
 
