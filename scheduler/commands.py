@@ -148,8 +148,8 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
 def _by_scheduler(settings: Settings, mine: str, nodes: list[Object]) -> dict[str, list[Object]]:
     """Return the nodes by the names of their schedulers; `mine` is the name that the pod has.
 
-    Settings that know neither shards nor that name may be those of somebody's own machine. Then labels are believed,
-    and the first scheduler has the name that the pod's has without a label.
+    Settings without shards may be those of a user's machine and not the cluster's: then each label on a node counts as
+    a shard. If `mine` does not begin with their name of the first scheduler, that name is `mine` without its shard.
     """
     labels = [as_map(node["metadata"].get("labels")).get(names.SHARD, "") for node in nodes]
     shards = settings.scheduler.shards or set(labels)

@@ -292,7 +292,7 @@ class Story:
         self.events, self.shown, self.known = [], [0, 0], {}
         self.made = self.bound = 0
         self.late = []
-        """Bindings that nobody waits for any more and that the API server has not executed yet, and since when."""
+        """Abandoned Bindings that the API server has not executed yet, each with the time of its request."""
 
     def delayed(self, _api, call):
         """The connection breaks before the request is executed."""
@@ -300,7 +300,7 @@ class Story:
         raise ConnectionResetError
 
     def arrive(self, _which=0):
-        """Execute one of the requests that nobody waits for, unless it is too old for the API server."""
+        """Execute one of the abandoned requests, unless it is too old for the API server."""
         if self.late:
             call, since = self.late.pop(self.rng.randrange(len(self.late)))
             if self.time.now - since < REQUEST_SECONDS:

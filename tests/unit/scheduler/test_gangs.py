@@ -549,7 +549,7 @@ class Story:
         self.tell(pod(f"p{self.turn}", core, gang="", size=0))
 
     def watch(self, n, core):
-        again = self.shown[len(self.shown) - self.rng.choice([0, 0, n]) :]  # the watch has begun anew a little earlier
+        again = self.shown[len(self.shown) - self.rng.choice([0, 0, n]) :]  # the watch starts again a little earlier
         self.shown += self.behind[: 2 * n + 1]
         for obj in again + self.behind[: 2 * n + 1]:
             if obj.get("gone"):

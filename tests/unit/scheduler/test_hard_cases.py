@@ -128,7 +128,7 @@ CASES = {
         [Pod(80, on="n0-0", gpu_affinity="x")],
         [Pod(30, gpu_affinity="x", expected=[FULL, COMPANY]), Pod(20, gpu_affinity="x", expected="n0-0")],
     ),
-    "a friend that has ended brings nobody": (
+    "a friend that has ended attracts no pod": (
         [ONE, ONE],
         [Pod(50, on="n0-0", gpu_affinity="x", ended=True), Pod(20, on="n0-0")],
         [Pod(30, gpu_affinity="x", expected="n1-0"), Pod(30, gpu_affinity="x", expected="n1-0")],
@@ -138,7 +138,7 @@ CASES = {
         [Pod(50, on="n0-0", gpu_affinity="x", leaving=True)],
         [Pod(30, gpu_affinity="x", expected="n0-0"), Pod(30, gpu_affinity="x", expected=[FULL, COMPANY])],
     ),
-    "a foe that has ended keeps nobody off": (
+    "a foe that has ended keeps no pod off": (
         [ONE, ONE],
         [Pod(50, on="n0-0", gpu_anti_affinity="r", ended=True), Pod(40, on="n0-0")],
         [Pod(30, gpu_anti_affinity="r", expected="n0-0")],
@@ -213,7 +213,7 @@ CASES = {
         [Pod(30, on="n0-0", gpu_exclusion="c", ended=True), Pod(80, on="n1-0")],
         [Pod(30, gpu_exclusion="d", expected="n0-0")],
     ),
-    "nobody joins a small share that is exclusive": (
+    "no pod joins a small share that is exclusive": (
         [TWO],
         [Pod(50, on="n0-0")],
         [

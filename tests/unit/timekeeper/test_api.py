@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from timekeeper.api.routes import ROUTES
 from timekeeper.api.service import Service
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import intake, settlement
-from timekeeper.ledger.intake import Closing, Opening
+from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts
 from timekeeper.store.db import migrate
@@ -75,21 +75,7 @@ class World:
         self.service.controller.pods.on_event("ADDED", stored)
         intake.apply(
             self.service.books,
-            [
-                Opening(
-                    pod_uid=stored["metadata"]["uid"],
-                    pod_name=f"{uid}-pod",
-                    namespace=namespace,
-                    namespace_uid=f"uid-{namespace}",
-                    node="n",
-                    gpus=("GPU-1",),
-                    holders='{"main":1}',
-                    gpu_class="standard",
-                    shares={"": rate},
-                    start=self.clock.now_ms(),
-                    flags=(),
-                )
-            ],
+            [replace(opening(stored["metadata"]["uid"], self.clock.now_ms(), rate, namespace), pod_name=f"{uid}-pod")],
             [],
             {namespace: self.service.policy.of(namespace)},
             self.clock.now_ms(),
