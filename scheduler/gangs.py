@@ -277,7 +277,8 @@ class Gangs:
             return _incomplete(there)
         if len(there.schedulers) > 1:
             self._turns.leave(key)
-            return f"{_named(there)}: its pods name several schedulers ({', '.join(there.schedulers)}), must name one"
+            named = ", ".join(there.schedulers)
+            return f"{_named(there)}: its pods name several schedulers ({named}) and must name one"
         began_ns = self._clock.monotonic_ns()
         uids = frozenset(pod.uid for pod in there.waiting)
         if began_ns < known.not_before_ns or known.failed == (self._state.version(), uids):

@@ -406,7 +406,7 @@ def test_pods_with_a_gate_are_not_there_yet():
 def test_pods_that_name_several_schedulers_hold_nothing_and_are_told():
     world = World(node("n0", gpus=4))
     pods = world.waits(*(pod(f"p{i}", schedulerName="b" if i > 2 else "a") for i in range(4)))
-    assert world.why(pods[0]) == "gang g: its pods name several schedulers (a, b), must name one"
+    assert world.why(pods[0]) == "gang g: its pods name several schedulers (a, b) and must name one"
     assert not world.state.is_reserved("uid-p0")
     world.state.intake.drop_pod("uid-p3")
     other = pod("p4", schedulerName="a")
