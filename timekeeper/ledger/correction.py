@@ -52,10 +52,8 @@ def correct(books: Books, find: Callable[[Session], BudgetAccount], wanted: Requ
         account = find(session)
         digest = hashlib.sha256(b"interval\0" + wanted.body).hexdigest()
         before = corrections.under(session, account.id, wanted.key)
-        if before is not None and before.request_hash != digest:
-            message = f"Idempotency-Key {wanted.key!r} was already used for another request"
-            raise KeyReused(message)
         if before is not None:
+            KeyReused.check(wanted.key, before.request_hash, digest)
             return False
         pod = workloads.by_uid(session, [wanted.pod_uid]).get(wanted.pod_uid)
         if pod is None or pod.namespace_id != account.id:

@@ -112,8 +112,7 @@ def open_by_hand(
         digest = hashlib.sha256(order.body).hexdigest()
         before = store.under(session, account.id, key)
         if before is not None:
-            if before.request_hash != digest:
-                raise KeyReused(f"Idempotency-Key {order.key!r} was already used for another request")
+            KeyReused.check(order.key, before.request_hash, digest)
             return before.id, False
         status = budget_rules.rules(session, account.id)[-1].status
         if status != "active":
