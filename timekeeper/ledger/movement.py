@@ -124,7 +124,7 @@ def refund(books: Books, place: NamespaceRef, order: Order, *, pod_uid: str) -> 
         if pod.ended_at is None:
             raise PodRunning(f"pod {pod_uid} is still running; refund it after it has ended")
         settlement.settle_in(books, session, account.id, None, order.now)
-        charged, _ = bookings.booked_by_pod(session, [pod_uid]).get(pod_uid, (0, 0))
+        charged = bookings.booked_by_pod(session, [pod_uid])[pod_uid].charged
         left = charged - movements.refunded(session, account.id, pod_uid)
         if order.amount > left:
             raise RefundAboveCharge(
@@ -179,8 +179,7 @@ def transfer(
         )
         key = movements.other_side(giver.id, order.key)
         if movements.grant_under(session, taker.id, key) is not None:
-            message = f"{taker.title} already has a movement under this Idempotency-Key; send another key"
-            raise KeyReused(message)
+            raise KeyReused(f"{taker.title} already has a movement under this Idempotency-Key; send another key")
         _append(books, session, taker, order, "transfer", key=key, counterpart=giver.title, valid_to=valid_to)
         _still_covered(books, session, giver, order.now)
         return True
@@ -189,9 +188,10 @@ def transfer(
 
 
 def _repeated(session: Session, account: BudgetAccount, order: Order, kind: MovementKind) -> bool:
+    """Return whether the same request was booked before under its key."""
     before = movements.grant_under(session, account.id, order.key)
-    if before is not None and before.request_hash != order.digest(kind):
-        raise KeyReused(f"Idempotency-Key {order.key!r} was already used for another request")
+    if before is not None:
+        KeyReused.check(order.key, before.request_hash, order.digest(kind))
     return before is not None
 
 

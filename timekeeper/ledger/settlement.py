@@ -101,7 +101,7 @@ def _limit_refunds(session: Session, keys: Collection[AccountId], since: Instant
     found = movements.refunds(session, keys, since)
     charged = bookings.booked_by_pod(session, sorted(found)) if found else {}
     for pod, rows in found.items():
-        left = charged.get(pod, (0, 0))[0]
+        left: int = charged[pod].charged
         for row in rows:
             beyond = max(row.amount_ms - left, 0)
             left = max(left - row.amount_ms, 0)

@@ -124,7 +124,7 @@ def _refunds(session: Session, place: BudgetAccount) -> Iterator[str]:
     found = movements.refunds(session, [place.id])
     charged = bookings.booked_by_pod(session, sorted(found))
     for uid, rows in found.items():
-        net = charged.get(uid, (0, 0))[0]
+        net = charged[uid].charged
         given, wanted = sum(row.amount_ms - row.taken_back_ms for row in rows), sum(row.amount_ms for row in rows)
         if given > net:
             yield f"{_where(place)}: pod {uid} was refunded {given}, and its net charge is {net}"

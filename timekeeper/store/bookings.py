@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, NamedTuple, cast
 
 from sqlalchemy import ColumnElement, Select, and_, case, func, insert, select, union_all, update
 from sqlalchemy.orm import Session, aliased
 
-from slicekeeper.units import GpuMilliseconds, Instant
+from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
 from timekeeper.core.posting import AccountKind, Booked, entries, idempotency_key
 from timekeeper.core.record import AccountId, Posting, PostingKind
 from timekeeper.core.timeline import CHILD
@@ -174,14 +174,25 @@ def account_ids(session: Session, namespace: AccountId) -> dict[AccountKind, int
     return {cast(AccountKind, kind): key for kind, key in session.execute(query)}
 
 
-def balances(session: Session, namespace: AccountId) -> dict[AccountKind, int]:
+def balances(session: Session, namespace: AccountId) -> dict[AccountKind, GpuMilliseconds]:
     """Return the cached balances of a namespace's accounts."""
     query = select(Account.kind, Account.balance_ms).where(Account.namespace_id == namespace)
     return {cast(AccountKind, kind): balance for kind, balance in session.execute(query)}
 
 
-def booked_by_pod(session: Session, uids: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return the ledger's amounts for pods: charged to the budget, and over budget."""
+class PodCharges(NamedTuple):
+    """What the ledger has booked for a pod, less what was reversed."""
+
+    charged: GpuMilliseconds
+    """Paid from the budget."""
+    over_budget: GpuMilliseconds
+
+
+_NO_CHARGES: Final = PodCharges(NO_TIME, NO_TIME)
+
+
+def booked_by_pod(session: Session, uids: Sequence[str]) -> dict[str, PodCharges]:
+    """Return the charges of each pod in `uids`; those of a pod without bookings are zero."""
     query = (
         select(
             Transaction.subject,
@@ -197,7 +208,10 @@ def booked_by_pod(session: Session, uids: Sequence[str]) -> dict[str, tuple[int,
         .where(WorkloadRow.pod_uid.in_(uids))
         .group_by(Transaction.subject)
     )
-    return {subject: (int(charged), int(over)) for subject, charged, over in session.execute(query)}
+    charges = dict.fromkeys(uids, _NO_CHARGES)
+    for uid, charged, over in session.execute(query):
+        charges[uid] = PodCharges(GpuMilliseconds(int(charged)), GpuMilliseconds(int(over)))
+    return charges
 
 
 @dataclass(frozen=True)

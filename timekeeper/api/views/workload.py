@@ -30,18 +30,19 @@ def workload_views(books: Books, rows: Sequence[tuple[WorkloadRow, str]], now: I
         before, positions = positions, {name: books.position(name) for name in running}
         if positions == before:
             break
-    return [_workload(row, name, booked, marks, positions.get(name), now) for row, name in rows]
+    return [_workload(row, name, booked[row.pod_uid], marks, positions.get(name), now) for row, name in rows]
 
 
 def _workload(
     row: WorkloadRow,
     namespace: str,
-    booked: dict[str, tuple[int, int]],
+    booked: bookings.PodCharges,
     marks: dict[tuple[str, str], dict[int, usage.Watermark]],
     position: Position | None,
     now: Instant,
 ) -> Workload:
-    charged, over = booked.get(row.pod_uid, (0, 0))
+    charged: int = booked.charged
+    over: int = booked.over_budget
     exhausted = over > 0
     claim = None if position is None else position.together.running.get(row.pod_uid)
     if position is not None and claim is not None:
