@@ -63,7 +63,7 @@ def put_right(
 def sums(books: Books, *uids: str) -> list[tuple[int, int]]:
     with books.database.reading() as session:
         found = bookings.booked_by_pod(session, uids)
-    return [found.get(uid, (0, 0)) for uid in uids]
+    return [found[uid] for uid in uids]
 
 
 def refund(books: Books, uid: str, amount: int, now: int, key: str = "r") -> bool:

@@ -133,7 +133,7 @@ def test_late_and_reordered_knowledge_ends_in_what_an_independent_oracle_says(
             wanted, used = oracle.charges(), oracle.used
             with books.database.reading() as session:
                 found = bookings.booked_by_pod(session, sorted(wanted))
-            assert {uid: found.get(uid, (0, 0)) for uid in wanted} == wanted
+            assert {uid: found[uid] for uid in wanted} == wanted
             assert {name: consumed(books, name) for name in amounts} == used
             assert verify(books.database.engine, carry=False).differences == []
         finally:

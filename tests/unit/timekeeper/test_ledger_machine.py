@@ -269,7 +269,7 @@ class Ledger(RuleBasedStateMachine):
             total = session.execute(text("SELECT sum(balance_ms) FROM account")).scalar()
         ended = {uid: pod for uid, pod in self.pods.items() if pod[2] is not None}
         wanted = {uid: self.owed(start, end or 0, share) for uid, (_, start, end, share) in ended.items()}
-        assert {uid: sum(found.get(uid, (0, 0))) for uid in ended} == wanted
+        assert {uid: sum(found[uid]) for uid in ended} == wanted
         assert all(self.refunded[uid] <= wanted[uid] for uid in ended)
         assert (moved or 0, total or 0) == (0, 0)
         assert sum(wanted.values()) >= self.gross
