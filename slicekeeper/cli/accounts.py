@@ -13,7 +13,7 @@ from slicekeeper.cli.connection import timekeeper
 from slicekeeper.cli.dates import HELP, instant_of
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.namespaces import namespace_argument
-from slicekeeper.cli.options import GpuTime, booking_options, reason_option
+from slicekeeper.cli.options import amount_argument, booking_options, change_options
 from slicekeeper.cli.output import (
     LISTS,
     Column,
@@ -39,13 +39,14 @@ _Argument = Callable[[Callable[..., None]], Callable[..., None]]
 def add_commands(group: click.Group, kind: type[B], columns: _Columns[B]) -> None:
     """Add the commands to a group: `kind` is the kind of budgets that it shows, `columns` how."""
     name_argument = click.argument("name", metavar="NAMESPACE" if kind is Budget else "NAME")
-    alone = namespace_argument if kind is Budget else name_argument
-    # Names of teams and organisations are never reused.
-    account = _and_uid(name_argument) if kind is Budget else name_argument
-    _add_reading(group, kind, columns, _and_uid(alone) if kind is Budget else alone)
+    if kind is Budget:
+        optional_with_uid, with_uid = _and_uid(namespace_argument), _and_uid(name_argument)
+    else:  # A team's or an organisation's name is never reused, and no kubeconfig has a default for it.
+        optional_with_uid = with_uid = name_argument
+    _add_reading(group, kind, columns, optional_with_uid)
     _add_changing(group, kind, columns, name_argument)
-    _add_booking(group, kind, columns, name_argument, account)
-    _add_grants(group, kind, _and_uid(alone) if kind is Budget else alone)
+    _add_grants(group, kind, columns, name_argument, with_uid, optional_with_uid)
+    _add_movements(group, kind, columns, name_argument, with_uid)
 
 
 def uid_option(command: F) -> F:
@@ -105,8 +106,7 @@ def _add_changing(group: click.Group, kind: type[B], columns: _Columns[B], name_
     @group.command("move")
     @name_argument
     @click.argument("parent", required=False)
-    @reason_option("moved on the command line")
-    @output_option(*LISTS)
+    @change_options("moved on the command line")
     @click.pass_obj
     def move(context: Context, name: str, parent: str | None, reason: str, output: str) -> None:
         """Move it below the team or organisation PARENT; without PARENT, below none."""
@@ -116,8 +116,7 @@ def _add_changing(group: click.Group, kind: type[B], columns: _Columns[B], name_
     @group.command("status")
     @name_argument
     @click.argument("status", type=click.Choice(["active", "suspended", "closed"]))
-    @reason_option("changed on the command line")
-    @output_option(*LISTS)
+    @change_options("changed on the command line")
     @click.pass_obj
     def status(context: Context, name: str, status: str, reason: str, output: str) -> None:
         """Suspend its budget, resume it, or close it permanently."""
@@ -125,12 +124,26 @@ def _add_changing(group: click.Group, kind: type[B], columns: _Columns[B], name_
         show_budget(changed, output, columns)
 
 
-def _add_booking(
-    group: click.Group, kind: type[B], columns: _Columns[B], name_argument: _Argument, account: _Argument
+def _add_grants(
+    group: click.Group,
+    kind: type[B],
+    columns: _Columns[B],
+    name_argument: _Argument,
+    with_uid: _Argument,
+    optional_with_uid: _Argument,
 ) -> None:
+    @group.command("grants")
+    @optional_with_uid
+    @output_option(*LISTS)
+    @click.pass_obj
+    def grants(context: Context, name: str, output: str, uid: str = "") -> None:
+        """List its grants, newest first."""
+        found = list(timekeeper(context).grants(kind, name, uid))
+        show_list(found, output, _GRANTS, lambda g: str(g.id))
+
     @group.command("grant")
     @name_argument
-    @click.argument("amount", type=GpuTime())
+    @amount_argument
     @click.option("--from", "start", default=None, help=f"When it begins. Default: now. {HELP}")
     @click.option("--until", default=None, help="When the rest expires; format as for --from.")
     @booking_options("granted on the command line")
@@ -154,19 +167,22 @@ def _add_booking(
         show_budget(changed, output, columns)
 
     @group.command("withdraw")
-    @account
+    @with_uid
     @click.argument("key", metavar="ID", type=int)
-    @reason_option("withdrawn on the command line")
-    @output_option(*LISTS)
+    @change_options("withdrawn on the command line")
     @click.pass_obj
     def withdraw(context: Context, name: str, key: int, reason: str, output: str, uid: str = "") -> None:
         """Withdraw the grant ID, which has not begun; see `grants`."""
         gone = timekeeper(context).withdraw(kind, name, key, reason, uid)
         show_one(gone, output, _GRANTS, lambda g: str(g.id))
 
+
+def _add_movements(
+    group: click.Group, kind: type[B], columns: _Columns[B], name_argument: _Argument, with_uid: _Argument
+) -> None:
     @group.command("adjust")
-    @account
-    @click.argument("amount", type=GpuTime())
+    @with_uid
+    @amount_argument
     @click.option("--take", is_flag=True, help="Deduct AMOUNT instead of adding it; at most what is left.")
     @booking_options("adjusted on the command line")
     @click.pass_obj
@@ -180,7 +196,7 @@ def _add_booking(
 
     @group.command("transfer")
     @name_argument
-    @click.argument("amount", type=GpuTime())
+    @amount_argument
     @click.argument("to")
     @click.option("--to-kind", type=click.Choice(["namespace", "parent"]), help="Kind of TO. Default: the same kind.")
     @click.option("--until", default=None, help=f"When the rest expires there. {HELP}")
@@ -203,17 +219,6 @@ def _add_booking(
         body = {"to": to, "toKind": to_kind, "amountMs": amount, "reason": reason, "validTo": valid_to}
         changed = client.move_time(kind, name, "transfers", body, key)
         show_budget(changed, output, columns)
-
-
-def _add_grants(group: click.Group, kind: type[B], name_argument: _Argument) -> None:
-    @group.command("grants")
-    @name_argument
-    @output_option(*LISTS)
-    @click.pass_obj
-    def grants(context: Context, name: str, output: str, uid: str = "") -> None:
-        """List its grants, newest first."""
-        found = list(timekeeper(context).grants(kind, name, uid))
-        show_list(found, output, _GRANTS, lambda g: str(g.id))
 
 
 def show_budget(found: B, output: str, columns: _Columns[B]) -> None:
@@ -242,6 +247,8 @@ _GRANTS: list[Column[Grant]] = [
 
 
 def _lines(found: Statement, output: str) -> str:
+    """Return a statement as two tables: its sums from opening to closing balance, then what each pod or child cost."""
+
     def edge(what: str, at: str, balance: int | None) -> tuple[object, ...]:
         return what, at.replace(".000Z", "Z"), "", "", format_duration(balance or 0)
 

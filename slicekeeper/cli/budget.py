@@ -17,9 +17,10 @@ from slicekeeper.cli.main import Context
 from slicekeeper.cli.namespaces import METAVAR, BudgetGroup, namespace_argument
 from slicekeeper.cli.options import (
     GpuTime,
+    amount_argument,
     booking_options,
+    change_options,
     figure_columns,
-    reason_option,
     rule_of,
     rule_options,
 )
@@ -73,8 +74,7 @@ def set_budget(
 
 @budget.command("unset")
 @click.argument("namespace", metavar="NAMESPACE")
-@reason_option("unset on the command line")
-@output_option(*LISTS)
+@change_options("unset on the command line")
 @click.pass_obj
 def unset(context: Context, namespace: str, reason: str, output: str) -> None:
     """Reset the budget of NAMESPACE to the policy's; what the current period has used still counts."""
@@ -83,7 +83,7 @@ def unset(context: Context, namespace: str, reason: str, output: str) -> None:
 
 @budget.command("refund")
 @click.argument("namespace", metavar="NAMESPACE")
-@click.argument("amount", type=GpuTime())
+@amount_argument
 @click.argument("pod_uid")
 @uid_option
 @booking_options("refunded on the command line")

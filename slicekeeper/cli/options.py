@@ -31,24 +31,27 @@ class GpuTime(click.ParamType[int]):
             self.fail(f"{value!r} is not an amount of GPU time; for example 20h, 90m or 1h30m", param, ctx)
 
 
+amount_argument = click.argument("amount", type=GpuTime())
+
+
 def reason_option(default: str) -> Callable[[F], F]:
     """Return the option that says why something is done."""
     return click.option("--reason", default=default, show_default=True, help="Why; kept in the ledger.")
 
 
+def change_options(reason: str) -> Callable[[F], F]:
+    """Return the options of every command that changes the ledger: why, and `-o`."""
+    return lambda command: reason_option(reason)(output_option(*LISTS)(command))
+
+
 def booking_options(reason: str) -> Callable[[F], F]:
-    """Return the options of every command that books GPU time: why, by which key it can be repeated, `-o`."""
+    """Return the options of every command that books GPU time: why, the key under which it can be repeated, `-o`."""
     key = click.option(
         "--key",
         default=lambda: uuid.uuid4().hex,
         help="Idempotency key: repeating the command with the same key books nothing more.",
     )
-
-    def add(command: F) -> F:
-        whole: F = reason_option(reason)(key(output_option(*LISTS)(command)))
-        return whole
-
-    return add
+    return lambda command: reason_option(reason)(key(output_option(*LISTS)(command)))
 
 
 def rule_options(command: F) -> F:

@@ -25,6 +25,7 @@ import yaml
 from slicekeeper.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, parse_instant
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 _AT_ONCE = 1000
 _SHOWN_EACH: Final = 100
 WIDTH: Final = 80
@@ -50,7 +51,7 @@ class Column(Generic[T]):
     narrow: bool = False
 
 
-def output_option(*formats: str) -> Callable[[Any], Any]:
+def output_option(*formats: str) -> Callable[[F], F]:
     """Return the `-o` option; the first format is the default."""
     choices = formats or ("table", "json", "yaml")
     return click.option(

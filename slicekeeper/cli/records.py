@@ -16,7 +16,7 @@ from slicekeeper.cli.connection import timekeeper
 from slicekeeper.cli.dates import HELP, instant_of
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.namespaces import METAVAR, current, known_namespaces, namespace_argument
-from slicekeeper.cli.options import reason_option
+from slicekeeper.cli.options import change_options, reason_option
 from slicekeeper.cli.output import (
     LISTS,
     Column,
@@ -256,8 +256,7 @@ def _add_rates(group: click.Group) -> None:
     @click.argument("model", required=False)
     @click.argument("rate", required=False)
     @click.option("--from", "start", default="", help="From when on. Default: now. RFC 3339, or a date in UTC.")
-    @reason_option("set on the command line")
-    @output_option(*LISTS)
+    @change_options("set on the command line")
     @click.pass_obj
     def rates(context: Context, model: str | None, rate: str | None, start: str, reason: str, output: str) -> None:
         """List the rates of GPU models, or set the rate of MODEL to RATE (an integer or a ratio such as 3/2)."""

@@ -7,7 +7,7 @@ import click
 
 from slicekeeper.cli.connection import ClusterGroup, timekeeper
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.options import GpuTime, booking_options
+from slicekeeper.cli.options import amount_argument, booking_options
 from slicekeeper.cli.output import LISTS, Column, instant_columns, output_option, show_list, show_one
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Reservation
@@ -54,7 +54,7 @@ def show_reservation(context: Context, namespace: str, key: int, output: str) ->
 
 @reservation.command("open")
 @click.argument("namespace")
-@click.argument("amount", type=GpuTime())
+@amount_argument
 @click.option("--until", required=True, help="When it expires, RFC 3339; for example 2026-11-30T12:00:00Z.")
 @booking_options("set aside on the command line")
 @click.pass_obj
