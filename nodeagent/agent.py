@@ -69,9 +69,7 @@ class Agent:
         self._arbiter = arbiter = Arbiter(Path(mine.run_dir))
         self._live = Live(self._store)
         self._usage = UsageFiles(arbiter, WholeGpus(source, files), self._store, files, self._live)
-        self._shares = Shares(
-            arbiter, self._store, settings.resources, limits=limits, rule=mine.rule, ceiling_of=self._ceiling_of
-        )
+        self._shares = Shares(arbiter, self._store, limits=limits, rule=mine.rule, ceiling_of=self._ceiling_of)
         self._pods = NodePods(self._client, mine.node_name, self._gone, self._shares.changed)
         self._seats = Seats(
             self._store, files, self._pods, source, settings.resources, kubelet.owners, self._refused, self._shares

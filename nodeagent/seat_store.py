@@ -102,12 +102,15 @@ class SeatStore:
         return before
 
     def change(self, before: Seat, now: Seat) -> None:
-        """Save its pod's current values, if the seat is still this one. A crash may lose them: they are in the pod."""
+        """Take in its pod's current values, if the seat is still this one. A crash may lose them: they are in the pod.
+
+        Raises OSError if they could not be written; until the agent ends they are known nevertheless.
+        """
         with self._writing[before.id]:
             if self.get(before.id) == before:
-                replace_file(self._file(now), msgspec.json.encode(now))
                 with self._lock:
                     self._seats[now.id] = now
+                replace_file(self._file(now), msgspec.json.encode(now))
 
     def drop(self, seat: Seat) -> bool:
         """Forget a seat if it is still this one, whatever its pod says of it; return whether it was."""

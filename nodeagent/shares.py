@@ -19,9 +19,8 @@ from nodeagent.node_pods import PodsOfNode
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shared_call import SharedCall
 from slicekeeper import names, threads
-from slicekeeper.config.settings import RULES, Resources, Rule
-from slicekeeper.errors import RequestRefused
-from slicekeeper.gpu.parse import parse_pod
+from slicekeeper.config.settings import RULES, Rule
+from slicekeeper.gpu.ceiling import stated_ceiling
 from slicekeeper.gpu.pod_manifest import annotations_of, sharing_mode
 from slicekeeper.kube.client import Object
 from slicekeeper.units import CORES_PER_GPU
@@ -44,7 +43,6 @@ class Shares:
         self,
         arbiter: Arbiter,
         store: SeatStore,
-        resources: Resources,
         *,
         limits: bool,
         rule: Rule = RULES[0],
@@ -54,7 +52,6 @@ class Shares:
         self._arbiter = arbiter
         self._read_for_starts = SharedCall(arbiter.read)
         self._store = store
-        self._resources = resources
         self._limits = limits
         self._ceiling_of = ceiling_of
         self._usual_rule = rule
@@ -68,6 +65,8 @@ class Shares:
         self._refused: dict[str, str] = {}
         self._heard: dict[str, tuple[Object, int | None]] = {}
         """By seat, the pod that has nothing more to say than is kept with the seat, and its namespace's ceiling."""
+        self._unsaved: set[str] = set()
+        """Seats whose current values could not be written to disk."""
 
     def start(self, pods: PodsOfNode) -> None:
         """Start comparing, in a daemon thread."""
@@ -108,13 +107,11 @@ class Shares:
             annotations.get(names.BUDGET_STATE) == names.OVER_BUDGET
             or annotations.get(names.GPU_CLASS) == names.BACKGROUND
         )
-        try:
-            requests = {request.container: request for request in parse_pod(pod, self._resources).requests}
-        except RequestRefused:
-            requests = {}
         limit, ceiling = seat.limit, self._ceiling_of(seat.namespace)
-        if seat.container in requests and (ceiling is not None or not limit):
-            limit = min(requests[seat.container].limit or CORES_PER_GPU, ceiling or CORES_PER_GPU)
+        stated = stated_ceiling(annotations, seat.container)
+        if stated is not None and (ceiling is not None or not limit):
+            limit = stated
+        limit = min(limit, ceiling or CORES_PER_GPU)
         if sharing_mode(pod) == names.EXCLUSIVE:
             limit = CORES_PER_GPU  # it pays for all of its GPU, and no other may be there
         return msgspec.structs.replace(seat, limit=max(limit, seat.core), background=background)
@@ -148,6 +145,7 @@ class Shares:
         wanted = {seat.name: seat for seat in self._store.all() if seat.taken and seat.is_fraction}
         pods = {pod["metadata"]["uid"]: pod for pod in self._pods.all()} if self._pods is not None else {}
         self._heard = {name: pod for name, pod in self._heard.items() if name in wanted}
+        self._unsaved &= wanted.keys()
         for seat in wanted.values():
             self._bring(seat, self._now(seat, pods.get(seat.uid)), held.get(seat.name), gpus)
         for name in held.keys() - wanted.keys():
@@ -177,8 +175,18 @@ class Shares:
                 if self._refused.get(now.name) != str(error):
                     log.error("seat %s is not held: %s", now.name, error)
                     self._refused[now.name] = str(error)
-        if now != before:
+        if now != before or now.name in self._unsaved:
+            self._save(before, now)
+
+    def _save(self, before: Seat, now: Seat) -> None:
+        """Keep what a pod says now; a full disk must not keep the other seats from their changes."""
+        try:
             self._store.change(before, now)
+            self._unsaved.discard(now.name)
+        except OSError as error:
+            if not self._unsaved:
+                log.error("a restart of the agent may lose what pods have changed: %s", error.strerror)
+            self._unsaved.add(now.name)
 
     def _set(self, seat: Seat, gpus: Mapping[str, int]) -> None:
         wanted = policy(seat)

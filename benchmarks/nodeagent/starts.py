@@ -96,7 +96,7 @@ def agent(folder: Path) -> Iterator[None]:
     node: Any = Node()
     store = SeatStore(folder / "state")
     files = SeatFiles(folder / "cdi", folder / "run", RESOURCE, node)
-    shares = Shares(Arbiter(folder / "run"), store, Resources(), limits=False)
+    shares = Shares(Arbiter(folder / "run"), store, limits=False)
     owners = PodResources(folder / "plugins/pods.sock", RESOURCE).owners
     seats = Seats(store, files, node, node, Resources(), owners, lambda _pod, _why: None, shares)
     served = SeatPlugin(folder / "plugins", RESOURCE, [f"seat-{number:04}" for number in range(SEATS)], seats)

@@ -10,6 +10,7 @@ from typing import Any
 from slicekeeper import names
 from slicekeeper.gpu.refusals import Refusals
 from slicekeeper.gpu.request import GpuRequest
+from slicekeeper.units import CORES_PER_GPU
 
 
 class CeilingReader:
@@ -27,8 +28,7 @@ class CeilingReader:
         """
         if not request.is_fraction:
             return request
-        own = names.limit_annotation(request.container)
-        key = own if own in self._annotations else names.CORE_LIMIT
+        key = _key(self._annotations, request.container)
         if request.core > self._ceiling:
             self._refusals.add(
                 code="core-above-ceiling",
@@ -44,7 +44,8 @@ class CeilingReader:
         value = self._annotations[key]
         where = f"metadata.annotations[{key}]"
         example = f'{key}: "{self._ceiling}"'
-        if not (isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 3):
+        limit = _percent(value)
+        if limit is None:
             self._refusals.add(
                 code="limit-invalid",
                 container=request.container,
@@ -54,7 +55,6 @@ class CeilingReader:
                 example=example,
             )
             return request
-        limit = int(value)
         if not request.core <= limit <= self._ceiling:
             self._refusals.add(
                 code="limit-out-of-range",
@@ -84,3 +84,30 @@ class CeilingReader:
                 rule="the ceiling belongs to a container that asks for a share of a GPU (1 to 99 percent)",
                 example=f'{names.limit_annotation(near[0])}: "{self._ceiling}"' if near else "no such annotation",
             )
+
+
+def stated_ceiling(annotations: Mapping[str, Any], container: str) -> int | None:
+    """Return the ceiling that a pod's annotations state for a container, None if it cannot be read.
+
+    Without one it is all of the GPU. The owner of a running pod may also set one outside of its range.
+    """
+    return _percent(annotations.get(_key(annotations, container), str(CORES_PER_GPU)))
+
+
+def without_ceilings(annotations: Mapping[str, Any]) -> dict[str, Any]:
+    """Return annotations that state no ceiling."""
+    return {
+        key: value
+        for key, value in annotations.items()
+        if key != names.CORE_LIMIT and not key.startswith(names.CONTAINER_LIMIT_PREFIX)
+    }
+
+
+def _key(annotations: Mapping[str, Any], container: str) -> str:
+    own = names.limit_annotation(container)
+    return own if own in annotations else names.CORE_LIMIT
+
+
+def _percent(value: object) -> int | None:
+    readable = isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 3
+    return int(str(value)) if readable else None

@@ -8,11 +8,12 @@ to charge. The rules are those of `docs/requests.md`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import RequestRefused
-from slicekeeper.gpu.ceiling import CeilingReader
+from slicekeeper.gpu.ceiling import CeilingReader, without_ceilings
 from slicekeeper.gpu.container_request import ContainerReader
 from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers
 from slicekeeper.gpu.refusals import Refusals
@@ -61,14 +62,14 @@ def parse_admitted(pod: Mapping[str, Any], resources: Resources) -> tuple[PodReq
     """Return the request of an existing pod and, if its manifest breaks a rule, which one.
 
     Its containers' requests count even if an annotation is wrong: otherwise a user who can write annotations could use
-    GPUs without a charge.
+    GPUs without a charge. So do its other annotations if a ceiling is wrong, which the owner of a running pod may set.
     """
     try:
         return parse_pod(pod, resources), ""
     except RequestRefused as error:
         refusal = str(error)
-    bare = {**pod, "metadata": {**as_map(pod.get("metadata")), "annotations": {}}}
-    try:
-        return parse_pod(bare, resources), refusal
-    except RequestRefused:
-        return PodRequest(), refusal
+    for kept in (without_ceilings(annotations_of(pod)), {}):
+        with suppress(RequestRefused):
+            bare = {**pod, "metadata": {**as_map(pod.get("metadata")), "annotations": kept}}
+            return parse_pod(bare, resources), refusal
+    return PodRequest(), refusal

@@ -181,7 +181,7 @@ class Bench:
         files = SeatFiles(self.folder / "cdi", self.folder / "run", "slicekeeper.io/seat", GPUS, mounts)
         self.files = files
         owners = PodResources(self.folder / "plugins/pods.sock", "slicekeeper.io/seat").owners
-        shares = Shares(Arbiter(self.folder / "run"), self.store, Resources(), limits=False)
+        shares = Shares(Arbiter(self.folder / "run"), self.store, limits=False)
         self.seats = Seats(
             self.store,
             files,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -35,7 +36,7 @@ from nodeagent.nvml import NvmlGpus
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shares import Shares, policy
 from slicekeeper import names
-from slicekeeper.config.settings import KubernetesSettings, Resources
+from slicekeeper.config.settings import KubernetesSettings
 from slicekeeper.kube.client import KubeClient
 
 GIB = 1 << 30
@@ -56,9 +57,7 @@ class Bench:
     def agent(self) -> None:
         """Start as another process would: only the folders are the same."""
         self.store = SeatStore(self.folder / "state")
-        self.shares = Shares(
-            Arbiter(self.running.folder), self.store, Resources(), limits=True, ceiling_of=lambda _: self.ceiling
-        )
+        self.shares = Shares(Arbiter(self.running.folder), self.store, limits=True, ceiling_of=lambda _: self.ceiling)
 
     def all(self) -> list[dict[str, Any]]:
         return list(self.pods)
@@ -246,6 +245,57 @@ def test_no_ceiling_is_above_the_namespaces(bench: Bench) -> None:
     bench.annotate(**{names.CORE_LIMIT: "100"})
     bench.shares.compare()
     assert bench.held()["seat-0001-ab"][2] == 65, "while the policy cannot be read the last ceiling holds"
+    for ceiling, limit, expected in ((80, "10", 40), (80, "75", 75), (80, "nonsense", 75), (50, "nonsense", 50)):
+        bench.ceiling = ceiling
+        bench.annotate(**{names.CORE_LIMIT: limit})
+        bench.shares.compare()
+        assert bench.held()["seat-0001-ab"][2] == expected, f"a request of 40 with {limit} under {ceiling}"
+
+
+def test_a_ceiling_below_one_containers_request_still_holds_for_the_others(bench: Bench) -> None:
+    bench.shares._pods = bench  # without the thread
+    small = bench.seat(1, core=20)
+    [container] = bench.pods[0]["spec"]["containers"]
+    limits = {"tencent.com/vcuda-core": "60", "tencent.com/vcuda-memory": "8"}
+    container_beside = {"name": "beside", "resources": {"limits": limits}}
+    bench.pods[0] = {**bench.pods[0], "spec": {"containers": [container, container_beside]}}
+    large = replace(small, id="seat-0002", container="beside", core=60)
+    bench.store.put(large)
+    for said, expected in (
+        ({names.CORE_LIMIT: "50"}, (50, 60)),
+        ({names.CORE_LIMIT: "90", names.limit_annotation("beside"): "70"}, (90, 70)),
+        ({names.limit_annotation("beside"): "1"}, (90, 60)),
+    ):
+        bench.annotate(**said)
+        bench.shares.compare()
+        held = bench.held()
+        assert (held[small.name][2], held[large.name][2]) == expected
+
+
+def test_a_full_disk_keeps_no_slice_from_its_class(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.shares._pods = bench  # without the thread
+    seats = [bench.seat(number) for number in (1, 2)]
+
+    def full(*_file: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nodeagent.seat_store.replace_file", full)
+        over = {names.BUDGET_STATE: names.OVER_BUDGET}
+        bench.pods[:] = [
+            {**pod, "metadata": {**pod["metadata"], "annotations": {**pod["metadata"]["annotations"], **over}}}
+            for pod in bench.pods
+        ]
+        for _ in range(2):
+            bench.shares.compare()
+        assert {seat.name: bench.held()[seat.name][3] for seat in seats} == dict.fromkeys(
+            (seat.name for seat in seats), "background"
+        )
+    assert caplog.text.count("No space left on device") == 1
+    bench.shares.compare()
+    assert all(seat.background for seat in SeatStore(bench.folder / "state").all()), "saved when there is room again"
 
 
 def test_the_last_policy_holds_while_nobody_tells_of_the_pods(bench: Bench) -> None:

@@ -29,7 +29,6 @@ from nodeagent.whole_gpu_usage import WholeGpus
 from sidecar.epoch import EpochCounter
 from sidecar.usage import FileUsage, UsageReading
 from slicekeeper import names
-from slicekeeper.config.settings import Resources
 
 UNKNOWN = UsageReading(None, "unknown")
 
@@ -49,7 +48,7 @@ class Bench:
         self.store = SeatStore(self.folder / "state")
         files = SeatFiles(self.folder / "cdi", self.running.folder, "slicekeeper.io/seat", self.made(1))
         arbiter = Arbiter(self.running.folder)
-        self.shares = Shares(arbiter, self.store, Resources(), limits=True)
+        self.shares = Shares(arbiter, self.store, limits=True)
         self.live = Live(self.store)
         self.usage = UsageFiles(arbiter, WholeGpus(self.gpus, files), self.store, files, self.live)
         for seat in self.store.all():

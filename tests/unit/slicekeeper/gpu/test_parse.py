@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import RequestRefused, Violation
-from slicekeeper.gpu.parse import parse_pod
+from slicekeeper.gpu.parse import parse_admitted, parse_pod
 from slicekeeper.gpu.request import GpuRequest, PodRequest
 
 R = Resources()
@@ -174,3 +174,13 @@ def test_any_input_is_read_or_refused(manifest: dict[str, Any]) -> None:
     except RequestRefused as refused:
         violations = refused.violations
     assert all(v.code and v.field and v.rule and v.example for v in violations)
+
+
+@pytest.mark.parametrize("ceiling", ["10", "nonsense"])
+def test_a_ceiling_that_its_owner_got_wrong_leaves_a_pods_other_wishes_in_force(ceiling: str) -> None:
+    wishes = {"slicekeeper.io__gpu_exclusion": "vision", "slicekeeper.io__gpu_class": "background"}
+    good = parse_pod(pod(container(50, 5), **wishes), R)
+    wrong = pod(container(50, 5), **wishes, **{"tencent.com__vcuda_core_limit": ceiling})
+    request, refused = parse_admitted(wrong, R)
+    assert request == good
+    assert "vcuda-core-limit" in refused
