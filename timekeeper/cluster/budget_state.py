@@ -53,10 +53,13 @@ class BudgetStates:
         self._evictions = evictions
         self._each = each
         self._changed: set[str] = set()
+        """UIDs of the pods to look at."""
         self._states: dict[str, str] = {}
         """By namespace."""
         self._why: dict[str, str] = {}
+        """By namespace, for events on its pods."""
         self._due: dict[str, tuple[Position, Instant | None]] = {}
+        """The standing from which each namespace's state was determined, and until when that is valid."""
         self._written: dict[str, tuple[str, float]] = {}
         """The state written to each pod, and when (real seconds), by UID."""
 
@@ -94,26 +97,29 @@ class BudgetStates:
         """Write the state to the pods that have another one."""
         for position in self._books.positions():
             name = position.account.name
-            seen = self._due.get(name)
-            fresh = seen is None or seen[0] is not position or (seen[1] is not None and seen[1] <= now)
-            if not fresh and name in self._states:
-                continue
-            self._due[name] = (position, position.due(now))
-            state = position.at(now)
-            wanted = names.OVER_BUDGET if state.over_budget else names.IN_BUDGET
-            self._why[name] = f"namespace {name} is {wanted} since {format_instant(state.since)}"
-            policy = self._policy.of(name)
-            if state.over_budget and policy.evicts:
-                due = format_instant(self._evictions.due(name, policy, state.since))
-                self._why[name] += f"; its pods are evicted from {due} on unless a grant or a new period comes first"
-            if self._states.get(name) != wanted:
-                self.mark(pod["metadata"]["uid"] for pod in self._pods.all() if namespace_of(pod) == name)
-                self._states[name] = wanted
+            known, due = self._due.get(name, (None, None))
+            # A position is replaced when a record of its budget changes, so the same object means: no record has.
+            if known is not position or (due is not None and due <= now) or name not in self._states:
+                self._judge(position, now)
         pods = [pod for pod in map(self._pods.find, self._changed) if pod is not None]
         self._each(
             [pod for pod in pods if self._wrong(pod)], lambda pod: self._write(pod, self._why[namespace_of(pod)])
         )
         self._changed.clear()
+
+    def _judge(self, position: Position, now: Instant) -> None:
+        """Determine a namespace's state; if it is another one, all its pods are looked at."""
+        name, state = position.account.name, position.at(now)
+        self._due[name] = (position, position.due(now))
+        wanted = names.OVER_BUDGET if state.over_budget else names.IN_BUDGET
+        self._why[name] = f"namespace {name} is {wanted} since {format_instant(state.since)}"
+        policy = self._policy.of(name)
+        if state.over_budget and policy.evicts:
+            due = format_instant(self._evictions.due(name, policy, state.since))
+            self._why[name] += f"; its pods are evicted from {due} on unless a grant or a new period comes first"
+        if self._states.get(name) != wanted:
+            self.mark(pod["metadata"]["uid"] for pod in self._pods.all() if namespace_of(pod) == name)
+            self._states[name] = wanted
 
     def _wanted(self, pod: Object) -> str | None:
         """Return the state that a pod must have: one for which GPU time is, or will be, set aside stays in budget."""

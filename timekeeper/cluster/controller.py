@@ -54,7 +54,11 @@ SHORTEST_PAUSE = 0.2
 """Real seconds between two passes: changes in between are booked together, and a pass costs more than its pods."""
 
 RETRY_SECONDS = 1.0
+"""Real seconds before a look that failed is repeated."""
+
 STUCK_SECONDS = 60.0
+"""Real seconds without a finished look after which a restart may help."""
+
 SEAL_MS = 60_000
 """Interval between searches for periods to seal (in our time)."""
 
@@ -65,6 +69,7 @@ SWEEP_MS = 3_600_000
 """Interval between searches for old data (in our time)."""
 
 CONFIRM_SECONDS = 5.0
+"""Interval at which it is recorded that the watch is up: by so much too early a pod that vanished unseen may end."""
 
 
 class Controller:
@@ -97,7 +102,7 @@ class Controller:
             Watch(client, PODS, self.pods, label_selector=names.MANAGED_SELECTOR),
         )
         self._patches = ThreadPoolExecutor(8, thread_name_prefix="patch")
-        self._let_go = Released(client, settings.certificates.namespace, self.pods, nodes)
+        self._released = Released(client, settings.certificates.namespace, self.pods, nodes)
         self.strays = Strays(client, self.pods, self._patches)
         self._intervals = Intervals(
             settings, books, policy, self.pods, self._openings, self.strays, NodeClocks(client), self._fail
@@ -186,7 +191,7 @@ class Controller:
                     self._looked = time.monotonic()
                 except Exception as error:  # noqa: BLE001 - the loop outlives every error; `trouble` names one that stays
                     if all(map(is_away, self._failures or [error])):
-                        self._looked = time.monotonic()  # a restart would not bring it back
+                        self._looked = time.monotonic()  # a restart would not bring the database back
                     if not self._failures:
                         _log("the look", error)
                     self._stop.wait(RETRY_SECONDS)
@@ -221,6 +226,9 @@ class Controller:
         """Bring ledger and cluster in step once; return in how many seconds something is due.
 
         Raises the first error of a step after all steps have been executed.
+
+        One look suffices because of the order: GPUs are known before the intervals that need their models, intervals
+        are booked before finalizers are removed and budgets judged, and states are known before pods are evicted.
         """
         now = self._clock.now_ms()
         self._failures = []
@@ -279,9 +287,10 @@ class Controller:
         listed = self._vanished.due
         try:
             if listed:
-                gone = self._let_go.gone() | gone
+                gone = self._released.gone() | gone
             paid, settled = self._intervals.book(there, gone, now)
         except Exception:
+            # They were taken off the list of changes, and no event will bring them again.
             self.pods.mark(there, gone.values())
             raise
         for uid in settled:
@@ -292,7 +301,7 @@ class Controller:
         self._to_label |= there.keys()
         changed, done = self._to_gates
         self._to_gates = changed | there, done | set(settled)
-        self._let_go.settle(settled)
+        self._released.settle(settled)
         if listed:  # after the released pods are booked, so that their ends are known
             self._vanished.look(now)
 

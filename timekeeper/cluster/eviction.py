@@ -38,7 +38,9 @@ class Evictions:
         self._clock = clock
         self._books = books
         self._tried: dict[str, float] = {}
+        """When the eviction of each pod was last requested, by UID (monotonic seconds)."""
         self._protected: set[str] = set()
+        """UIDs of the pods for which an event says that a disruption budget protects them."""
         self._hard_since: dict[str, Instant] = {}
         """When hard enforcement of a namespace was first seen; 0 if it was so at the start of this process."""
 
@@ -66,35 +68,43 @@ class Evictions:
         pods: Callable[[], list[Object]],
         each: Callable[[list[Object], Callable[[Object], None]], None],
     ) -> Instant | None:
-        """Evict the pods that are due in namespaces that have spent their budget; return when the next ones are."""
-        dues: list[Instant] = []
-        over: dict[str, str] = {}
+        """Evict the pods that are due in namespaces that have spent their budget; return when the next ones are.
+
+        `pods` returns all pods, `each` acts on some of them concurrently.
+        """
+        reasons, next_due = self._due_now(spent)
+        if not reasons:
+            self._tried.clear()
+            self._protected.clear()
+            return next_due
+        tried_before = time.monotonic() - AGAIN_SECONDS
+        going = [
+            pod
+            for pod in pods()
+            if namespace_of(pod) in reasons
+            and not has_ended(pod)
+            and interval.deleted_at(pod) is None
+            and self._tried.get(pod["metadata"]["uid"], 0.0) < tried_before
+        ]
+        each(going, lambda pod: self._evict(pod, reasons[namespace_of(pod)]))
+        return next_due
+
+    def _due_now(self, spent: Mapping[str, NamespacePolicy]) -> tuple[dict[str, str], Instant | None]:
+        """Return the namespaces whose pods are evicted now, each with the reason, and when the next one is due."""
+        reasons: dict[str, str] = {}
+        later: list[Instant] = []
         now = self._clock.now_ms()
         for name, policy in spent.items():
             state = self._books.require(name).at(now)
             due = self.due(name, policy, state.since)
             if state.over_budget and due <= now:
-                over[name] = (
+                reasons[name] = (
                     f"the GPU budget of namespace {name} has been used up since {format_instant(state.since)}, and the "
                     f"grace period of {format_duration(policy.budget.grace_ms)} is over"
                 )
             elif state.over_budget:
-                dues.append(due)
-        if not over:
-            self._tried.clear()
-            self._protected.clear()
-            return min(dues, default=None)
-        fresh = time.monotonic() - AGAIN_SECONDS
-        going = [
-            pod
-            for pod in pods()
-            if namespace_of(pod) in over
-            and not has_ended(pod)
-            and interval.deleted_at(pod) is None
-            and self._tried.get(pod["metadata"]["uid"], 0.0) < fresh
-        ]
-        each(going, lambda pod: self._evict(pod, over[namespace_of(pod)]))
-        return min(dues, default=None)
+                later.append(due)
+        return reasons, min(later, default=None)
 
     def _evict(self, pod: Object, why: str) -> None:
         uid = pod["metadata"]["uid"]

@@ -19,17 +19,18 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.pod import gate_index
-from slicekeeper.units import Instant, format_duration, format_instant
+from slicekeeper.units import GpuMilliseconds, Instant, format_duration, format_instant
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.opening import Openings, namespace_of
 from timekeeper.cluster.watches import Pods
 from timekeeper.core import interval
-from timekeeper.core.coverage import planned
+from timekeeper.core.coverage import Cover, Gap, planned
 from timekeeper.core.refusal import LedgerError
 from timekeeper.core.reservation import Need, span_of
 from timekeeper.ledger import coverage, reservation
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
+from timekeeper.ledger.standing import Position
 from timekeeper.store import rates
 from timekeeper.store import reservations as store
 
@@ -93,9 +94,11 @@ class Gates:
         self._margin_ms = margin_ms
         self._each = each
         self._waiting: dict[str, _Waiting] = {}
+        """By UID."""
         self._reserved: dict[str, tuple[str, str]] | None = None
         """Pods with an open reservation; None: not read yet. This process alone opens and ends them."""
         self._lists = 0
+        """The number of full lists of pods after which reservations of pods that vanished were last looked for."""
 
     def start_over(self) -> None:
         """Forget everything that is remembered: another process may have led in the meantime."""
@@ -162,6 +165,7 @@ class Gates:
     # One namespace's queue, the oldest first
 
     def _serve(self, queue: list[_Waiting], policy: NamespacePolicy, now: Instant) -> None:
+        """Admit pods until one must wait for time that younger ones would otherwise take from it."""
         ready: dict[str, str] = {}
         ahead = ""
         for one in queue:
@@ -176,8 +180,8 @@ class Gates:
             self._report(one, found)
             if found.holds_others:
                 ahead = one.pod["metadata"]["name"]
-        fresh = time.monotonic() - AGAIN_SECONDS
-        due = [one.pod for one in queue if one.uid in ready and one.lifted < fresh]
+        lifted_before = time.monotonic() - AGAIN_SECONDS
+        due = [one.pod for one in queue if one.uid in ready and one.lifted < lifted_before]
         self._each(due, lambda pod: self._lift(pod, ready[pod["metadata"]["uid"]]))
 
     def _lift(self, pod: Object, why: str) -> None:
@@ -204,6 +208,7 @@ class Gates:
                 self._known()[uid] = (namespace, name)
                 return f"{_words(need)} are set aside until it ends; what it does not use is returned then"
             why = self._lack(place, need, now)
+        # Still nothing missing: the reservation of another process has ended in between. The next look tries again.
         return why or _Reason("missing", f"needs {_words(need)}", holds_others=True)
 
     def _lack(self, place: NamespaceRef, need: Need, now: Instant) -> _Reason | None:
@@ -219,33 +224,10 @@ class Gates:
         if gap is None:
             return None
         if need.amount > most:
-            return _Reason(
-                "never",
-                f"needs {_words(need)}, and the budget can provide {format_duration(max(most, 0))} at most; it waits "
-                "for a grant, a larger budget, or lower activeDeadlineSeconds; younger pods may start before it",
-            )
+            return _never(need, most)
         if gap.at > cover.at:
-            waits = cover.lack(more, alone=True) is None
-            return _Reason(
-                "later",
-                f"needs {_words(need)}: {format_duration(gap.amount)} would be missing from {format_instant(gap.at)} "
-                "on, because the GPU time they would come from expires; it waits for "
-                + ("what is set aside for others" if waits else "a grant, or lower activeDeadlineSeconds"),
-                waits,
-            )
-        free = max(need.amount - gap.amount, 0)
-        tight = next(account for account in (position.account, *position.above) if account.id == gap.budget)
-        comes, rule = cover.states[tight.id].period.expires, cover.forest.records[tight.id].rules[-1]
-        where = "" if tight is position.account else f" in the budget of {tight.title} above"
-        when = ""
-        if comes is not None and rule.amount:
-            when = f"; the next period begins {format_instant(comes)} and brings {format_duration(rule.amount)}"
-        return _Reason(
-            "missing",
-            f"needs {_words(need)}: {format_duration(need.amount - free)} are missing ({format_duration(free)} are "
-            f"free, {format_duration(cover.held(budget))} set aside for others){where}{when}",
-            holds_others=True,
-        )
+            return _later(need, gap, waits_for_others=cover.lack(more, alone=True) is None)
+        return _missing(need, gap, cover, position)
 
     def _report(self, one: _Waiting, why: _Reason) -> None:
         """Write an event if the kind of reason is a new one: amounts change with every look."""
@@ -260,6 +242,43 @@ class Gates:
                 action="Reserve",
                 note=f"This pod {why.note}",
             )
+
+
+def _never(need: Need, most: GpuMilliseconds) -> _Reason:
+    """Return that no period provides as much: a pod that others waited behind would hold them up forever."""
+    return _Reason(
+        "never",
+        f"needs {_words(need)}, and the budget can provide {format_duration(max(most, 0))} at most; it waits "
+        "for a grant, a larger budget, or lower activeDeadlineSeconds; younger pods may start before it",
+    )
+
+
+def _later(need: Need, gap: Gap, *, waits_for_others: bool) -> _Reason:
+    """Return that there is enough now, but that a part of it expires before the pod's deadline."""
+    relief = "what is set aside for others" if waits_for_others else "a grant, or lower activeDeadlineSeconds"
+    return _Reason(
+        "later",
+        f"needs {_words(need)}: {format_duration(gap.amount)} would be missing from {format_instant(gap.at)} "
+        f"on, because the GPU time they would come from expires; it waits for {relief}",
+        holds_others=waits_for_others,
+    )
+
+
+def _missing(need: Need, gap: Gap, cover: Cover, position: Position) -> _Reason:
+    """Return how much less is free now than the pod needs, in its namespace's budget or in one above."""
+    free = max(need.amount - gap.amount, 0)
+    tight = next(account for account in (position.account, *position.above) if account.id == gap.budget)
+    next_period, rule = cover.states[tight.id].period.expires, cover.forest.records[tight.id].rules[-1]
+    where = "" if tight is position.account else f" in the budget of {tight.title} above"
+    when = ""
+    if next_period is not None and rule.amount:
+        when = f"; the next period begins {format_instant(next_period)} and brings {format_duration(rule.amount)}"
+    return _Reason(
+        "missing",
+        f"needs {_words(need)}: {format_duration(need.amount - free)} are missing ({format_duration(free)} are free, "
+        f"{format_duration(cover.held(position.account.id))} set aside for others){where}{when}",
+        holds_others=True,
+    )
 
 
 def _words(need: Need) -> str:

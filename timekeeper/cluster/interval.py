@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from slicekeeper.clock import CLOCK_SKEW_MS, NODE_CLOCK_MS
+from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import Unavailable
@@ -19,7 +21,7 @@ from slicekeeper.kube.pod import has_ended, has_finalizer, is_bound
 from slicekeeper.kube.released import SEEN_AT
 from slicekeeper.units import EPOCH, Instant
 from timekeeper.cluster.node_clock import NodeClocks
-from timekeeper.cluster.opening import Openings, charged_request, namespace_of
+from timekeeper.cluster.opening import Openings, namespace_of
 from timekeeper.cluster.stray import Strays
 from timekeeper.cluster.watches import Pods
 from timekeeper.core import interval
@@ -38,6 +40,15 @@ KUBELET_SECONDS = 10.0
 """How long after a deletion's grace kubelet may still report when the containers ended (our time, and real)."""
 
 READ_AGAIN_SECONDS = 1.0
+
+
+class _Reading(NamedTuple):
+    """What a pod's record shows that the ledger does not have yet."""
+
+    opening: Opening | None = None
+    closing: Closing | None = None
+    settled: bool = False
+    """Whether the ledger needs nothing more from this pod once both are booked."""
 
 
 class Intervals:
@@ -99,7 +110,7 @@ class Intervals:
         settled: list[str] = []
         for uid, pod in (there | gone).items():
             try:
-                opening, closing, done = self._read(pod, rows.get(uid), now, gone=uid in gone)
+                read = self._read(pod, rows.get(uid), now, gone=uid in gone)
             except Exception as error:  # noqa: BLE001 - an error with one pod does not affect the others
                 if isinstance(error, Unavailable):
                     log.info("pod %s/%s waits: %s", namespace_of(pod), pod["metadata"]["name"], error)
@@ -107,11 +118,11 @@ class Intervals:
                     self._fail(f"pod {namespace_of(pod)}/{pod['metadata']['name']}", error)
                 self._again(uid, pod, gone=uid in gone)
                 continue
-            if opening:
-                openings[uid] = opening
-            if closing:
-                closings[uid] = closing
-            if done:
+            if read.opening:
+                openings[uid] = read.opening
+            if read.closing:
+                closings[uid] = read.closing
+            if read.settled:
                 settled.append(uid)
         refused = self.apply(openings, closings, now)
         for uid in refused:
@@ -131,9 +142,10 @@ class Intervals:
             self._pods.mark([], [pod])
 
     def apply(self, openings: dict[str, Opening], closings: dict[str, Closing], now: Instant) -> list[str]:
-        """Append intervals in one transaction; return the pods whose records the ledger refuses.
+        """Append intervals, in one transaction if possible; return the pods whose records the ledger refuses.
 
-        Raises the database's error if it may accept them later.
+        If it refuses any, each pod gets a transaction of its own. Raises the database's error if it may accept all of
+        them later.
         """
         if not openings and not closings:
             return []
@@ -158,37 +170,48 @@ class Intervals:
             ]
         return []
 
-    def _read(
-        self, pod: Object, row: WorkloadRow | None, now: Instant, *, gone: bool
-    ) -> tuple[Opening | None, Closing | None, bool]:
-        """Return the interval's opening and closing, None if not new, and whether the pod is settled with them."""
-        uid = pod["metadata"]["uid"]
-        now = min(now, pod.get(SEEN_AT, now))
+    def _read(self, pod: Object, row: WorkloadRow | None, now: Instant, *, gone: bool) -> _Reading:
+        """Read a pod's record; `row` is what the ledger has of it, None if it is new."""
         if row is not None and row.ended_at is not None:
-            return None, None, True
-        opening = None
+            return _Reading(settled=True)
+        # A record that was written while the timekeeper was down is read as it would have been read then.
+        now = min(now, pod.get(SEEN_AT, now))
         if row is not None:
-            began, holders = row.started_at, holders_of(row.holders)
-        else:
-            start = interval.start_of(pod, now, self._apart_ms)
-            policy = self._policy.of(namespace_of(pod))
-            opening = None if start is None else self._openings.opening(pod, start, policy)
-            if start is None or opening is None:
-                over = gone or has_ended(pod) or interval.deleted_at(pod) is not None
-                if over and is_bound(pod):
-                    charged = charged_request(pod, policy, self._settings)
-                    over = not (charged.requests or charged.whole_device_gpus)
-                return None, None, over
-            began, holders = start.at, holders_of(opening.holders)
+            closing = self._closing(pod, row.started_at, holders_of(row.holders), now, gone=gone)
+            return _Reading(None, closing, settled=closing is not None)
+        start = interval.start_of(pod, now, self._apart_ms)
+        policy = self._policy.of(namespace_of(pod))
+        opening = None if start is None else self._openings.opening(pod, start, policy)
+        if start is None or opening is None:
+            return _Reading(settled=self._is_free(pod, policy, gone=gone))
+        closing = self._closing(pod, start.at, holders_of(opening.holders), now, gone=gone)
+        return _Reading(opening, closing, settled=closing is not None)
+
+    def _is_free(self, pod: Object, policy: NamespacePolicy, *, gone: bool) -> bool:
+        """Whether a pod without an interval will never have one.
+
+        One that ends before it is bound held nothing. One that was bound and requests GPUs held them: its record only
+        does not show yet since when.
+        """
+        if not (gone or has_ended(pod) or interval.deleted_at(pod) is not None):
+            return False
+        return not (is_bound(pod) and self._openings.is_charged(pod, policy))
+
+    def _closing(
+        self, pod: Object, began: Instant, holders: Collection[str], now: Instant, *, gone: bool
+    ) -> Closing | None:
+        """Return the end of an interval; None while its record does not show one."""
+        # EPOCH rather than the start: an end before the start shows that a clock is wrong, and is corrected below.
         end = interval.end_of(pod, holders, EPOCH, final=gone or self._overdue(pod, now))
         if end is None and gone:
             end = interval.End(max(began, last_confirmed(self._books, now)), ORPHAN)
         if end is None:
-            return opening, None, False
+            return None
         at = self._credible(pod, end, began, now)
-        skewed = at != max(end.at, began) or end.at < began - CLOCK_SKEW_MS
         flags = [f"end-{end.source}"] if end.source != "finished" else []
-        return opening, Closing(uid, at, end.source, (*flags, *(["clock-skew"] if skewed else []))), True
+        if at != max(end.at, began) or end.at < began - CLOCK_SKEW_MS:
+            flags.append("clock-skew")
+        return Closing(pod["metadata"]["uid"], at, end.source, tuple(flags))
 
     def _credible(self, pod: Object, end: interval.End, began: Instant, now: Instant) -> Instant:
         """Return when an interval closed. Raises Unavailable while that depends on a node's clock not read yet."""

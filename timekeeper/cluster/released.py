@@ -59,17 +59,17 @@ class Released:
 
     def settle(self, settled: Collection[str]) -> None:
         """Delete the records whose pods are all settled."""
-        for name, waiting in list(self._open.items()):
-            waiting.difference_update(settled)
-            if waiting:
+        for name, unsettled in list(self._open.items()):
+            unsettled.difference_update(settled)
+            if unsettled:
                 continue
             try:
                 self._client.delete(CONFIG_MAPS, name, self._namespace)
             except NotFound:
                 pass
             except ServiceError as error:
-                log.warning("configmap %s: all its pods are booked, but it cannot be taken away: %s", name, error)
-            log.info("configmap %s: all pods that were let go are booked", name)
+                log.warning("configmap %s: all its pods are booked, but it cannot be deleted: %s", name, error)
+            log.info("configmap %s: all released pods in it are booked", name)
             del self._open[name]
 
     def _listed(self) -> list[Object]:
@@ -78,7 +78,7 @@ class Released:
         except NotFound:
             return []
         except Forbidden as error:
-            log.error("records of pods that were let go by hand cannot be read, apply the manifests again: %s", error)
+            log.error("records of pods that were released by hand cannot be read, apply the manifests again: %s", error)
             return []
 
 

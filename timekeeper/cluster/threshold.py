@@ -64,6 +64,7 @@ class Thresholds:
         self._books = books
         self._uid_of = uid_of
         self._due: dict[AccountId, tuple[Position, NamespacePolicy, Instant | None]] = {}
+        """What each account was last checked with, and when it must be checked again although nothing changes."""
 
     def start_over(self) -> None:
         """Forget everything that is remembered: another process may have led."""
@@ -84,10 +85,9 @@ class Thresholds:
         for position in positions:
             account = position.account
             policy = policy_of(account.name) if account.kind == "namespace" else of_parents
-            seen = self._due.get(account.id)
-            fresh = seen is None or seen[0] is not position or seen[1] is not policy
-            due = None if seen is None else seen[2]
-            if fresh or (due is not None and due <= now):
+            known, known_policy, due = self._due.get(account.id, (None, None, None))
+            # Both are replaced when anything in them changes.
+            if known is not position or known_policy is not policy or (due is not None and due <= now):
                 due = self._look_at(position, policy, now)
                 self._due[account.id] = (position, policy, due)
             dues += [] if due is None else [due]

@@ -27,7 +27,11 @@ class Pods:
         """The number of full lists of pods: after each, intervals without a pod must be checked."""
 
     def on_list(self, objects: list[Object]) -> None:
-        """Replace the whole state; pods that vanished unseen have no reliable last state."""
+        """Replace all pods.
+
+        One that is missing in the list is marked as changed, but not as deleted: what was last seen of it may be older
+        than its end. `Vanished` closes its interval.
+        """
         listed = {pod["metadata"]["uid"]: pod for pod in objects}
         with self._lock:
             self._dirty |= set(listed) | (set(self._pods) - set(listed))
@@ -36,7 +40,7 @@ class Pods:
         self._wake.set()
 
     def on_event(self, kind: str, obj: Object) -> None:
-        """Take one change."""
+        """Store the new state of one pod, or the last one if it was deleted."""
         uid = obj["metadata"]["uid"]
         with self._lock:
             if kind == "DELETED":
@@ -88,12 +92,12 @@ class ClusterNodes:
         self._changed: dict[str, Gpu] = {}
 
     def on_list(self, objects: list[Object]) -> None:
-        """Take the whole state."""
+        """Store the GPUs of all nodes; those of a node that is missing stay known, as after its deletion."""
         for node in objects:
             self.on_event("ADDED", node)
 
     def on_event(self, kind: str, obj: Object) -> None:
-        """Take one node; a deleted one's GPUs stay known, because its pods are still charged."""
+        """Store the GPUs of one node; a deleted one's stay known, because its pods are still charged."""
         if kind == "DELETED":
             return
         name = obj["metadata"]["name"]
@@ -138,16 +142,16 @@ class Namespaces:
         self._listed = False
 
     def on_list(self, objects: list[Object]) -> None:
-        """Take the whole state."""
+        """Replace all namespaces."""
         self._listed = True
         self._uids = {namespace["metadata"]["name"]: namespace["metadata"]["uid"] for namespace in objects}
 
     def on_event(self, kind: str, obj: Object) -> None:
-        """Take one change."""
+        """Store one namespace, or remove it if it was deleted."""
         name, uid = obj["metadata"]["name"], obj["metadata"]["uid"]
         if kind != "DELETED":
             self._uids[name] = uid
-        elif self._uids.get(name) == uid:
+        elif self._uids.get(name) == uid:  # otherwise the name was used again before this event came
             del self._uids[name]
 
     def uid(self, name: str) -> str | None:
