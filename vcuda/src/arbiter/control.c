@@ -189,10 +189,10 @@ static void make_room(void) {
 }
 
 /* Root and the arbiter's own user may command; the folder's mode says the same. */
-static void control_ready(void *unused, int listener, bool writable) {
+static void control_ready(void *unused, int door, bool writable) {
   struct ucred who;
   socklen_t size = sizeof who;
-  int fd = ar_loop_accept(listener);
+  int fd = ar_loop_accept(door);
   (void)unused, (void)writable;
   if (fd < 0) return;
   make_room();
@@ -210,11 +210,15 @@ static void control_ready(void *unused, int listener, bool writable) {
 }
 
 bool ar_control_open(const char **why) {
+  static int listener = -1;
   char path[AR_PATH];
+  int before = listener;
   *why = "the control socket could not be made";
   if (!ar_path(path, "control.sock")) return false;
-  int fd = ar_loop_listen(path, SOCK_STREAM, 0600, why);
-  return fd >= 0 && ar_loop_watch(fd, control_ready, NULL);
+  listener = ar_loop_listen(path, SOCK_STREAM, 0600, why);
+  ar_loop_unwatch(before);
+  if (before >= 0) close(before);
+  return listener >= 0 && ar_loop_watch(listener, control_ready, NULL);
 }
 
 void ar_control_tick(uint64_t now) {

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Listen; false, with a reason, if that is impossible. */
+/* Listen, and no longer at the socket before; false, with a reason, if that is impossible. */
 bool ar_control_open(const char **why);
 /* Disconnect peers that do not read their answers. */
 void ar_control_tick(uint64_t now);

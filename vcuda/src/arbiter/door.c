@@ -127,12 +127,15 @@ static void close_door(struct ar_seat *s) {
 
 bool ar_door_open(struct ar_seat *s, const char **why) {
   char path[AR_PATH];
+  int before = s->door;
   *why = "the seat's folder cannot be made";
   if (!ar_path(path, "seats/%s", s->config.name)) return false;
   if (mkdir(path, 0755) < 0 && errno != EEXIST) return false;
   if (!ar_path(path, "seats/%s/seat.sock", s->config.name)) return false;
   s->door = ar_loop_listen(path, SOCK_SEQPACKET, 0666, why);
   s->closed = close_door;
+  ar_loop_unwatch(before);
+  if (before >= 0) close(before);
   return s->door >= 0 && ar_loop_watch(s->door, door_ready, s);
 }
 

@@ -5,6 +5,7 @@
 
 #include "seat.h"
 
+/* Listen at the seat's socket, and no longer at the one before; false, with a reason, if that is impossible. */
 bool ar_door_open(struct ar_seat *seat, const char **why);
 /* Disconnects processes that have not identified themselves in time. */
 void ar_door_tick(uint64_t now);

@@ -18,7 +18,7 @@
 
 #define BACKLOG 128
 #define TICK_MS 50
-#define TICKS 4
+#define TICKS 5
 
 /* By descriptor. The serial tells an event of a watch that is gone from one of its successor. */
 struct watch {

@@ -190,6 +190,15 @@ void ar_seat_restore(bool (*open)(struct ar_seat *, const char **)) {
   ar_state_each(restore_one);
 }
 
+void ar_seat_put_back(void) {
+  const char *why;
+  for (struct ar_seat *s = seats; s; s = s->next) {
+    s->kept = 0;
+    if (!open_door(s, &why) || !ar_state_save(&s->config))
+      fprintf(stderr, "arbiter: seat %s was not put back\n", s->config.name);
+  }
+}
+
 void ar_seat_tick(uint64_t now) {
   for (struct ar_seat *s = seats, *next; s; s = next) {
     next = s->next;

@@ -18,6 +18,8 @@ struct ar_seat *ar_seat_set(const struct ar_config *config, bool *made, const ch
 void ar_seat_drop(struct ar_seat *seat);
 /* Make the seats from before a restart again, and call `open` for each; if that returns false, the seat is dropped. */
 void ar_seat_restore(bool (*open)(struct ar_seat *, const char **why));
+/* Make what the folder has for each seat again. */
+void ar_seat_put_back(void);
 /* Do what is due: free the slots of processes that are gone, drop seats that are over. */
 void ar_seat_tick(uint64_t now);
 /* Write down what the next arbiter must know of all seats. */

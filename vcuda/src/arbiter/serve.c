@@ -39,6 +39,18 @@ static void fake_world(void) {
   setenv("SLICEKEEPER_FAKE_WORLD", path, 0);
 }
 
+/* Somebody may empty the folder while we serve: nobody could reach us any more, to change a seat or to take one. Who has
+ * a seat by then has no use for the folder. */
+static void folder_tick(uint64_t now) {
+  char path[AR_PATH];
+  const char *why;
+  (void)now;
+  if (!ar_path(path, "control.sock") || access(path, F_OK) == 0) return;
+  if (!ar_folder_make() || !only_one() || !ar_control_open(&why)) return;
+  ar_seat_put_back();
+  fprintf(stderr, "arbiter: the folder was emptied, and is filled again\n");
+}
+
 static void *wait_for_signal(void *set) {
   int got;
   sigwait(set, &got);
@@ -86,6 +98,7 @@ int ar_serve(const struct ar_options *o) {
   if (!ar_loop_start(&why)) return fail(why);
   ar_seat_restore(ar_door_open);
   if (!ar_control_open(&why)) return fail(why);
+  ar_loop_every(folder_tick);
   ar_loop_every(ar_seat_tick);
   ar_loop_every(ar_door_tick);
   ar_loop_every(ar_control_tick);

@@ -41,12 +41,16 @@ static bool make_parents(const char *path) {
 }
 
 bool ar_folder_open(const char *path, const char **why) {
-  char sub[AR_PATH];
   *why = "the folder's path is too long";
   if (strlen(path) >= sizeof folder) return false;
   strcpy(folder, path);
   *why = "the folder cannot be made";
-  if (!make_parents(path) || !make(path, 0700)) return false;
+  return ar_folder_make();
+}
+
+bool ar_folder_make(void) {
+  char sub[AR_PATH];
+  if (!make_parents(folder) || !make(folder, 0700)) return false;
   /* Containers see only seats/NAME, which is mounted for them; the rest is private. */
   return ar_path(sub, "seats") && make(sub, 0711) && ar_path(sub, "state") && make(sub, 0700);
 }

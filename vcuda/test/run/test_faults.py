@@ -284,6 +284,39 @@ def restarted() -> None:
         check(second.returncode == 3, "the cap was forgotten")
 
 
+@case("faults: the arbiter's folder is emptied; it answers again, and who has a seat keeps it")
+@patiently
+def emptied() -> None:
+    with Node(virtual=False) as node:
+        holder = node.run(Seat(10, program=[str(BUILD / "fake" / "memory"), "hold", "700"], name="m"))
+        check(holder.stdout and holder.stdout.readline() == "holding\n", "did not hold")
+        before = node.seats()["m"]
+        for name in ("control.sock", "lock"):
+            (node.dir / name).unlink()
+        for name in ("seats", "state"):
+            shutil.rmtree(node.dir / name)
+        deadline = time.monotonic() + 60
+        while not (node.dir / "control.sock").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        after = node.seats()["m"]
+        check({key: after[key] for key in ("memory", "processes")} == {"memory": 700 << 20, "processes": 1}, f"{after}")
+        check(after["wall_ns"] > before["wall_ns"], "it is another seat")
+        second = node.run(Seat(10, program=[str(BUILD / "fake" / "memory"), "hold", "700"], name="m"))
+        second.communicate(timeout=240)
+        check(second.returncode == 3, "a process that came into the seat later had its memory twice")
+        node.run(Seat(20, program=[str(BUILD / "fake" / "memory"), "hold", "100"], name="new"))
+        assert node.arbiter
+        node.arbiter.kill()
+        node.arbiter.wait()
+        node.start()
+        check(node.seats()["m"]["memory"] == 700 << 20, "the next arbiter does not know the seat")
+        rival = subprocess.run(
+            [str(BUILD / "arbiter"), "serve", "--dir", str(node.dir), "--fake"],
+            env=node.env, capture_output=True, text=True, check=False, timeout=240,
+        )  # fmt: skip
+        check("another arbiter serves this folder" in rival.stderr, rival.stderr)
+
+
 @case("faults: another arbiter counts on, also for work that never pauses")
 @patiently
 def counted_on() -> None:
