@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
@@ -19,7 +20,7 @@ from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import ServiceError
 from slicekeeper.gpu import inventory
 from slicekeeper.gpu.parse import parse_admitted
-from slicekeeper.gpu.pod_manifest import annotations_of
+from slicekeeper.gpu.pod_manifest import annotations_of, sharing_mode
 from slicekeeper.kube.client import NODES, PODS, KubeClient, Object
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import CORES_PER_GPU, format_duration
@@ -167,9 +168,9 @@ def nodes(context: Context, output: str) -> None:
     rows = [
         {
             **described(node, gpu, part),
-            "coreAllocated": _allocated(part, shares.get(part.uuid, [])),
+            "coreAllocated": _allocated(part, shares.get(part.uuid, {})),
             **figures(_seats_on(part.uuid, by_node.get(node["metadata"]["name"]))),
-            "pods": [name for name, _ in shares.get(part.uuid, [])],
+            "pods": [*shares.get(part.uuid, ())],
         }
         for node in objects
         for gpu in inventory.readable_of(node)
@@ -178,26 +179,28 @@ def nodes(context: Context, output: str) -> None:
     show_list(rows, output, _GPU_COLUMNS, lambda row: str(row["gpu"]))
 
 
-def _allocated(part: inventory.Part, holders: Sequence[tuple[str, int]]) -> int:
+def _allocated(part: inventory.Part, holders: Mapping[str, int]) -> int:
     """Return the allocated compute of a GPU, in percent; for a MIG slice, all of it or nothing."""
     if inventory.is_slice(part.uuid):
         return part.core if holders else 0
-    return sum(core for _, core in holders)
+    return sum(holders.values())
 
 
 def _seats_on(uuid: str, seats: list[SeatUse] | None) -> list[SeatUse] | None:
     return None if seats is None else [seat for seat in seats if seat.gpu == uuid]
 
 
-def _shares(pods: list[Object], resources: Resources) -> dict[str, list[tuple[str, int]]]:
+def _shares(pods: list[Object], resources: Resources) -> dict[str, dict[str, int]]:
     """Return for each GPU the running pods that hold a share of it, in percent."""
-    shares: dict[str, list[tuple[str, int]]] = {}
+    shares: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for pod in pods:
         if has_ended(pod):
             continue
         name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+        alone = sharing_mode(pod) == names.EXCLUSIVE
         for request in parse_admitted(pod, resources)[0].requests:
             chosen = annotations_of(pod).get(names.gpu_annotation(request.container), "")
             for uuid in filter(None, chosen.split(",")):
-                shares.setdefault(uuid, []).append((name, min(request.core, CORES_PER_GPU)))
+                held = shares[uuid].get(name, 0) + request.core
+                shares[uuid][name] = CORES_PER_GPU if alone else min(held, CORES_PER_GPU)
     return shares

@@ -300,3 +300,19 @@ def test_mig_slices_are_shown_in_the_place_of_their_gpu(site: Site) -> None:
     assert (one["askedPercent"], one["limitPercent"], one["memoryMib"]) == (10, 42, 40_448)
     assert "MIG-1aaaaaaa" in site.run("nodes").stdout
     assert uuids[0] not in site.run("nodes").stdout
+
+
+def test_an_exclusive_pod_has_all_of_its_gpu_and_each_pod_is_named_once(site: Site) -> None:
+    def bound(name: str, gpu: str, mode: str, core: int, *containers: str) -> None:
+        limits = {"tencent.com/vcuda-core": str(core), "tencent.com/vcuda-memory": "4"}
+        made = [{"name": name, "image": "cuda", "resources": {"limits": limits}} for name in containers]
+        chosen = {names.gpu_annotation(container): gpu for container in containers}
+        site.small.pod(
+            name, annotations={**chosen, names.SHARING_MODE: f"{mode}: asked for"}, nodeName="node-2", containers=made
+        )
+
+    bound("alone", "node-2-0", "exclusive", 30, "c")
+    bound("two", "node-2-1", "shared", 20, "c", "d")
+    nodes = {gpu["gpu"]: gpu for gpu in json.loads(site.run("nodes", "-o", "json").stdout)}
+    assert [nodes[f"node-2-{n}"]["coreAllocated"] for n in (0, 1)] == [100, 40]
+    assert [nodes[f"node-2-{n}"]["pods"] for n in (0, 1)] == [[f"{TEAM}/alone"], [f"{TEAM}/two"]]
