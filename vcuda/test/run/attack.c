@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "abi.h"
+#include "by_name.h"
 #include "program.h"
 
 #include <dlfcn.h>
@@ -116,10 +117,10 @@ static void shrink_now(void) {
 static void grow_now(void) {
   change_size(1 << 24);
 }
-static void shrink(void) {
+BY_NAME(shrink) {
   in_child(shrink_now);
 }
-static void grow(void) {
+BY_NAME(grow) {
   in_child(grow_now);
 }
 static void write_policy_now(void) {
@@ -130,7 +131,7 @@ static void write_policy_now(void) {
   int fd = open(path, O_RDWR);
   if (fd >= 0 && pwrite(fd, "x", 1, 0) == 1) puts("the policy can be written");
 }
-static void write_policy(void) {
+BY_NAME(write_policy) {
   in_child(write_policy_now);
 }
 
@@ -182,30 +183,30 @@ static void aside(void *(*f)(void *), const char *what) {
   pthread_create(&t, NULL, f, (void *)(uintptr_t)what);
   pthread_detach(t);
 }
-static void lie_idle(void) {
+BY_NAME(lie_idle) {
   aside(lie, "idle");
 }
-static void lie_unused(void) {
+BY_NAME(lie_unused) {
   aside(lie, "unused");
 }
-static void lie_wanting(void) {
+BY_NAME(lie_wanting) {
   aside(lie, "wanting");
 }
-static void lie_huge(void) {
+BY_NAME(lie_huge) {
   aside(lie, "huge");
 }
-static void lie_busy(void) {
+BY_NAME(lie_busy) {
   aside(lie, "busy");
 }
 /* Nothing is launched, and what is in flight never ends. */
-static void lie_stuck(void) {
+BY_NAME(lie_stuck) {
   idles = 1;
   aside(lie, "stuck");
 }
 
 /* A process of the seat, without the limiter, that says it wants the GPU, and never takes it; the other one
  * launches nothing. */
-static void wants_for_nothing(void) {
+BY_NAME(wants_for_nothing) {
   idles = 1;
   if (fork()) return;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -235,7 +236,7 @@ static void *requeue(void *unused) {
   }
   return unused;
 }
-static void requeue_bell(void) {
+BY_NAME(requeue_bell) {
   aside(requeue, NULL);
 }
 static void *ring(void *unused) {
@@ -245,13 +246,13 @@ static void *ring(void *unused) {
   }
   return unused;
 }
-static void ring_without_end(void) {
+BY_NAME(ring_without_end) {
   aside(ring, NULL);
 }
 
 /* ---- the socket ---- */
 
-static void many_connections(void) {
+BY_NAME(many_connections) {
   struct rlimit limit = {4096, 4096};
   setrlimit(RLIMIT_NOFILE, &limit);
   for (int i = 0; i < 1500; i++) {
@@ -259,7 +260,7 @@ static void many_connections(void) {
     if (fd >= 0) hello(fd, -1);
   }
 }
-static void silent_connections(void) {
+BY_NAME(silent_connections) {
   for (int i = 0; i < 900; i++) dial();
 }
 static void *knock(void *unused) {
@@ -269,10 +270,10 @@ static void *knock(void *unused) {
   }
   return unused;
 }
-static void knock_without_end(void) {
+BY_NAME(knock_without_end) {
   aside(knock, NULL);
 }
-static void many_processes(void) {
+BY_NAME(many_processes) {
   for (int i = 0; i < 400; i++)
     if (!fork()) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -281,7 +282,7 @@ static void many_processes(void) {
       _exit(0);
     }
 }
-static void others_slots(void) {
+BY_NAME(others_slots) {
   for (int i = 0; i < 256; i++) {
     pid_t child = fork();
     if (!child) {
@@ -301,7 +302,7 @@ static void *babble(void *unused) {
     if (send(fd, noise, sizeof noise, MSG_NOSIGNAL) < 0) break;
   return unused;
 }
-static void babble_without_end(void) {
+BY_NAME(babble_without_end) {
   aside(babble, NULL);
 }
 
@@ -317,7 +318,7 @@ static int control(void) {
   close(fd);
   return -1;
 }
-static void never_reads(void) {
+BY_NAME(never_reads) {
   for (int i = 0; i < 40; i++) {
     int fd = control();
     int size = 1024;
@@ -326,7 +327,7 @@ static void never_reads(void) {
       if (send(fd, "{\"op\":\"read\"}\n", 14, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) break;
   }
 }
-static void half_a_line(void) {
+BY_NAME(half_a_line) {
   for (int i = 0; i < 100; i++) {
     int fd = control();
     if (send(fd, "{\"op\":", 6, MSG_NOSIGNAL) < 0) break;
@@ -346,13 +347,13 @@ static void *come_and_go(void *unused) {
   }
   return unused;
 }
-static void come_and_go_without_end(void) {
+BY_NAME(come_and_go_without_end) {
   aside(come_and_go, NULL);
 }
-static void odd_name(void) {
+BY_NAME(odd_name) {
   prctl(PR_SET_NAME, "a) Z 1 (b");
 }
-static void many_mappings(void) {
+BY_NAME(many_mappings) {
   for (int i = 0; i < 60000; i++)
     mmap(NULL, 4096, i % 2 ? PROT_READ : PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   for (int fd = 3; fd < 1024; fd++) close(fd);
@@ -364,10 +365,10 @@ static void *no_descriptors(void *unused) {
   }
   return unused;
 }
-static void closes_without_end(void) {
+BY_NAME(closes_without_end) {
   aside(no_descriptors, NULL);
 }
-static void stops_in_between(void) {
+BY_NAME(stops_in_between) {
   if (fork()) return;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   for (pid_t victim = getppid();; usleep(3000)) {
@@ -411,7 +412,7 @@ static void *burst(void *unused) {
   }
   return unused;
 }
-static void burst_behind_waits(void) {
+BY_NAME(burst_behind_waits) {
   aside(burst, NULL);
 }
 /* The same behind an event of another stream, in one context. */
@@ -433,7 +434,7 @@ static void *burst_of_events(void *unused) {
   }
   return unused;
 }
-static void burst_behind_events(void) {
+BY_NAME(burst_behind_events) {
   aside(burst_of_events, NULL);
 }
 static void *capture_on_and_off(void *stream) {
@@ -451,14 +452,14 @@ static void *launch_in(void *stream) {
   while (!over) cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
   return NULL;
 }
-static void captures_without_end(void) {
+BY_NAME(captures_without_end) {
   CUstream s;
   must(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), "stream");
   pthread_t t;
   pthread_create(&t, NULL, capture_on_and_off, s);
   pthread_create(&t, NULL, launch_in, s);
 }
-static void many_threads(void) {
+BY_NAME(many_threads) {
   pthread_t t;
   pthread_attr_t small;
   pthread_attr_init(&small);
@@ -475,7 +476,7 @@ static void *streams_come_and_go(void *unused) {
   }
   return unused;
 }
-static void streams_without_end(void) {
+BY_NAME(streams_without_end) {
   for (int i = 0; i < 4; i++) aside(streams_come_and_go, NULL);
 }
 static void *contexts_come_and_go(void *unused) {
@@ -491,7 +492,7 @@ static void *contexts_come_and_go(void *unused) {
   }
   return unused;
 }
-static void contexts_without_end(void) {
+BY_NAME(contexts_without_end) {
   aside(contexts_come_and_go, NULL);
 }
 
@@ -512,7 +513,7 @@ static void *lie_at_random(void *unused) {
   }
   return unused;
 }
-static void lie_garbage(void) {
+BY_NAME(lie_garbage) {
   aside(lie_at_random, NULL);
 }
 static void *lie_of_the_future(void *unused) {
@@ -532,7 +533,7 @@ static void *lie_of_the_future(void *unused) {
   }
   return unused;
 }
-static void lie_future(void) {
+BY_NAME(lie_future) {
   aside(lie_of_the_future, NULL);
 }
 static void *lie_of_the_union(void *unused) {
@@ -545,7 +546,7 @@ static void *lie_of_the_union(void *unused) {
   }
   return unused;
 }
-static void lie_union(void) {
+BY_NAME(lie_union) {
   aside(lie_of_the_union, NULL);
 }
 static void *lie_of_others(void *unused) {
@@ -562,7 +563,7 @@ static void *lie_of_others(void *unused) {
   }
   return unused;
 }
-static void lie_others(void) {
+BY_NAME(lie_others) {
   aside(lie_of_others, NULL);
 }
 
@@ -578,7 +579,7 @@ static void *send_nothing(void *unused) {
   }
   return unused;
 }
-static void empty_messages(void) {
+BY_NAME(empty_messages) {
   aside(send_nothing, NULL);
 }
 static void *send_halves(void *unused) {
@@ -592,7 +593,7 @@ static void *send_halves(void *unused) {
   }
   return unused;
 }
-static void half_messages(void) {
+BY_NAME(half_messages) {
   aside(send_halves, NULL);
 }
 static void *send_wrong(void *unused) {
@@ -607,7 +608,7 @@ static void *send_wrong(void *unused) {
   }
   return unused;
 }
-static void wrong_messages(void) {
+BY_NAME(wrong_messages) {
   aside(send_wrong, NULL);
 }
 static void send_fds(int to, int count) {
@@ -639,7 +640,7 @@ static void *send_descriptors(void *unused) {
   }
   return unused;
 }
-static void descriptors_sent(void) {
+BY_NAME(descriptors_sent) {
   aside(send_descriptors, NULL);
 }
 static void *send_nonsense(void *unused) {
@@ -670,13 +671,13 @@ static void *send_nonsense(void *unused) {
   }
   return unused;
 }
-static void nonsense_commands(void) {
+BY_NAME(nonsense_commands) {
   aside(send_nonsense, NULL);
 }
-static void many_controls(void) {
+BY_NAME(many_controls) {
   for (int i = 0; i < 800; i++) control();
 }
-static void unlink_socket(void) {
+BY_NAME(unlink_socket) {
   const char *path = getenv("SLICEKEEPER_SEAT");
   char other[512];
   if (!path) return;
@@ -688,14 +689,14 @@ static void unlink_socket(void) {
 
 /* ---- more of processes ---- */
 
-static void stops_for_good(void) {
+BY_NAME(stops_for_good) {
   if (fork()) return;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   usleep(400000);
   kill(getppid(), SIGSTOP);
   pause();
 }
-static void stops_for_long(void) {
+BY_NAME(stops_for_long) {
   if (fork()) return;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   for (pid_t victim = getppid();; usleep(100000)) {
@@ -704,14 +705,14 @@ static void stops_for_long(void) {
     if (kill(victim, SIGCONT) < 0) _exit(0);
   }
 }
-static void lowest_priority(void) {
+BY_NAME(lowest_priority) {
   struct sched_param none = {0};
   for (int tid = getpid(); tid < getpid() + 8; tid++) {
     sched_setscheduler(tid, SCHED_IDLE, &none);
     setpriority(PRIO_PROCESS, (id_t)tid, 19);
   }
 }
-static void traced(void) {
+BY_NAME(traced) {
   for (int i = 0; i < 8; i++) {
     pid_t child = fork();
     if (!child) {
@@ -723,7 +724,7 @@ static void traced(void) {
     }
   }
 }
-static void passed_on(void) {
+BY_NAME(passed_on) {
   for (int i = 0; i < 40; i++) {
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) return;
@@ -741,71 +742,14 @@ static void passed_on(void) {
   }
 }
 
-#define KIND(name) {#name, name}
-static const struct {
-  const char *name;
-  void (*go)(void);
-} kinds[] = {
-    KIND(shrink),
-    KIND(grow),
-    KIND(write_policy),
-    KIND(lie_idle),
-    KIND(lie_unused),
-    KIND(lie_wanting),
-    KIND(lie_huge),
-    KIND(lie_busy),
-    KIND(lie_stuck),
-    KIND(wants_for_nothing),
-    KIND(requeue_bell),
-    KIND(ring_without_end),
-    KIND(many_connections),
-    KIND(silent_connections),
-    KIND(knock_without_end),
-    KIND(many_processes),
-    KIND(others_slots),
-    KIND(babble_without_end),
-    KIND(never_reads),
-    KIND(half_a_line),
-    KIND(come_and_go_without_end),
-    KIND(odd_name),
-    KIND(many_mappings),
-    KIND(closes_without_end),
-    KIND(stops_in_between),
-    KIND(burst_behind_waits),
-    KIND(burst_behind_events),
-    KIND(captures_without_end),
-    KIND(many_threads),
-    KIND(streams_without_end),
-    KIND(contexts_without_end),
-    KIND(lie_garbage),
-    KIND(lie_future),
-    KIND(lie_union),
-    KIND(lie_others),
-    KIND(empty_messages),
-    KIND(half_messages),
-    KIND(wrong_messages),
-    KIND(descriptors_sent),
-    KIND(nonsense_commands),
-    KIND(many_controls),
-    KIND(unlink_socket),
-    KIND(stops_for_good),
-    KIND(stops_for_long),
-    KIND(lowest_priority),
-    KIND(traced),
-    KIND(passed_on),
-};
-
 int main(int argc, char **argv) {
   const char *what = argc > 1 ? argv[1] : "";
-  void (*go)(void) = NULL;
   CUmodule module;
   void (*fake_arrive)(void);
   long count = 0;
-  for (unsigned i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-    if (!strcmp(what, "list")) puts(kinds[i].name);
-    if (!strcmp(what, kinds[i].name)) go = kinds[i].go;
-  }
-  if (!go || argc < 3) return strcmp(what, "list") != 0;
+  const struct by_name *kind = find_by_name(what);
+  if (!strcmp(what, "list")) return list_names(), 0;
+  if (!kind || argc < 3) return 1;
   signal(SIGPIPE, SIG_IGN);
   context = open_gpu();
   *(void **)&fake_now = dlsym(RTLD_DEFAULT, "skfNow");
@@ -814,7 +758,7 @@ int main(int argc, char **argv) {
   must(cuModuleLoadData(&module, "spin"), "module");
   must(cuModuleGetFunction(&kernel, module, "spin_500us"), "function");
   find_pages();
-  go();
+  kind->go();
   if (fake_arrive) fake_arrive();
   until = now() + atof(argv[2]);
   while (now() < until) {

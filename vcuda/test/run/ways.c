@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #define __CUDA_API_VERSION_INTERNAL 1
+#include "by_name.h"
 #include "program.h"
 
 #include <dlfcn.h>
@@ -37,6 +38,25 @@ static int got(CUresult r) {
   return r == CUDA_SUCCESS;
 }
 
+static bool take(size_t bytes) {
+  CUdeviceptr p;
+  return got(cuMemAlloc_v2(&p, bytes));
+}
+static bool take_in_order(size_t bytes) {
+  CUdeviceptr p;
+  return got(cuMemAllocAsync(&p, bytes, NULL));
+}
+static bool take_from(CUmemoryPool pool, size_t bytes) {
+  CUdeviceptr p;
+  return got(cuMemAllocFromPoolAsync(&p, bytes, pool, NULL));
+}
+
+/* What must be granted, and stays held. */
+static void hold(size_t bytes) {
+  CUdeviceptr p;
+  must(cuMemAlloc_v2(&p, bytes), "plain");
+}
+
 /* Take all that can be had. */
 static void fill(void) {
   CUdeviceptr p;
@@ -55,48 +75,83 @@ static CUmemoryPool pool_on(CUmemLocationType type) {
   return pool;
 }
 
+static void start(pthread_t *threads, int count, void *(*run)(void *), void *argument) {
+  for (int i = 0; i < count; i++) pthread_create(&threads[i], NULL, run, argument);
+}
+static void join(const pthread_t *threads, int count) {
+  for (int i = 0; i < count; i++) pthread_join(threads[i], NULL);
+}
+static void in_threads(int count, void *(*run)(void *), void *argument) {
+  pthread_t threads[8];
+  start(threads, count, run, argument);
+  join(threads, count);
+}
+
+/* A kernel of the fake driver's, from a module or a library of its own. */
+static CUfunction function(const char *name) {
+  CUmodule module;
+  CUfunction f;
+  must(cuModuleLoadData(&module, "spin"), "module");
+  must(cuModuleGetFunction(&f, module, name), "function");
+  return f;
+}
+static CUlibrary library_of(const char *text) {
+  CUlibrary library;
+  must(cuLibraryLoadData(&library, text, NULL, NULL, 0, NULL, NULL, 0), "library");
+  return library;
+}
+static bool load_library(CUlibrary *out, const void *image) {
+  return got(cuLibraryLoadData(out, image, NULL, NULL, 0, NULL, NULL, 0));
+}
+static CUfunction kernel_of(CUlibrary library, const char *name) {
+  CUkernel k;
+  must(cuLibraryGetKernel(&k, library, name), "kernel");
+  return (CUfunction)k;
+}
+static void run(CUfunction f) {
+  got(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+}
+static bool open_context(void) {
+  CUcontext c;
+  return got(cuCtxCreate_v2(&c, 0, device));
+}
+
 /* ---- pools ---- */
 
-static void pool_destroyed_in_use(void) {
-  CUdeviceptr p;
+BY_NAME(pool_destroyed_in_use) {
   for (int i = 0; i < 8; i++) {
     CUmemoryPool pool = pool_on(CU_MEM_LOCATION_TYPE_DEVICE);
-    got(cuMemAllocFromPoolAsync(&p, 300 * MIB, pool, NULL));
+    take_from(pool, 300 * MIB);
     must(cuMemPoolDestroy(pool), "destroy");
   }
   fill();
 }
-static void pool_destroyed_while_current(void) {
-  CUdeviceptr p;
+BY_NAME(pool_destroyed_while_current) {
   for (int i = 0; i < 4; i++) {
     CUmemoryPool pool = pool_on(CU_MEM_LOCATION_TYPE_DEVICE);
     must(cuDeviceSetMemPool(device, pool), "current");
-    got(cuMemAllocAsync(&p, 300 * MIB, NULL));
+    take_in_order(300 * MIB);
     must(cuMemPoolDestroy(pool), "destroy");
   }
-  got(cuMemAllocAsync(&p, 100 * MIB, NULL));
+  take_in_order(100 * MIB);
   fill();
 }
-static void default_pool_destroyed(void) {
+BY_NAME(default_pool_destroyed) {
   CUmemoryPool pool;
-  CUdeviceptr p;
   must(cuDeviceGetDefaultMemPool(&pool, device), "pool");
-  got(cuMemAllocAsync(&p, 500 * MIB, NULL));
+  take_in_order(500 * MIB);
   if (cuMemPoolDestroy(pool) == CUDA_SUCCESS) printf("the default pool was destroyed\n");
-  got(cuMemAllocAsync(&p, 600 * MIB, NULL));
+  take_in_order(600 * MIB);
   fill();
 }
-static void many_pools(void) {
-  CUdeviceptr p;
-  for (int i = 0; i < 100; i++)
-    got(cuMemAllocFromPoolAsync(&p, 20 * MIB, pool_on(CU_MEM_LOCATION_TYPE_DEVICE), NULL));
+BY_NAME(many_pools) {
+  for (int i = 0; i < 100; i++) take_from(pool_on(CU_MEM_LOCATION_TYPE_DEVICE), 20 * MIB);
 }
-static void pool_by_bytes(void) {
-  CUdeviceptr p;
-  for (int i = 0; i < 3000; i++) got(cuMemAllocAsync(&p, MIB - 511, NULL));
+BY_NAME(pool_by_bytes) {
+  for (int i = 0; i < 3000; i++) take_in_order(MIB - 511);
   fill();
 }
-static void pool_kept_by_threshold(void) {
+BY_NAME(pool_kept_by_threshold) {
   CUmemoryPool pool = pool_on(CU_MEM_LOCATION_TYPE_DEVICE);
   cuuint64_t keep = UINT64_MAX;
   CUdeviceptr p;
@@ -114,12 +169,10 @@ static void *pool_thread(void *pool) {
       cuMemFreeAsync(p, NULL);
   return NULL;
 }
-static void pool_by_threads(void) {
-  pthread_t t[8];
+BY_NAME(pool_by_threads) {
   CUmemoryPool pool;
   must(cuDeviceGetDefaultMemPool(&pool, device), "pool");
-  for (int i = 0; i < 8; i++) pthread_create(&t[i], NULL, pool_thread, pool);
-  for (int i = 0; i < 8; i++) pthread_join(t[i], NULL);
+  in_threads(8, pool_thread, pool);
   fill();
 }
 
@@ -150,7 +203,7 @@ static void launch(CUgraph graph) {
   must(cuGraphInstantiateWithFlags(&exec, graph, 0), "instantiate");
   got(cuGraphLaunch(exec, NULL));
 }
-static void graph_below_children(void) {
+BY_NAME(graph_below_children) {
   for (int depth = 15; depth < 21; depth++) launch(nested(depth, 300 * MIB));
   fill();
 }
@@ -159,13 +212,11 @@ static void *deep_thread(void *unused) {
   for (int i = 0; i < 5; i++) launch(nested(2000, 300 * MIB));
   return unused;
 }
-static void graph_very_deep(void) {
-  pthread_t t;
-  pthread_create(&t, NULL, deep_thread, NULL);
-  pthread_join(t, NULL);
+BY_NAME(graph_very_deep) {
+  in_threads(1, deep_thread, NULL);
   fill();
 }
-static void graph_uploaded_at_once(void) {
+BY_NAME(graph_uploaded_at_once) {
   for (int i = 0; i < 5; i++) {
     CUDA_GRAPH_INSTANTIATE_PARAMS p = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD};
     CUgraphExec exec;
@@ -174,7 +225,7 @@ static void graph_uploaded_at_once(void) {
   fill();
 }
 /* What is done with no module must not touch what belongs to none. */
-static void graph_after_a_module_in_vain(void) {
+BY_NAME(graph_after_a_module_in_vain) {
   CUgraphExec exec;
   must(cuGraphInstantiateWithFlags(&exec, with_node(600 * MIB), 0), "instantiate");
   got(cuGraphLaunch(exec, NULL));
@@ -183,7 +234,7 @@ static void graph_after_a_module_in_vain(void) {
   fill();
   got(cuGraphLaunch(exec, NULL));
 }
-static void graph_after_trim(void) {
+BY_NAME(graph_after_trim) {
   CUgraphExec exec;
   must(cuGraphInstantiateWithFlags(&exec, with_node(600 * MIB), 0), "instantiate");
   got(cuGraphLaunch(exec, NULL));
@@ -192,7 +243,7 @@ static void graph_after_trim(void) {
   got(cuGraphLaunch(exec, NULL));
 }
 /* A child graph that is changed, again and again, for one that needs as much. */
-static void fits_child_graph_changed_often(void) {
+BY_NAME(fits_child_graph_changed_often) {
   CUgraph outer, child = with_node(200 * MIB);
   CUgraphNode node;
   CUgraphExec exec;
@@ -206,7 +257,7 @@ static void fits_child_graph_changed_often(void) {
   }
 }
 /* And for ones that need more, in several places. */
-static void child_graphs_grow(void) {
+BY_NAME(child_graphs_grow) {
   CUgraph outer;
   CUgraphNode node[3];
   CUgraphExec exec;
@@ -230,10 +281,8 @@ static void *graph_thread(void *unused) {
   }
   return unused;
 }
-static void graph_by_threads(void) {
-  pthread_t t[8];
-  for (int i = 0; i < 8; i++) pthread_create(&t[i], NULL, graph_thread, NULL);
-  for (int i = 0; i < 8; i++) pthread_join(t[i], NULL);
+BY_NAME(graph_by_threads) {
+  in_threads(8, graph_thread, NULL);
   fill();
 }
 
@@ -245,7 +294,7 @@ static CUresult make(CUmemGenericAllocationHandle *out, unsigned long bytes) {
                               .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
   return cuMemCreate(out, bytes, &prop, 0);
 }
-static void export_import_release(void) {
+BY_NAME(export_import_release) {
   CUmemGenericAllocationHandle a, b;
   int fd;
   for (int i = 0; i < 8; i++) {
@@ -260,7 +309,7 @@ static void export_import_release(void) {
   }
   fill();
 }
-static void released_but_mapped(void) {
+BY_NAME(released_but_mapped) {
   CUmemGenericAllocationHandle a;
   CUdeviceptr at;
   must(cuMemAddressReserve(&at, 4096 * MIB, 0, 0, 0), "reserve");
@@ -271,7 +320,7 @@ static void released_but_mapped(void) {
   }
   fill();
 }
-static void retained_and_unmapped(void) {
+BY_NAME(retained_and_unmapped) {
   CUmemGenericAllocationHandle a, b;
   CUdeviceptr at;
   must(cuMemAddressReserve(&at, 300 * MIB, 0, 0, 0), "reserve");
@@ -284,7 +333,7 @@ static void retained_and_unmapped(void) {
   }
   fill();
 }
-static void unmapped_in_vain(void) {
+BY_NAME(unmapped_in_vain) {
   CUmemGenericAllocationHandle a;
   CUdeviceptr at;
   must(cuMemAddressReserve(&at, 600 * MIB, 0, 0, 0), "reserve");
@@ -297,17 +346,15 @@ static void unmapped_in_vain(void) {
 
 /* ---- contexts, modules, stacks, heap ---- */
 
-static void contexts(void) {
-  CUcontext c;
-  for (int i = 0; i < 8; i++) got(cuCtxCreate_v2(&c, 0, device));
+BY_NAME(contexts) {
+  for (int i = 0; i < 8; i++) open_context();
   fill();
 }
-static void contexts_when_full(void) {
-  CUcontext c;
+BY_NAME(contexts_when_full) {
   fill();
-  for (int i = 0; i < 8; i++) got(cuCtxCreate_v2(&c, 0, device));
+  for (int i = 0; i < 8; i++) open_context();
 }
-static void context_of_a_child(void) {
+BY_NAME(context_of_a_child) {
   fill();
   for (int i = 0; i < 3; i++) {
     pid_t child = fork();
@@ -320,43 +367,36 @@ static void context_of_a_child(void) {
     waitpid(child, NULL, 0);
   }
 }
-static void module_globals(void) {
+static void load_each(const void *image) {
   CUmodule module;
   CUfunction f;
   for (int i = 0; i < 8; i++)
-    if (got(cuModuleLoadData(&module, ".version 8.0\n.target sm_90\n"
-                                      ".visible .global .align 8 .b8 table[314572800];\nspin")))
-      got(cuModuleGetFunction(&f, module, "spin_1us"));
+    if (got(cuModuleLoadData(&module, image))) got(cuModuleGetFunction(&f, module, "spin_1us"));
   fill();
 }
-static void module_of_many_types(void) {
-  CUmodule module;
-  CUfunction f;
-  for (int i = 0; i < 8; i++)
-    if (cuModuleLoadData(&module, "// .global .b8 no[999999999];\n"
-                                  ".global .align 16 .v4 .f32 a[1024][4096], b[4096];\n"
-                                  ".extern .global .f64 c[16777216];\n"
-                                  ".global .u64 d[2] = {1, 2};\n") == CUDA_SUCCESS)
-      got(cuModuleGetFunction(&f, module, "spin_1us"));
-  fill();
-}
-/* PTX knows no lines. */
-static void module_on_one_line(void) {
-  CUmodule module;
-  CUfunction f;
-  for (int i = 0; i < 8; i++)
-    if (got(cuModuleLoadData(&module, ".version 8.0 .target sm_90 .visible .global .align 8 .b8 table[314572800];")))
-      got(cuModuleGetFunction(&f, module, "spin_1us"));
-  fill();
-}
-static void library_globals(void) {
+static void load_each_library(const void *image) {
   CUlibrary library;
   CUkernel kernel;
   for (int i = 0; i < 8; i++)
-    if (got(cuLibraryLoadData(&library, ".global .b8 big[400000000];", NULL, NULL, 0, NULL, NULL,
-                              0)))
-      got(cuLibraryGetKernel(&kernel, library, "spin_1us"));
+    if (load_library(&library, image)) got(cuLibraryGetKernel(&kernel, library, "spin_1us"));
   fill();
+}
+BY_NAME(module_globals) {
+  load_each(".version 8.0\n.target sm_90\n"
+            ".visible .global .align 8 .b8 table[314572800];\nspin");
+}
+BY_NAME(module_of_many_types) {
+  load_each("// .global .b8 no[999999999];\n"
+            ".global .align 16 .v4 .f32 a[1024][4096], b[4096];\n"
+            ".extern .global .f64 c[16777216];\n"
+            ".global .u64 d[2] = {1, 2};\n");
+}
+/* PTX knows no lines. */
+BY_NAME(module_on_one_line) {
+  load_each(".version 8.0 .target sm_90 .visible .global .align 8 .b8 table[314572800];");
+}
+BY_NAME(library_globals) {
+  load_each_library(".global .b8 big[400000000];");
 }
 /* What nvcc makes: a fat binary with a cubin, in the runtime's wrapper. */
 static struct {
@@ -389,28 +429,16 @@ static const struct {
   const void *data, *unused;
 } wrapper = {0x466243b1, 1, &fat, NULL};
 
-static void load_each(const void *image) {
-  CUmodule module;
-  CUfunction f;
-  for (int i = 0; i < 8; i++)
-    if (got(cuModuleLoadData(&module, image))) got(cuModuleGetFunction(&f, module, "spin_1us"));
-  fill();
-}
-static void cubin_globals(void) {
+BY_NAME(cubin_globals) {
   load_each(&fat.cubin);
 }
-static void fat_globals(void) {
+BY_NAME(fat_globals) {
   load_each(&fat);
 }
-static void wrapped_globals(void) {
-  CUlibrary library;
-  CUkernel kernel;
-  for (int i = 0; i < 8; i++)
-    if (got(cuLibraryLoadData(&library, &wrapper, NULL, NULL, 0, NULL, NULL, 0)))
-      got(cuLibraryGetKernel(&kernel, library, "spin_1us"));
-  fill();
+BY_NAME(wrapped_globals) {
+  load_each_library(&wrapper);
 }
-static void fat_file(void) {
+BY_NAME(fat_file) {
   char path[] = "/tmp/fat-XXXXXX";
   CUmodule module;
   CUfunction f;
@@ -421,7 +449,7 @@ static void fat_file(void) {
   unlink(path);
   fill();
 }
-static void modules_when_full(void) {
+BY_NAME(modules_when_full) {
   CUmodule module;
   CUfunction f;
   fill();
@@ -429,72 +457,67 @@ static void modules_when_full(void) {
     if (got(cuModuleLoadData(&module, ".global .b8 some[500000];")))
       got(cuModuleGetFunction(&f, module, "spin_1us"));
 }
-static void stack_limit(void) {
+BY_NAME(stack_limit) {
   for (size_t s = 2048; s <= 16384; s *= 2) got(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, s));
   fill();
 }
-static void stack_when_full(void) {
+BY_NAME(stack_when_full) {
   fill();
   got(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 4096));
 }
-static void printf_limit(void) {
+BY_NAME(printf_limit) {
   for (size_t f = 64 * MIB; f <= 4096 * MIB; f *= 2) got(cuCtxSetLimit(CU_LIMIT_PRINTF_FIFO_SIZE, f));
   fill();
 }
-static void heap_limit(void) {
+BY_NAME(heap_limit) {
   for (size_t h = 64 * MIB; h <= 4096 * MIB; h *= 2) got(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, h));
   fill();
 }
-static void heap_when_full(void) {
+BY_NAME(heap_when_full) {
   fill();
   got(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 512 * MIB));
 }
-static void local_memory(void) {
+BY_NAME(local_memory) {
   static const char *const names[] = {"spin_1us_local2048", "spin_1us_local4096",
                                       "spin_1us_local60000"};
   CUmodule module;
   must(cuModuleLoadData(&module, "spin"), "module");
   for (int i = 0; i < 3; i++) {
     CUfunction f;
-    if (got(cuModuleGetFunction(&f, module, names[i])))
-      got(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+    if (got(cuModuleGetFunction(&f, module, names[i]))) run(f);
   }
   fill();
 }
-static void local_memory_when_full(void) {
+BY_NAME(local_memory_when_full) {
   CUmodule module;
   CUfunction f;
   must(cuModuleLoadData(&module, "spin"), "module");
   fill();
-  if (got(cuModuleGetFunction(&f, module, "spin_1us_local4096")))
-    got(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+  if (got(cuModuleGetFunction(&f, module, "spin_1us_local4096"))) run(f);
 }
 
 /* A library's kernels run in any context, and may be looked up in none. */
-static void local_memory_elsewhere(void) {
-  CUlibrary library;
-  CUkernel kernel;
+BY_NAME(local_memory_elsewhere) {
   CUcontext other;
   must(cuCtxCreate_v2(&other, 0, device), "context");
   must(cuCtxSetCurrent(NULL), "no context");
-  must(cuLibraryLoadData(&library, "spin", NULL, NULL, 0, NULL, NULL, 0), "library");
-  must(cuLibraryGetKernel(&kernel, library, "spin_1us_local3000"), "kernel");
+  CUlibrary library = library_of("spin");
+  CUfunction f = kernel_of(library, "spin_1us_local3000");
   for (int i = 0; i < 2; i++) {
     must(cuCtxSetCurrent(i ? other : context), "context");
-    got(cuLaunchKernel((CUfunction)kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
-    got(cuLaunchKernel((CUfunction)kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+    run(f);
+    run(f);
   }
   fill();
 }
-static void local_memory_in_a_graph(void) {
-  CUlibrary library;
+BY_NAME(local_memory_in_a_graph) {
   CUDA_KERNEL_NODE_PARAMS node = {.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1,
                                   .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1};
   CUgraph graph;
   CUgraphNode added;
   CUgraphExec exec;
   must(cuCtxSetCurrent(NULL), "no context");
-  must(cuLibraryLoadData(&library, "spin", NULL, NULL, 0, NULL, NULL, 0), "library");
+  CUlibrary library = library_of("spin");
   must(cuLibraryGetKernel(&node.kern, library, "spin_1us_local3000"), "kernel");
   must(cuCtxSetCurrent(context), "context");
   must(cuGraphCreate(&graph, 0), "graph");
@@ -506,24 +529,22 @@ static void local_memory_in_a_graph(void) {
 /* Handles that come by the dozen, and not by name. */
 static const char *const listed = ".visible .entry spin_1us() {}\n.visible .entry spin_1us_local3000() {}\n";
 
-static void local_memory_of_listed_functions(void) {
+BY_NAME(local_memory_of_listed_functions) {
   CUmodule module;
   CUfunction f[8];
   unsigned count;
   must(cuModuleLoadData(&module, listed), "module");
   must(cuModuleGetFunctionCount(&count, module), "count");
   if (count != 2) printf("%u functions\n", count);
-  if (got(cuModuleEnumerateFunctions(f, 8, module)))
-    got(cuLaunchKernel(f[1], 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+  if (got(cuModuleEnumerateFunctions(f, 8, module))) run(f[1]);
   fill();
 }
-static void local_memory_of_listed_kernels(void) {
-  CUlibrary library;
+BY_NAME(local_memory_of_listed_kernels) {
   CUkernel k[2];
-  must(cuLibraryLoadData(&library, listed, NULL, NULL, 0, NULL, NULL, 0), "library");
+  CUlibrary library = library_of(listed);
   must(cuLibraryEnumerateKernels(k, 2, library), "kernels");
   fill();
-  got(cuLaunchKernel((CUfunction)k[1], 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+  run((CUfunction)k[1]);
 }
 
 /* ---- green contexts ---- */
@@ -541,13 +562,13 @@ static void leave_primary(void) {
   must(cuCtxCreate_v2(&c, 0, device), "context");
   must(cuDevicePrimaryCtxRelease_v2(device), "release");
 }
-static void green_contexts(void) {
+BY_NAME(green_contexts) {
   CUgreenCtx green;
   leave_primary();
   for (int i = 0; i < 8; i++) got(cuGreenCtxCreate(&green, whole(), device, CU_GREEN_CTX_DEFAULT_STREAM));
   fill();
 }
-static void green_contexts_when_full(void) {
+BY_NAME(green_contexts_when_full) {
   CUgreenCtx green;
   leave_primary();
   fill();
@@ -561,15 +582,15 @@ static CUresult array_of(size_t width, size_t height, size_t depth, CUarray_form
   CUarray a;
   return cuArray3DCreate_v2(&a, &d);
 }
-static void arrays_padded(void) {
+BY_NAME(arrays_padded) {
   for (int i = 0; i < 40; i++) got(array_of(1, 129 * 4096, 8, CU_AD_FORMAT_UNSIGNED_INT8, 1));
   fill();
 }
-static void arrays_of_small_rows(void) {
+BY_NAME(arrays_of_small_rows) {
   for (int i = 0; i < 3000; i++) got(array_of(65, 9, 40, CU_AD_FORMAT_FLOAT, 1));
   fill();
 }
-static void arrays_of_every_format(void) {
+BY_NAME(arrays_of_every_format) {
   for (unsigned f = 0; f < 0xd0; f++) {
     CUDA_ARRAY_DESCRIPTOR d = {4001, 3001, (CUarray_format)f, 4};
     CUarray a;
@@ -577,14 +598,14 @@ static void arrays_of_every_format(void) {
   }
   fill();
 }
-static void mipmaps(void) {
+BY_NAME(mipmaps) {
   CUDA_ARRAY3D_DESCRIPTOR d = {4097, 4097, 0, CU_AD_FORMAT_FLOAT, 4, 0};
   CUmipmappedArray m;
   for (int i = 0; i < 6; i++) got(cuMipmappedArrayCreate(&m, &d, 13));
   fill();
 }
 /* Layers do not become fewer from level to level. */
-static void mipmaps_of_layers(void) {
+BY_NAME(mipmaps_of_layers) {
   CUDA_ARRAY3D_DESCRIPTOR d = {64, 64, 2048, CU_AD_FORMAT_FLOAT, 1, CUDA_ARRAY3D_LAYERED};
   CUmipmappedArray m;
   for (int i = 0; i < 40; i++) got(cuMipmappedArrayCreate(&m, &d, 7));
@@ -593,12 +614,11 @@ static void mipmaps_of_layers(void) {
 
 /* ---- plain ---- */
 
-static void small_pieces(void) {
-  CUdeviceptr p;
-  for (int i = 0; i < 3000; i++) got(cuMemAlloc_v2(&p, MIB - 1));
+BY_NAME(small_pieces) {
+  for (int i = 0; i < 3000; i++) take(MIB - 1);
   fill();
 }
-static void overflow(void) {
+BY_NAME(overflow) {
   CUdeviceptr p;
   size_t pitch;
   got(cuMemAlloc_v2(&p, SIZE_MAX));
@@ -608,16 +628,15 @@ static void overflow(void) {
   got(cuMemAllocAsync(&p, SIZE_MAX, NULL));
   fill();
 }
-static void freed_twice(void) {
+BY_NAME(freed_twice) {
   CUdeviceptr p;
   must(cuMemAlloc_v2(&p, 500 * MIB), "plain");
   must(cuMemFree_v2(p), "free");
   for (int i = 0; i < 5; i++) cuMemFree_v2(p), cuMemFreeAsync(p, NULL);
   fill();
 }
-static void descriptors_closed(void) {
-  CUdeviceptr p;
-  must(cuMemAlloc_v2(&p, 700 * MIB), "plain");
+BY_NAME(descriptors_closed) {
+  hold(700 * MIB);
   for (int round = 0; round < 20; round++) {
     for (int fd = 3; fd < 1024; fd++) close(fd);
     usleep(100000);
@@ -631,9 +650,8 @@ static void descriptors_closed(void) {
   }
   waitpid(child, NULL, 0);
 }
-static void forked(void) {
-  CUdeviceptr p;
-  must(cuMemAlloc_v2(&p, 700 * MIB), "plain");
+BY_NAME(forked) {
+  hold(700 * MIB);
   for (int i = 0; i < 4; i++)
     if (!fork()) {
       open_gpu();
@@ -643,7 +661,7 @@ static void forked(void) {
     }
   while (wait(NULL) > 0) continue;
 }
-static void ipc_exported(void) {
+BY_NAME(ipc_exported) {
   CUdeviceptr p;
   CUipcMemHandle handle;
   for (int i = 0; i < 3; i++) {
@@ -655,17 +673,14 @@ static void ipc_exported(void) {
 
 /* ---- small requests: each context has granules of its own for them ---- */
 
-static void small_in_each_context(void) {
-  CUcontext c;
-  CUdeviceptr p;
+BY_NAME(small_in_each_context) {
   fill();
   for (int i = 0; i < 60; i++)
-    if (got(cuCtxCreate_v2(&c, 0, device))) got(cuMemAlloc_v2(&p, 256));
+    if (open_context()) take(256);
 }
-static void small_arrays_in_each_context(void) {
-  CUcontext c;
+BY_NAME(small_arrays_in_each_context) {
   for (int i = 0; i < 60; i++)
-    if (got(cuCtxCreate_v2(&c, 0, device))) got(array_of(16, 16, 0, CU_AD_FORMAT_FLOAT, 1));
+    if (open_context()) got(array_of(16, 16, 0, CU_AD_FORMAT_FLOAT, 1));
   must(cuCtxSetCurrent(context), "context");
   fill();
 }
@@ -677,45 +692,43 @@ static void *lower_heap(void *until) {
   while (!*(atomic_bool *)until) cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 8 * MIB);
   return NULL;
 }
-static void limits_lowered_by_threads(void) {
+BY_NAME(limits_lowered_by_threads) {
   static atomic_bool enough;
   pthread_t t[3];
-  CUdeviceptr p;
-  got(cuMemAlloc_v2(&p, 500 * MIB));
-  for (int i = 0; i < 3; i++) pthread_create(&t[i], NULL, lower_heap, &enough);
+  take(500 * MIB);
+  start(t, 3, lower_heap, &enough);
   for (int i = 0; i < 20000; i++) cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 400 * MIB);
   enough = true;
-  for (int i = 0; i < 3; i++) pthread_join(t[i], NULL);
+  join(t, 3);
   fill();
 }
-static void limits_of_each_context(void) {
-  CUcontext c;
+BY_NAME(limits_of_each_context) {
   for (int i = 0; i < 12; i++)
-    if (got(cuCtxCreate_v2(&c, 0, device))) {
+    if (open_context()) {
       got(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 100 * MIB));
       got(cuCtxSetLimit(CU_LIMIT_PRINTF_FIFO_SIZE, 20 * MIB));
     }
   fill();
 }
-static void stack_lowered_below_a_kernel(void) {
+BY_NAME(stack_lowered_below_a_kernel) {
   CUmodule module;
   CUfunction f;
   must(cuModuleLoadData(&module, "spin"), "module");
   if (got(cuModuleGetFunction(&f, module, "spin_1us_local3000")))
-    for (int i = 0; i < 3; i++) got(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+    for (int i = 0; i < 3; i++) run(f);
   must(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 1024), "limit");
   fill();
-  for (int i = 0; i < 3; i++) got(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+  for (int i = 0; i < 3; i++) run(f);
 }
-static void depth_of_launching_kernels(void) {
+BY_NAME(depth_of_launching_kernels) {
   for (size_t d = 3; d <= 24; d += 3) got(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, d));
   fill();
 }
-static void launches_of_launching_kernels(void) {
+BY_NAME(launches_of_launching_kernels) {
   for (size_t n = 4096; n <= 1u << 20; n *= 2) got(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT, n));
   fill();
 }
-static void depth_when_full(void) {
+BY_NAME(depth_when_full) {
   fill();
   got(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 3));
 }
@@ -731,11 +744,11 @@ static void take_all_by(void *function) {
   fill();
   for (int i = 0; alloc && i < 8; i++) got(alloc(&p, 100 * MIB));
 }
-static void versioned_look_up(void) {
+BY_NAME(versioned_look_up) {
   take_all_by(dlvsym(RTLD_DEFAULT, "cuMemAlloc_v2", "LIBCUDA_1"));
   take_all_by(dlvsym(dlopen("libcuda.so.1", RTLD_NOW), "cuMemAlloc_v2", "GLIBC_2.2.5"));
 }
-static void look_up_by_handle(void) {
+BY_NAME(look_up_by_handle) {
   Dl_info where;
   void *inside = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuDriverGetVersion");
   if (!dladdr(inside, &where)) return;
@@ -743,13 +756,13 @@ static void look_up_by_handle(void) {
   take_all_by(dlsym(RTLD_NEXT, "cuMemAlloc_v2"));
 }
 /* A driver of its own in another namespace: it is another one's memory, but the same GPU's. */
-static void another_namespace(void) {
+BY_NAME(another_namespace) {
   Dl_info where;
   if (!dladdr(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuDriverGetVersion"), &where)) return;
   void *other = dlmopen(LM_ID_NEWLM, where.dli_fname, RTLD_NOW);
   if (other) take_all_by(dlsym(other, "cuMemAlloc_v2"));
 }
-static void every_version_of_a_name(void) {
+BY_NAME(every_version_of_a_name) {
   static const int versions[] = {2000, 3020, 7000, 10000, 11020, 11030, 12000, 12050, 13000, 13010};
   CUdeviceptr p;
   fill();
@@ -774,58 +787,51 @@ static void use(CUlibrary library) {
   size_t bytes;
   got(cuLibraryGetGlobal(&p, &bytes, library, "big"));
 }
-static void library_in_each_context(void) {
-  CUlibrary library;
-  CUcontext c;
-  must(cuLibraryLoadData(&library, library_text, NULL, NULL, 0, NULL, NULL, 0), "library");
+BY_NAME(library_in_each_context) {
+  CUlibrary library = library_of(library_text);
   for (int i = 0; i < 12; i++)
-    if (got(cuCtxCreate_v2(&c, 0, device))) use(library);
+    if (open_context()) use(library);
   fill();
 }
-static void libraries_before_contexts(void) {
+BY_NAME(libraries_before_contexts) {
   CUlibrary library;
-  CUcontext c;
   must(cuDevicePrimaryCtxRelease_v2(device), "release");
   must(cuCtxSetCurrent(NULL), "no context");
   for (int i = 0; i < 4; i++) {
-    if (!got(cuLibraryLoadData(&library, library_text, NULL, NULL, 0, NULL, NULL, 0))) continue;
+    if (!load_library(&library, library_text)) continue;
     for (int k = 0; k < 2; k++)
-      if (got(cuCtxCreate_v2(&c, 0, device))) use(library);
+      if (open_context()) use(library);
   }
   fill();
 }
-static void library_outlives_its_context(void) {
+BY_NAME(library_outlives_its_context) {
   CUlibrary library;
   CUcontext c;
   for (int i = 0; i < 6; i++) {
     if (!got(cuCtxCreate_v2(&c, 0, device))) continue;
-    bool ok = got(cuLibraryLoadData(&library, ".global .b8 big[200000000];", NULL, NULL, 0, NULL, NULL, 0));
+    bool ok = load_library(&library, ".global .b8 big[200000000];");
     must(cuCtxDestroy_v2(c), "destroy");
     must(cuCtxSetCurrent(context), "context");
     if (ok) use(library);
   }
   fill();
 }
-static void library_by_its_kernel_elsewhere(void) {
+BY_NAME(library_by_its_kernel_elsewhere) {
   CUlibrary library;
-  CUkernel kernel;
-  CUcontext c;
-  if (!got(cuLibraryLoadData(&library, ".global .b8 big[300000000];", NULL, NULL, 0, NULL, NULL, 0))) return;
-  must(cuLibraryGetKernel(&kernel, library, "spin_1us"), "kernel");
+  if (!load_library(&library, ".global .b8 big[300000000];")) return;
+  CUfunction f = kernel_of(library, "spin_1us");
   for (int i = 0; i < 4; i++)
-    if (got(cuCtxCreate_v2(&c, 0, device)))
-      got(cuLaunchKernel((CUfunction)kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+    if (open_context()) run(f);
   fill();
 }
-static void library_after_a_reset(void) {
-  CUlibrary library;
-  must(cuLibraryLoadData(&library, ".global .b8 big[300000000];", NULL, NULL, 0, NULL, NULL, 0), "library");
+BY_NAME(library_after_a_reset) {
+  CUlibrary library = library_of(".global .b8 big[300000000];");
   use(library);
   must(cuDevicePrimaryCtxReset_v2(device), "reset");
   fill();
   use(library);
 }
-static void variables_that_take_reckoning(void) {
+BY_NAME(variables_that_take_reckoning) {
   static const char *const texts[] = {".global .b8 a[][100000000] = {{1}, {2}, {3}};", ".global .align 268435456 .b8 a[1];"};
   CUmodule module;
   CUfunction f;
@@ -836,7 +842,7 @@ static void variables_that_take_reckoning(void) {
 
 /* ---- kernels with deep stacks, looked up elsewhere ---- */
 
-static void function_of_another_context(void) {
+BY_NAME(function_of_another_context) {
   CUmodule module;
   CUfunction f;
   CUcontext other;
@@ -844,10 +850,10 @@ static void function_of_another_context(void) {
   must(cuCtxCreate_v2(&other, 0, device), "context");
   must(cuModuleGetFunction(&f, module, "spin_1us_local3000"), "function");
   must(cuCtxSetCurrent(context), "context");
-  got(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+  run(f);
   fill();
 }
-static void function_without_a_context(void) {
+BY_NAME(function_without_a_context) {
   CUmodule module;
   CUfunction f;
   must(cuModuleLoadData(&module, "spin"), "module");
@@ -855,24 +861,24 @@ static void function_without_a_context(void) {
   must(cuModuleGetFunction(&f, module, "spin_1us_local3000"), "function");
   must(cuCtxSetCurrent(context), "context");
   fill();
-  got(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+  run(f);
 }
 
 /* ---- arrays that say nothing of their levels, and those that get their memory later ---- */
 
-static void mipmaps_without_levels(void) {
+BY_NAME(mipmaps_without_levels) {
   CUDA_ARRAY3D_DESCRIPTOR d = {4096, 4096, 0, CU_AD_FORMAT_FLOAT, 4, 0};
   CUmipmappedArray m;
   for (int i = 0; i < 8; i++) got(cuMipmappedArrayCreate(&m, &d, 0));
   fill();
 }
-static void mipmaps_of_a_million_levels(void) {
+BY_NAME(mipmaps_of_a_million_levels) {
   CUDA_ARRAY3D_DESCRIPTOR d = {4096, 2048, 0, CU_AD_FORMAT_FLOAT, 4, 0};
   CUmipmappedArray m;
   for (int i = 0; i < 12; i++) got(cuMipmappedArrayCreate(&m, &d, 1000000));
   fill();
 }
-static void arrays_mapped_later(void) {
+BY_NAME(arrays_mapped_later) {
   CUDA_ARRAY3D_DESCRIPTOR d = {16384, 4096, 0, CU_AD_FORMAT_FLOAT, 1, CUDA_ARRAY3D_DEFERRED_MAPPING};
   CUarray a;
   CUmipmappedArray m;
@@ -893,7 +899,7 @@ static void *change_array(void *unused) {
   }
   return unused;
 }
-static void array_changed_meanwhile(void) {
+BY_NAME(array_changed_meanwhile) {
   pthread_t t;
   CUarray a;
   changed_array = (CUDA_ARRAY3D_DESCRIPTOR){64, 256, 0, CU_AD_FORMAT_FLOAT, 1, 0};
@@ -910,7 +916,7 @@ static void *change_prop(void *unused) {
   }
   return unused;
 }
-static void location_changed_meanwhile(void) {
+BY_NAME(location_changed_meanwhile) {
   pthread_t t;
   CUmemGenericAllocationHandle h;
   changed_prop = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED};
@@ -936,15 +942,14 @@ static void *change_file(void *unused) {
   }
   return unused;
 }
-static void file_changed_meanwhile(void) {
+BY_NAME(file_changed_meanwhile) {
   pthread_t t;
   CUmodule m;
   CUfunction f;
-  CUdeviceptr p;
   write_text(big_file, ".global .b8 big[300000000];");
   write_text(small_file, ".global .b8 big[3000000];");
   write_text(module_file, "spin");
-  got(cuMemAlloc_v2(&p, 900 * MIB));
+  take(900 * MIB);
   pthread_create(&t, NULL, change_file, NULL);
   for (int i = 0; i < 2000; i++)
     if (cuModuleLoad(&m, module_file) == CUDA_SUCCESS) {
@@ -967,7 +972,7 @@ static void *trim_and_fill(void *unused) {
   }
   return unused;
 }
-static void graph_trimmed_meanwhile(void) {
+BY_NAME(graph_trimmed_meanwhile) {
   pthread_t t;
   CUgraphExec exec;
   must(cuGraphInstantiateWithFlags(&exec, with_node(600 * MIB), 0), "instantiate");
@@ -982,17 +987,14 @@ static void *come_and_go(void *unused) {
     if (cuDevicePrimaryCtxRetain(&c, device) == CUDA_SUCCESS) cuDevicePrimaryCtxRelease_v2(device);
   return unused;
 }
-static void primary_context_by_threads(void) {
-  pthread_t t[4];
+BY_NAME(primary_context_by_threads) {
   CUcontext c;
   must(cuCtxCreate_v2(&c, 0, device), "context");
   must(cuDevicePrimaryCtxRelease_v2(device), "release");
-  for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, come_and_go, NULL);
-  for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+  in_threads(4, come_and_go, NULL);
   must(cuDevicePrimaryCtxRetain(&context, device), "context");
   fill();
-  for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, come_and_go, NULL);
-  for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+  in_threads(4, come_and_go, NULL);
   fill();
 }
 static CUstream captured;
@@ -1005,7 +1007,7 @@ static void *capture_again(void *unused) {
       cuGraphDestroy(graph);
   return unused;
 }
-static void capture_ended_meanwhile(void) {
+BY_NAME(capture_ended_meanwhile) {
   pthread_t t;
   CUdeviceptr p;
   must(cuStreamCreate(&captured, CU_STREAM_NON_BLOCKING), "stream");
@@ -1014,7 +1016,7 @@ static void capture_ended_meanwhile(void) {
   pthread_join(t, NULL);
   fill();
 }
-static void capture_in_another_stream(void) {
+BY_NAME(capture_in_another_stream) {
   CUgraph graph;
   CUdeviceptr p;
   must(cuStreamCreate(&captured, CU_STREAM_DEFAULT), "stream");
@@ -1044,13 +1046,12 @@ static void *map_and_release(void *number) {
   }
   return NULL;
 }
-static void mapped_by_threads(void) {
+BY_NAME(mapped_by_threads) {
   pthread_t t[6];
-  CUdeviceptr p;
   must(cuMemAddressReserve(&shared_range, 64 * MIB, 0, 0, 0), "reserve");
-  must(cuMemAlloc_v2(&p, 880 * MIB), "plain");
+  hold(880 * MIB);
   for (int i = 0; i < 6; i++) pthread_create(&t[i], NULL, map_and_release, (void *)(uintptr_t)i);
-  for (int i = 0; i < 6; i++) pthread_join(t[i], NULL);
+  join(t, 6);
   fill();
 }
 static void *take_and_give(void *unused) {
@@ -1066,11 +1067,10 @@ static void *take_and_give(void *unused) {
   }
   return unused;
 }
-static void forked_while_threads_allocate(void) {
+BY_NAME(forked_while_threads_allocate) {
   pthread_t t[4];
-  CUdeviceptr p;
-  must(cuMemAlloc_v2(&p, 900 * MIB), "plain");
-  for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, take_and_give, NULL);
+  hold(900 * MIB);
+  start(t, 4, take_and_give, NULL);
   for (int i = 0; i < 15; i++) {
     pid_t child = fork();
     if (!child) {
@@ -1083,13 +1083,13 @@ static void forked_while_threads_allocate(void) {
   for (int i = 0; i < 4; i++) pthread_cancel(t[i]), pthread_join(t[i], NULL);
   fill();
 }
-static void cancelled_while_allocating(void) {
+BY_NAME(cancelled_while_allocating) {
   for (int i = 0; i < 60; i++) {
     pthread_t t[3];
-    for (int k = 0; k < 3; k++) pthread_create(&t[k], NULL, take_and_give, NULL);
+    start(t, 3, take_and_give, NULL);
     usleep(500);
     for (int k = 0; k < 3; k++) pthread_cancel(t[k]);
-    for (int k = 0; k < 3; k++) pthread_join(t[k], NULL);
+    join(t, 3);
   }
   fill();
 }
@@ -1099,19 +1099,18 @@ static void *free_it(void *unused) {
   for (int i = 0; i < 3000; i++) cuMemFree_v2(freed_by_all);
   return unused;
 }
-static void freed_by_many_threads(void) {
+BY_NAME(freed_by_many_threads) {
   pthread_t t[4];
-  for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, free_it, NULL);
+  start(t, 4, free_it, NULL);
   for (int i = 0; i < 3000; i++) {
     CUdeviceptr p;
     if (cuMemAlloc_v2(&p, 400 * MIB) == CUDA_SUCCESS) freed_by_all = p;
   }
-  for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+  join(t, 4);
   fill();
 }
-static void cloned_without_the_library(void) {
-  CUdeviceptr p;
-  must(cuMemAlloc_v2(&p, 700 * MIB), "plain");
+BY_NAME(cloned_without_the_library) {
+  hold(700 * MIB);
   pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
   if (!child) {
     CUcontext c;
@@ -1135,12 +1134,9 @@ static void *contexts_by_one(void *unused) {
   }
   return unused;
 }
-static void contexts_by_threads(void) {
-  pthread_t t[4];
-  CUdeviceptr p;
-  got(cuMemAlloc_v2(&p, 700 * MIB));
-  for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, contexts_by_one, NULL);
-  for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+BY_NAME(contexts_by_threads) {
+  take(700 * MIB);
+  in_threads(4, contexts_by_one, NULL);
   fill();
 }
 static void *libraries_by_one(void *unused) {
@@ -1155,12 +1151,11 @@ static void *libraries_by_one(void *unused) {
     }
   return unused;
 }
-static void libraries_beside_contexts(void) {
+BY_NAME(libraries_beside_contexts) {
   pthread_t t[4];
-  CUdeviceptr p;
-  got(cuMemAlloc_v2(&p, 600 * MIB));
+  take(600 * MIB);
   for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, i % 2 ? contexts_by_one : libraries_by_one, NULL);
-  for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+  join(t, 4);
   must(cuCtxSetCurrent(context), "context");
   fill();
 }
@@ -1177,28 +1172,23 @@ static void *pools_by_one(void *unused) {
   }
   return unused;
 }
-static void pools_come_and_go(void) {
-  pthread_t t[4];
-  CUdeviceptr p;
-  got(cuMemAlloc_v2(&p, 800 * MIB));
-  for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, pools_by_one, NULL);
-  for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+BY_NAME(pools_come_and_go) {
+  take(800 * MIB);
+  in_threads(4, pools_by_one, NULL);
   fill();
 }
 /* What a program held is gone when it executes another one, which sits in its place. */
-static void executed(void) {
-  CUdeviceptr p;
-  got(cuMemAlloc_v2(&p, 700 * MIB));
-  got(cuMemAllocAsync(&p, 100 * MIB, NULL));
+BY_NAME(executed) {
+  take(700 * MIB);
+  take_in_order(100 * MIB);
   execl("/proc/self/exe", "ways", "executed_again", NULL);
   exit(1);
 }
-static void executed_again(void) {
-  CUdeviceptr p;
-  got(cuMemAlloc_v2(&p, 700 * MIB));
+BY_NAME(executed_again) {
+  take(700 * MIB);
   fill();
 }
-static void executed_many_times(void) {
+BY_NAME(executed_many_times) {
   const char *again = getenv("AGAIN");
   int left = again ? atoi(again) : 20;
   char next[16];
@@ -1210,13 +1200,10 @@ static void executed_many_times(void) {
 
 /* ---- in stream order ---- */
 
-static void freed_in_stream_order(void) {
-  CUmodule module;
-  CUfunction f;
+BY_NAME(freed_in_stream_order) {
   CUdeviceptr p;
   CUstream s;
-  must(cuModuleLoadData(&module, "spin"), "module");
-  must(cuModuleGetFunction(&f, module, "spin_50ms"), "function");
+  CUfunction f = function("spin_50ms");
   must(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), "stream");
   for (int i = 0; i < 6; i++) {
     must(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, s, NULL, NULL), "launch");
@@ -1225,7 +1212,7 @@ static void freed_in_stream_order(void) {
   }
   fill();
 }
-static void freed_in_order_and_destroyed(void) {
+BY_NAME(freed_in_order_and_destroyed) {
   CUmodule module;
   CUfunction f;
   CUdeviceptr p;
@@ -1249,15 +1236,14 @@ static void freed_in_order_and_destroyed(void) {
 
 /* ---- memory that moves from its first place, or is on another GPU ---- */
 
-static void managed_pool_on_host(void) {
+BY_NAME(managed_pool_on_host) {
   CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_MANAGED, .location = {.type = CU_MEM_LOCATION_TYPE_HOST}};
   CUmemoryPool pool;
-  CUdeviceptr p;
   must(cuMemPoolCreate(&pool, &props), "pool");
-  for (int i = 0; i < 8; i++) got(cuMemAllocFromPoolAsync(&p, 200 * MIB, pool, NULL));
+  for (int i = 0; i < 8; i++) take_from(pool, 200 * MIB);
   fill();
 }
-static void pools_of_both_places(void) {
+BY_NAME(pools_of_both_places) {
   CUdeviceptr p;
   for (int i = 0; i < 40; i++) {
     CUmemoryPool pool = pool_on(i % 2 ? CU_MEM_LOCATION_TYPE_DEVICE : CU_MEM_LOCATION_TYPE_HOST);
@@ -1266,7 +1252,7 @@ static void pools_of_both_places(void) {
   }
   fill();
 }
-static void memory_of_another_gpu(void) {
+BY_NAME(memory_of_another_gpu) {
   CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, {1}}};
   CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, {1}}};
   CUmemGenericAllocationHandle h;
@@ -1281,7 +1267,7 @@ static void memory_of_another_gpu(void) {
   if (cuDeviceGetDefaultMemPool(&pool, 1) == CUDA_SUCCESS || cuDeviceGetMemPool(&pool, 1) == CUDA_SUCCESS) exit(1);
   fill();
 }
-static void contexts_with_graphics(void) {
+BY_NAME(contexts_with_graphics) {
   CUcontext c;
   CUresult (*gl)(CUcontext *, unsigned, CUdevice), (*vdpau)(CUcontext *, unsigned, CUdevice, unsigned, void *);
   void *driver = dlopen("libcuda.so.1", RTLD_NOW);
@@ -1310,10 +1296,9 @@ static void *wipe_the_page(void *unused) {
     for (size_t i = 8; i < size; i++) page[i] = 0;
   return unused;
 }
-static void account_wiped(void) {
+BY_NAME(account_wiped) {
   pthread_t t;
-  CUdeviceptr p;
-  got(cuMemAlloc_v2(&p, 700 * MIB));
+  take(700 * MIB);
   pthread_create(&t, NULL, wipe_the_page, NULL);
   for (int i = 0; i < 20; i++) fill(), usleep(1000);
   stop_changing = true;
@@ -1323,28 +1308,25 @@ static void account_wiped(void) {
 
 /* ---- what must not be refused ---- */
 
-static void fits_65_pools(void) {
-  CUdeviceptr p;
-  for (int i = 0; i < 200; i++)
-    got(cuMemAllocFromPoolAsync(&p, 2 * MIB, pool_on(CU_MEM_LOCATION_TYPE_DEVICE), NULL));
+BY_NAME(fits_65_pools) {
+  for (int i = 0; i < 200; i++) take_from(pool_on(CU_MEM_LOCATION_TYPE_DEVICE), 2 * MIB);
 }
-static void fits_pool_on_host(void) {
+BY_NAME(fits_pool_on_host) {
   CUmemoryPool pool = pool_on(CU_MEM_LOCATION_TYPE_HOST);
-  CUdeviceptr p;
-  for (int i = 0; i < 4; i++) got(cuMemAllocFromPoolAsync(&p, 512 * MIB, pool, NULL));
-  got(cuMemAlloc_v2(&p, 900 * MIB));
+  for (int i = 0; i < 4; i++) take_from(pool, 512 * MIB);
+  take(900 * MIB);
 }
-static void fits_compressed(void) {
+BY_NAME(fits_compressed) {
   for (int i = 0; i < 3; i++) got(array_of(16384, 16384, 0, CU_AD_FORMAT_BC7_UNORM, 4));
   got(array_of(16384, 16384, 0, CU_AD_FORMAT_BC1_UNORM, 4));
 }
-static void fits_8_bit(void) {
+BY_NAME(fits_8_bit) {
   for (int i = 0; i < 3; i++) got(array_of(16384, 16384, 0, CU_AD_FORMAT_UNORM_INT8X1, 1));
 }
-static void fits_small_arrays(void) {
+BY_NAME(fits_small_arrays) {
   for (int i = 0; i < 2000; i++) got(array_of(64, 64, 0, CU_AD_FORMAT_UNSIGNED_INT8, 4));
 }
-static void fits_again(void) {
+BY_NAME(fits_again) {
   CUdeviceptr p;
   for (int i = 0; i < 50; i++) {
     CUmemoryPool pool = pool_on(CU_MEM_LOCATION_TYPE_DEVICE);
@@ -1361,11 +1343,11 @@ static void *look_at_memory(void *unused) {
   return unused;
 }
 /* Threads that ask what the pools hold must not make us miss what we have just given back. */
-static void fits_again_while_looked_at(void) {
+BY_NAME(fits_again_while_looked_at) {
   CUdeviceptr p = 0;
   CUmemoryPool kept = pool_on(CU_MEM_LOCATION_TYPE_DEVICE);
   pthread_t t[4];
-  for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, look_at_memory, NULL);
+  start(t, 4, look_at_memory, NULL);
   for (int i = 0; i < 2000; i++) {
     CUmemoryPool pool = i % 2 ? kept : pool_on(CU_MEM_LOCATION_TYPE_DEVICE);
     bool ok = got(cuMemAllocFromPoolAsync(&p, 600 * MIB, pool, NULL));
@@ -1374,7 +1356,7 @@ static void fits_again_while_looked_at(void) {
     if (pool == kept) must(cuMemPoolTrimTo(kept, 0), "trim");
   }
   looked_enough = true;
-  for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+  join(t, 4);
 }
 static atomic_int refused;
 static void *share_a_pool(void *pool) {
@@ -1387,15 +1369,13 @@ static void *share_a_pool(void *pool) {
       refused++;
   return NULL;
 }
-static void fits_pool_of_many_threads(void) {
-  pthread_t t[8];
+BY_NAME(fits_pool_of_many_threads) {
   CUmemoryPool pool = pool_on(CU_MEM_LOCATION_TYPE_DEVICE);
-  for (int i = 0; i < 8; i++) pthread_create(&t[i], NULL, share_a_pool, pool);
-  for (int i = 0; i < 8; i++) pthread_join(t[i], NULL);
+  in_threads(8, share_a_pool, pool);
   tried = 8 * 500;
   granted = tried - refused;
 }
-static void fits_modules_again(void) {
+BY_NAME(fits_modules_again) {
   CUmodule m;
   CUfunction f;
   for (int i = 0; i < 50; i++) {
@@ -1404,12 +1384,11 @@ static void fits_modules_again(void) {
     must(cuModuleUnload(m), "unload");
   }
 }
-static void fits_contexts_again(void) {
+BY_NAME(fits_contexts_again) {
   CUcontext c;
-  CUdeviceptr p;
   for (int i = 0; i < 30; i++) {
     if (!got(cuCtxCreate_v2(&c, 0, device))) continue;
-    got(cuMemAlloc_v2(&p, 200 * MIB));
+    take(200 * MIB);
     got(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 64 * MIB));
     must(cuCtxDestroy_v2(c), "destroy");
   }
@@ -1430,37 +1409,33 @@ static void *retain_at_once(void *unused) {
   }
   return unused;
 }
-static void fits_primary_context_of_threads(void) {
-  pthread_t t[AT_ONCE];
+BY_NAME(fits_primary_context_of_threads) {
   CUcontext c;
-  CUdeviceptr p;
   size_t left, total;
   must(cuCtxCreate_v2(&c, 0, device), "context");
   must(cuMemGetInfo_v2(&left, &total), "info");
   must(cuDevicePrimaryCtxRelease_v2(device), "release");
-  must(cuMemAlloc_v2(&p, left), "the rest");
+  hold(left);
   pthread_barrier_init(&at_once, NULL, AT_ONCE);
-  for (int i = 0; i < AT_ONCE; i++) pthread_create(&t[i], NULL, retain_at_once, NULL);
-  for (int i = 0; i < AT_ONCE; i++) pthread_join(t[i], NULL);
+  in_threads(AT_ONCE, retain_at_once, NULL);
   tried = AT_ONCE * ROUNDS_AT_ONCE;
   granted = tried - missed;
 }
-static void fits_green_contexts_again(void) {
+BY_NAME(fits_green_contexts_again) {
   CUgreenCtx green;
   CUcontext c;
-  CUdeviceptr p;
   leave_primary();
   for (int i = 0; i < 30; i++) {
     if (!got(cuGreenCtxCreate(&green, whole(), device, CU_GREEN_CTX_DEFAULT_STREAM))) continue;
     must(cuCtxFromGreenCtx(&c, green), "context");
     must(cuCtxPushCurrent_v2(c), "push");
-    got(cuMemAlloc_v2(&p, 500 * MIB));
+    take(500 * MIB);
     must(cuCtxPopCurrent_v2(&c), "pop");
     must(cuGreenCtxDestroy(green), "destroy");
   }
 }
 /* What a green context took is the primary one's when the green one is gone. */
-static void fits_what_a_green_context_left(void) {
+BY_NAME(fits_what_a_green_context_left) {
   CUgreenCtx green;
   CUcontext c;
   CUdeviceptr big[20], small[20];
@@ -1479,7 +1454,7 @@ static void fits_what_a_green_context_left(void) {
   }
   got(cuMemAlloc_v2(&big[0], cap - 200 * MIB));
 }
-static void fits_detached_contexts_again(void) {
+BY_NAME(fits_detached_contexts_again) {
   CUcontext c;
   CUdeviceptr p;
   for (int i = 0; i < 30; i++) {
@@ -1491,25 +1466,24 @@ static void fits_detached_contexts_again(void) {
     must(cuCtxDetach(c), "detach");
   }
 }
-static void fits_stack_back(void) {
-  CUdeviceptr p;
+BY_NAME(fits_stack_back) {
   got(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 2048));
   got(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 1024));
-  got(cuMemAlloc_v2(&p, 900 * MIB));
+  take(900 * MIB);
 }
 
-static void fits_freed_in_stream_order(void) {
+BY_NAME(fits_freed_in_stream_order) {
   CUdeviceptr p;
   for (int i = 0; i < 50; i++) {
     if (got(cuMemAlloc_v2(&p, 900 * MIB))) must(cuMemFreeAsync(p, NULL), "free");
     must(cuCtxSynchronize(), "synchronise");
   }
 }
-static void fits_libraries_again(void) {
+BY_NAME(fits_libraries_again) {
   CUlibrary library;
   CUcontext c;
   for (int i = 0; i < 30; i++) {
-    if (!got(cuLibraryLoadData(&library, ".global .b8 big[300000000];", NULL, NULL, 0, NULL, NULL, 0))) continue;
+    if (!load_library(&library, ".global .b8 big[300000000];")) continue;
     use(library);
     if (got(cuCtxCreate_v2(&c, 0, device))) use(library);
     if (i % 2) must(cuCtxDestroy_v2(c), "destroy");
@@ -1518,8 +1492,7 @@ static void fits_libraries_again(void) {
     must(cuCtxSetCurrent(context), "context");
   }
 }
-static void fits_limits_back(void) {
-  CUdeviceptr p;
+BY_NAME(fits_limits_back) {
   size_t depth;
   bool waits = cuCtxGetLimit(&depth, CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH) == CUDA_SUCCESS;
   for (int i = 0; i < 30; i++) {
@@ -1528,18 +1501,17 @@ static void fits_limits_back(void) {
     if (waits) got(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 4));
     if (waits) got(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 2));
   }
-  got(cuMemAlloc_v2(&p, 900 * MIB));
+  take(900 * MIB);
 }
-static void fits_limit_that_the_gpu_lacks(void) {
-  CUdeviceptr p;
+BY_NAME(fits_limit_that_the_gpu_lacks) {
   for (size_t depth = 4; depth <= 24; depth += 20) {
     CUresult r = cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, depth);
     tried++;
     granted += r == CUDA_ERROR_UNSUPPORTED_LIMIT;
   }
-  got(cuMemAlloc_v2(&p, 900 * MIB));
+  take(900 * MIB);
 }
-static void fits_small_beside_modules_in_vain(void) {
+BY_NAME(fits_small_beside_modules_in_vain) {
   CUdeviceptr p;
   for (int i = 0; i < 600; i++) {
     if (!got(cuMemAlloc_v2(&p, 100000))) continue;
@@ -1547,160 +1519,28 @@ static void fits_small_beside_modules_in_vain(void) {
     must(cuMemFree_v2(p), "free");
   }
 }
-static void fits_small_in_contexts_again(void) {
+BY_NAME(fits_small_in_contexts_again) {
   CUcontext c;
-  CUdeviceptr p;
   for (int i = 0; i < 60; i++) {
     if (!got(cuCtxCreate_v2(&c, 0, device))) continue;
-    for (int k = 0; k < 5; k++) got(cuMemAlloc_v2(&p, 100000));
+    for (int k = 0; k < 5; k++) take(100000);
     must(cuCtxDestroy_v2(c), "destroy");
   }
   must(cuCtxSetCurrent(context), "context");
-  got(cuMemAlloc_v2(&p, 900 * MIB));
+  take(900 * MIB);
 }
-
-#define WAY(name) {#name, name}
-static const struct {
-  const char *name;
-  void (*go)(void);
-} ways[] = {
-    WAY(pool_destroyed_in_use),
-    WAY(pool_destroyed_while_current),
-    WAY(default_pool_destroyed),
-    WAY(many_pools),
-    WAY(pool_by_bytes),
-    WAY(pool_kept_by_threshold),
-    WAY(pool_by_threads),
-    WAY(graph_below_children),
-    WAY(graph_very_deep),
-    WAY(graph_uploaded_at_once),
-    WAY(graph_after_trim),
-    WAY(graph_after_a_module_in_vain),
-    WAY(graph_by_threads),
-    WAY(child_graphs_grow),
-    WAY(export_import_release),
-    WAY(released_but_mapped),
-    WAY(retained_and_unmapped),
-    WAY(unmapped_in_vain),
-    WAY(contexts),
-    WAY(contexts_when_full),
-    WAY(context_of_a_child),
-    WAY(module_globals),
-    WAY(module_on_one_line),
-    WAY(module_of_many_types),
-    WAY(library_globals),
-    WAY(cubin_globals),
-    WAY(fat_globals),
-    WAY(wrapped_globals),
-    WAY(fat_file),
-    WAY(modules_when_full),
-    WAY(stack_limit),
-    WAY(stack_when_full),
-    WAY(printf_limit),
-    WAY(heap_limit),
-    WAY(heap_when_full),
-    WAY(local_memory),
-    WAY(local_memory_when_full),
-    WAY(local_memory_elsewhere),
-    WAY(local_memory_in_a_graph),
-    WAY(local_memory_of_listed_functions),
-    WAY(local_memory_of_listed_kernels),
-    WAY(green_contexts),
-    WAY(green_contexts_when_full),
-    WAY(arrays_padded),
-    WAY(arrays_of_small_rows),
-    WAY(arrays_of_every_format),
-    WAY(mipmaps),
-    WAY(mipmaps_of_layers),
-    WAY(small_pieces),
-    WAY(overflow),
-    WAY(freed_twice),
-    WAY(descriptors_closed),
-    WAY(forked),
-    WAY(ipc_exported),
-    WAY(small_in_each_context),
-    WAY(small_arrays_in_each_context),
-    WAY(limits_lowered_by_threads),
-    WAY(limits_of_each_context),
-    WAY(stack_lowered_below_a_kernel),
-    WAY(depth_of_launching_kernels),
-    WAY(launches_of_launching_kernels),
-    WAY(depth_when_full),
-    WAY(versioned_look_up),
-    WAY(look_up_by_handle),
-    WAY(another_namespace),
-    WAY(every_version_of_a_name),
-    WAY(library_in_each_context),
-    WAY(libraries_before_contexts),
-    WAY(library_outlives_its_context),
-    WAY(library_by_its_kernel_elsewhere),
-    WAY(library_after_a_reset),
-    WAY(variables_that_take_reckoning),
-    WAY(function_of_another_context),
-    WAY(function_without_a_context),
-    WAY(mipmaps_without_levels),
-    WAY(mipmaps_of_a_million_levels),
-    WAY(arrays_mapped_later),
-    WAY(array_changed_meanwhile),
-    WAY(location_changed_meanwhile),
-    WAY(file_changed_meanwhile),
-    WAY(graph_trimmed_meanwhile),
-    WAY(primary_context_by_threads),
-    WAY(capture_ended_meanwhile),
-    WAY(capture_in_another_stream),
-    WAY(mapped_by_threads),
-    WAY(forked_while_threads_allocate),
-    WAY(cancelled_while_allocating),
-    WAY(freed_by_many_threads),
-    WAY(cloned_without_the_library),
-    WAY(freed_in_stream_order),
-    WAY(freed_in_order_and_destroyed),
-    WAY(managed_pool_on_host),
-    WAY(pools_of_both_places),
-    WAY(memory_of_another_gpu),
-    WAY(contexts_with_graphics),
-    WAY(account_wiped),
-    WAY(contexts_by_threads),
-    WAY(libraries_beside_contexts),
-    WAY(pools_come_and_go),
-    WAY(executed),
-    WAY(executed_again),
-    WAY(executed_many_times),
-    WAY(fits_65_pools),
-    WAY(fits_pool_on_host),
-    WAY(fits_compressed),
-    WAY(fits_8_bit),
-    WAY(fits_small_arrays),
-    WAY(fits_again),
-    WAY(fits_again_while_looked_at),
-    WAY(fits_pool_of_many_threads),
-    WAY(fits_modules_again),
-    WAY(fits_contexts_again),
-    WAY(fits_green_contexts_again),
-    WAY(fits_what_a_green_context_left),
-    WAY(fits_detached_contexts_again),
-    WAY(fits_stack_back),
-    WAY(fits_freed_in_stream_order),
-    WAY(fits_libraries_again),
-    WAY(fits_limits_back),
-    WAY(fits_child_graph_changed_often),
-    WAY(fits_primary_context_of_threads),
-    WAY(fits_limit_that_the_gpu_lacks),
-    WAY(fits_small_beside_modules_in_vain),
-    WAY(fits_small_in_contexts_again),
-};
 
 int main(int argc, char **argv) {
   const char *what = argc > 1 ? argv[1] : "";
   unsigned long (*driver_peak)(int);
   *(void **)&driver_peak = dlsym(RTLD_DEFAULT, "skfPeak");
-  for (unsigned i = 0; i < sizeof ways / sizeof *ways; i++) {
-    if (!strcmp(what, "list")) puts(ways[i].name);
-    if (strcmp(what, ways[i].name)) continue;
+  if (!strcmp(what, "list")) list_names();
+  const struct by_name *way = find_by_name(what);
+  if (way) {
     context = open_gpu();
     must(cuCtxGetDevice(&device), "device");
     must(cuDeviceTotalMem_v2(&cap, device), "total");
-    ways[i].go();
+    way->go();
     printf("{\"tried\": %d, \"granted\": %d, \"peak\": %lu, \"cap\": %zu}\n", tried, granted,
            driver_peak ? driver_peak(0) : 0, cap);
   }
