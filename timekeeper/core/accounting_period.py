@@ -17,6 +17,7 @@ def period_around(rules: Sequence[Rule], at: Instant) -> tuple[Instant, Instant]
     new period ends the previous period at its own start.
     """
     calendar = _calendar(rules[0])
+    # The last period that a rule in force before `at` has begun or prolonged; none yet.
     start = end = EPOCH
     for rule in rules[1:]:
         if rule.since > at:
@@ -27,8 +28,10 @@ def period_around(rules: Sequence[Rule], at: Instant) -> tuple[Instant, Instant]
             start = start if rule.since < end else _bounds(rule.since, calendar)[0]
             end = _bounds(rule.since, _calendar(rule))[1]
         calendar = _calendar(rule)
+    # After it, periods follow the calendar; the first one begins where it ended.
     if at >= end:
         start, end = max(_bounds(at, calendar)[0], end), _bounds(at, calendar)[1]
+    # A rule that is in force later but within the period may still move the period's end.
     for rule in rules[1:]:
         if at < rule.since < end:
             if rule.used == "reset":

@@ -124,7 +124,15 @@ class Run:
     def __init__(self, states: Mapping[AccountId, BudgetState], forest: Forest) -> None:
         self.at = min(state.at for state in states.values())
         self.lines = {key: BudgetLine(key, state, forest.records[key], self.at) for key, state in states.items()}
+        # What happens later than now, by its instant; `apply` looks it up.
         self._links: dict[Instant, list[Link]] = {}
+        self._starts: dict[Instant, list[tuple[BudgetLine, Claim]]] = {}
+        self._ends: dict[Instant, list[tuple[BudgetLine, Claim]]] = {}
+        self._turns: dict[Instant, list[tuple[BudgetLine, Claim]]] = {}
+        """Claims whose rate changes."""
+        self._debts: dict[Instant, list[tuple[BudgetLine, bool]]] = {}
+        self._sums: dict[tuple[AccountId, AccountId, PostingKind, Instant], tuple[Instant, int]] = {}
+        """Start and amount of postings in budgets above: by budget, the one below it, kind and instant."""
         for link in forest.links:
             if link.since > self.at:
                 self._links.setdefault(link.since, []).append(link)
@@ -132,11 +140,6 @@ class Run:
             if child in self.lines:
                 self.lines[child].parent = self.lines[parent]
         self._linked = bool(forest.links)
-        self._starts: dict[Instant, list[tuple[BudgetLine, Claim]]] = {}
-        self._ends: dict[Instant, list[tuple[BudgetLine, Claim]]] = {}
-        self._turns: dict[Instant, list[tuple[BudgetLine, Claim]]] = {}
-        self._debts: dict[Instant, list[tuple[BudgetLine, bool]]] = {}
-        self._sums: dict[tuple[AccountId, AccountId, PostingKind, Instant], tuple[Instant, int]] = {}
         self._sort()
         for key, line in self.lines.items():
             line.counting = self._counting(line)
@@ -147,8 +150,10 @@ class Run:
         own = [instant for line in self.lines.values() for instant in (*line.rules, *line.grants, *line.withdrawals)]
         known = {*self._starts, *self._ends, *self._turns, *self._links, *self._debts, *own}
         self._instants = sorted(known, reverse=True)
+        """The instants of all records, the next one last. Ends of periods and grants are found on the way."""
 
     def _take_in(self, line: BudgetLine, claims: Iterable[Claim]) -> None:
+        """Start the claims that run now, and note when the others start, change their rate and end."""
         for claim in claims:
             if claim.end is not None and (claim.end <= claim.start or claim.end <= self.at):
                 continue
@@ -180,6 +185,8 @@ class Run:
         while self._instants and self._instants[-1] <= self.at:
             self._instants.pop()
         known = self._instants[-1] if self._instants else None
+        # The period of a budget that nothing draws on ends without a trace. Such periods are skipped together, up to
+        # what happens next elsewhere: so a budget by the hour that was unused for years takes one step.
         idle: list[BudgetLine] = []
         for line in self._order:
             end = line.state.period.expires
@@ -232,7 +239,11 @@ class Run:
     # What happens at an instant
 
     def apply(self) -> None:
-        """Apply everything that happens at this instant."""
+        """Apply everything that happens at this instant.
+
+        Ends come first and starts last, because intervals are half-open: a pod that ends here does not use what begins
+        here, and one that starts here does.
+        """
         at = self.at
         for line, claim in self._ends.get(at, ()):
             self._end(line, claim)
@@ -275,6 +286,7 @@ class Run:
     def _allow(self, at: Instant) -> None:
         """Start and end allowances, all those of this instant before anything is evaluated."""
         due = {line.key: line for line in self._order if self._has_turn(line, at)}
+        # A refund is for a charge that the budgets above paid too, so they get it back as well.
         for line in list(due.values()):
             if any(grant.kind == "refund" for grant in line.grants.get(at, ())):
                 due |= {one.key: one for one in line.chain}
@@ -381,6 +393,7 @@ class Run:
                 one.state.cut = self.at
 
     def _post_charge(self, line: BudgetLine, claim: Claim) -> None:
+        """Post a claim's time since it was last posted, in its own line, and its sum in those above where it counts."""
         start, at = max(claim.start, line.state.cut), self.at
         if at <= start:
             return

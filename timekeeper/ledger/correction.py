@@ -51,9 +51,9 @@ def correct(books: Books, find: Callable[[Session], BudgetAccount], wanted: Requ
     def change(session: Session) -> bool:
         account = find(session)
         digest = hashlib.sha256(b"interval\0" + wanted.body).hexdigest()
-        before = corrections.under(session, account.id, wanted.key)
-        if before is not None:
-            KeyReused.check(wanted.key, before.request_hash, digest)
+        earlier = corrections.under(session, account.id, wanted.key)
+        if earlier is not None:
+            KeyReused.check(wanted.key, earlier.request_hash, digest)
             return False
         pod = workloads.by_uid(session, [wanted.pod_uid]).get(wanted.pod_uid)
         if pod is None or pod.namespace_id != account.id:
@@ -61,34 +61,50 @@ def correct(books: Books, find: Callable[[Session], BudgetAccount], wanted: Requ
         start = pod.started_at if wanted.start is None else wanted.start
         end = pod.ended_at if wanted.end is None else wanted.end
         _check(session, pod, start, end, wanted)
-        was = (pod.started_at, pod.ended_at)
-        if was == (start, end):
+        before, after = (pod.started_at, pod.ended_at), (start, end)
+        if before == after:
             return False
-        turns = [at for old, new in zip(was, (start, end), strict=True) if old != new for at in (old, new)]
-        values = {
-            "namespace_id": account.id,
-            "pod_uid": pod.pod_uid,
-            "started_at": start,
-            "ended_at": end,
-            "started_before": was[0],
-            "ended_before": was[1],
-            "reason": wanted.reason,
-            "idempotency_key": wanted.key,
-            "request_hash": digest,
-            "actor": wanted.actor,
-            "booked_at": wanted.now,
-        }
-        row = corrections.add(session, values)
-        flags = ",".join(sorted({*filter(None, pod.flags.split(",")), FLAG}))
-        workloads.correct(session, pod.pod_uid, start, end, flags)
-        detail = {"id": row, "podUid": pod.pod_uid, "startMs": start, "startedMs": was[0], "reason": wanted.reason}
-        if end is not None and was[1] is not None:
-            detail |= {"endMs": end, "endedMs": was[1]}
-        books.note(session, actor=wanted.actor, action="interval", about=account, detail=detail, now=wanted.now)
-        settlement.settle_in(books, session, account.id, min(at for at in turns if at is not None), wanted.now)
+        _record(books, session, account, pod, start, end, wanted, digest)
+        # All that lies between an edge and where it was is charged differently.
+        moved = [at for edges in zip(before, after, strict=True) if edges[0] != edges[1] for at in edges]
+        settlement.settle_in(books, session, account.id, min(at for at in moved if at is not None), wanted.now)
         return True
 
     return books.database.write(change)
+
+
+def _record(
+    books: Books,
+    session: Session,
+    account: BudgetAccount,
+    pod: WorkloadRow,
+    start: Instant,
+    end: Instant | None,
+    wanted: RequestedInterval,
+    digest: str,
+) -> None:
+    """Append the correction, apply it to the pod's interval, and write it to the audit log."""
+    started_before, ended_before = pod.started_at, pod.ended_at
+    values = {
+        "namespace_id": account.id,
+        "pod_uid": pod.pod_uid,
+        "started_at": start,
+        "ended_at": end,
+        "started_before": started_before,
+        "ended_before": ended_before,
+        "reason": wanted.reason,
+        "idempotency_key": wanted.key,
+        "request_hash": digest,
+        "actor": wanted.actor,
+        "booked_at": wanted.now,
+    }
+    row = corrections.add(session, values)
+    flags = ",".join(sorted({*filter(None, pod.flags.split(",")), FLAG}))
+    workloads.correct(session, pod.pod_uid, start, end, flags)
+    detail = {"id": row, "podUid": pod.pod_uid, "startMs": start, "startedMs": started_before, "reason": wanted.reason}
+    if end is not None and ended_before is not None:
+        detail |= {"endMs": end, "endedMs": ended_before}
+    books.note(session, actor=wanted.actor, action="interval", about=account, detail=detail, now=wanted.now)
 
 
 def _check(session: Session, pod: WorkloadRow, start: Instant, end: Instant | None, wanted: RequestedInterval) -> None:

@@ -27,8 +27,13 @@ from timekeeper.ledger.books import Books
 from timekeeper.store import accounts, bookings, memberships, movements, seals, timelines, workloads
 
 ANCHOR_EVERY: Final = 256
+"""Boundaries of the time line (starts and ends of pods and allowances) between two anchors."""
+
 ANCHOR_LAG_MS: Final = 600_000
+"""How far before now anchors end: a record that is less late than this drops none."""
+
 ANCHORS_KEPT: Final = 64
+"""Newest anchors that a budget keeps; of older ones, see `timelines.keep_anchors`."""
 
 
 def settle_in(books: Books, session: Session, namespace: AccountId, since: Instant | None, now: Instant) -> BudgetState:
@@ -58,18 +63,12 @@ def settle_all(
 def _settle(
     books: Books, session: Session, tree: Tree, since: Instant | None, now: Instant
 ) -> dict[AccountId, BudgetState]:
-    if since is not None:
-        # A link that ends at that instant has changed too: budgets that it affected have anchors that rely on it.
-        tree = memberships.tree(session, tree.keys, Instant(since - 1))
-        timelines.drop_anchors(session, tree.keys, since)
-    tree, anchor = anchored(session, tree, since)
-    until = max(now, accounts.settled_until(session, tree.keys))
-    if until > now + CLOCK_SKEW_MS:
-        # No replica's clock is so far ahead. What is ahead of now is not due yet: it is reversed.
-        until, ahead = now, Instant(now + 1)
-        timelines.drop_anchors(session, tree.keys, ahead)
-        accounts.settled_at_most(session, tree.keys, now)
-        tree, anchor = anchored(session, tree, ahead if since is None else min(since, ahead))
+    """Settle budgets that depend on each other; `since` is as for `settle_in`.
+
+    Refunds count up to their pod's charge. If the new charges change what a refund counts, that is a changed record
+    too, and everything is settled again from there.
+    """
+    tree, anchor, until = _continued_from(session, tree, since, now)
     # Rows are locked from the top and in one order, so that two writers wait for each other without a deadlock.
     for root in tree.roots:
         accounts.touch(session, root)
@@ -89,6 +88,25 @@ def _settle(
         accounts.settled(session, root, until)
     changed = None if since is None else _limit_refunds(session, tree.keys, since)
     return outcome.states if changed is None else _settle(books, session, tree, changed, now)
+
+
+def _continued_from(
+    session: Session, tree: Tree, since: Instant | None, now: Instant
+) -> tuple[Tree, dict[AccountId, BudgetState], Instant]:
+    """Drop the anchors that rely on what has changed; return the budgets to settle, their anchor, and up to when."""
+    if since is not None:
+        # A link that ends at that instant has changed too: budgets that it affected have anchors that rely on it.
+        tree = memberships.tree(session, tree.keys, Instant(since - 1))
+        timelines.drop_anchors(session, tree.keys, since)
+    tree, anchor = anchored(session, tree, since)
+    until = max(now, accounts.settled_until(session, tree.keys))
+    if until > now + CLOCK_SKEW_MS:
+        # No replica's clock is so far ahead. What is ahead of now is not due yet: it is reversed.
+        until, ahead = now, Instant(now + 1)
+        timelines.drop_anchors(session, tree.keys, ahead)
+        accounts.settled_at_most(session, tree.keys, now)
+        tree, anchor = anchored(session, tree, ahead if since is None else min(since, ahead))
+    return tree, anchor, until
 
 
 def _limit_refunds(session: Session, keys: Collection[AccountId], since: Instant) -> Instant | None:

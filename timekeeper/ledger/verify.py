@@ -145,7 +145,12 @@ def _balances(session: Session, place: BudgetAccount) -> Iterator[str]:
 
 
 def _bookings(session: Session, tree: Tree, places: Mapping[AccountId, BudgetAccount], *, carry: bool) -> Iterator[str]:
-    """Yield each booking and anchor that does not follow from the records of the budgets that were settled together."""
+    """Yield each booking and anchor that does not follow from the records of the budgets that were settled together.
+
+    Records and bookings are read side by side, one stretch of time after the other, because all of them together may
+    not fit into memory. The time line is stopped at each anchor, to compare it, and where each budget was settled last:
+    what falls due later is not booked yet.
+    """
     settled = {key: places[tree.chain(key)[-1]].settled_at for key in tree.keys}
     kept = _anchors(session, tree)
     booked = _InOrder(bookings.standing_in_order(session, tree.keys))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 import msgspec
 from sqlalchemy import Select, delete, func, insert, or_, select
@@ -18,6 +19,19 @@ from timekeeper.core.record import AccountId, Debt, GrantRecord, PostingKind, Re
 from timekeeper.store import debts, memberships, rates
 from timekeeper.store.budget_rules import ruling_of_each
 from timekeeper.store.db.models import Anchor, BudgetGrant, BudgetRule, Membership, Namespace, WorkloadRow
+
+_STRETCH: Final = 10_000
+"""Minimum number of pods that begin in a stretch."""
+
+_COMES: Final[dict[str, PostingKind]] = {
+    "grant": "allowance",
+    "refund": "refund",
+    "adjustment": "allowance",
+    "transfer": "transfer-in",
+}
+"""How a movement into a budget is posted, by its kind; `_GOES`: a movement out of it."""
+
+_GOES: Final[dict[str, PostingKind]] = {"adjustment": "withdrawal", "transfer": "transfer-out"}
 
 
 def records(
@@ -62,10 +76,6 @@ def stretches(
         pods[key].append(book.claim(pod, start, end, shares))
         count, last = count + 1, start
     yield None, {one: replace(mine, claims=pods[one]) for one, mine in found.items()}
-
-
-_STRETCH = 10_000
-"""Minimum number of pods that begin in a stretch."""
 
 
 def first_starts(session: Session, keys: Collection[AccountId]) -> dict[AccountId, Instant]:
@@ -121,15 +131,6 @@ def _openings(session: Session, keys: Collection[AccountId]) -> dict[AccountId, 
     return {row.id: row.opened_at for row in session.execute(query)}
 
 
-_COMES: dict[str, PostingKind] = {
-    "grant": "allowance",
-    "refund": "refund",
-    "adjustment": "allowance",
-    "transfer": "transfer-in",
-}
-_GOES: dict[str, PostingKind] = {"adjustment": "withdrawal", "transfer": "transfer-out"}
-
-
 def touched_by(session: Session, since: Instant) -> list[AccountId]:
     """Return the namespaces that have a pod which held GPUs at an instant or later."""
     query = select(WorkloadRow.namespace_id).where(or_(WorkloadRow.ended_at.is_(None), WorkloadRow.ended_at > since))
@@ -144,6 +145,8 @@ def anchor_before(session: Session, keys: Collection[AccountId], at: Instant | N
     query = select(Anchor.at, func.count()).where(Anchor.namespace_id.in_(keys))
     if at is not None:
         query = query.where(Anchor.at < at)
+    # Usually the newest anchor has all budgets. Only if it lacks some does it matter whether these had begun by then,
+    # which takes several statements to find out.
     births: dict[AccountId, Instant] | None = None
     for found, count in session.execute(query.group_by(Anchor.at).order_by(Anchor.at.desc())).all():
         if count < len(keys):
@@ -214,7 +217,9 @@ def keep_anchors(session: Session, namespace: AccountId, states: list[BudgetStat
         session.execute(delete(Anchor).where(Anchor.namespace_id == namespace, Anchor.at.in_(gone)))
 
 
-_DAY_MS, _DAYS = 86_400_000, 40
+_DAY_MS: Final = 86_400_000
+_DAYS: Final = 40
+"""For so long, one anchor a day is kept; then one a month (30 days)."""
 
 
 def _superfluous(instants: Sequence[Instant], most: int) -> list[Instant]:
@@ -223,8 +228,9 @@ def _superfluous(instants: Sequence[Instant], most: int) -> list[Instant]:
     before = None
     for at in instants[: max(len(instants) - most, 0)]:
         day = at // _DAY_MS
-        place = day if day > instants[-1] // _DAY_MS - _DAYS else -(day // 30)
-        if place == before:
+        month = -(day // 30)  # negative, so that no month is mistaken for a day
+        slot = day if day > instants[-1] // _DAY_MS - _DAYS else month
+        if slot == before:
             gone.append(at)
-        before = place
+        before = slot
     return gone

@@ -88,50 +88,16 @@ class GroupUsage:
 def by_time(session: Session, wanted: UsageQuery, after: tuple[int, str], limit: int) -> list[GroupUsage]:
     """Return usage by interval and group, in that order, beginning after a position.
 
-    A pod's observed time is that of the container with the most observed time.
+    The statement has three steps: `span` (the intervals), `held` (a row for each interval and each pod that held GPUs
+    in it) and `seen` (what those pods reported in it); then it sums up by group.
     """
     rows = [(index, start, end) for index, (start, end) in enumerate(wanted.spans)]
     columns = (column("index", Integer), column("start", BigInteger), column("until", BigInteger))
     span = values(*columns).data(rows).cte("span")
-    first, last = wanted.spans[0][0], wanted.spans[-1][1]
-
-    until = case(
-        (
-            func.coalesce(WorkloadRow.ended_at, wanted.now) < span.c.until,
-            func.coalesce(WorkloadRow.ended_at, wanted.now),
-        ),
-        else_=span.c.until,
-    )
-    since = case((WorkloadRow.started_at > span.c.start, WorkloadRow.started_at), else_=span.c.start)
-    group = {"namespace": Namespace.name, "workload": WorkloadRow.pod_uid, "model": WorkloadRow.models}[wanted.group_by]
-    held = (
-        select(
-            span.c.index, group.label("name"), WorkloadRow.pod_uid, WorkloadRow.gpus_ppm, (until - since).label("wall")
-        )
-        .select_from(span)
-        .join(
-            WorkloadRow,
-            and_(WorkloadRow.started_at < span.c.until, func.coalesce(WorkloadRow.ended_at, wanted.now) > span.c.start),
-        )
-        .join(Namespace, Namespace.id == WorkloadRow.namespace_id)
-        .where(Namespace.cluster == wanted.cluster, tuple_(span.c.index, group) > tuple_(*after))
-        .where(or_(WorkloadRow.ended_at.is_(None), WorkloadRow.ended_at > first), WorkloadRow.started_at < last)
-    )
-    for name, given in (
-        (Namespace.name, wanted.namespace),
-        (WorkloadRow.pod_uid, wanted.pod_uid),
-        (WorkloadRow.models, wanted.model),
-    ):
-        if given:
-            held = held.where(name == given)
-    if wanted.group_by == "workload":  # then each row is a group, and a page reads only its own rows
-        held = held.order_by(span.c.index, group).limit(limit)
-    pods = held.cte("held")
-
-    seen = _seen(span, pods, first, last)
-    observed = case(
-        (func.coalesce(seen.c.observed, 0) < pods.c.wall, func.coalesce(seen.c.observed, 0)), else_=pods.c.wall
-    )
+    pods = _held(span, wanted, after, limit)
+    seen = _seen(span, pods, wanted.spans[0][0], wanted.spans[-1][1])
+    # Reports are kept by the hour, and an interval may end within one: of that hour, no more is observed than is held.
+    observed = _smaller(func.coalesce(seen.c.observed, 0), pods.c.wall)
     query = (
         select(
             pods.c.index,
@@ -156,13 +122,53 @@ def by_time(session: Session, wanted: UsageQuery, after: tuple[int, str], limit:
     ]
 
 
+def _held(span: Any, wanted: UsageQuery, after: tuple[int, str], limit: int) -> Any:
+    """Return how many milliseconds (`wall`) of each interval each of the wanted pods held its GPUs."""
+    first, last = wanted.spans[0][0], wanted.spans[-1][1]
+    ended = func.coalesce(WorkloadRow.ended_at, wanted.now)
+    wall = _smaller(ended, span.c.until) - _greater(WorkloadRow.started_at, span.c.start)
+    group = {"namespace": Namespace.name, "workload": WorkloadRow.pod_uid, "model": WorkloadRow.models}[wanted.group_by]
+    held = (
+        select(span.c.index, group.label("name"), WorkloadRow.pod_uid, WorkloadRow.gpus_ppm, wall.label("wall"))
+        .select_from(span)
+        .join(WorkloadRow, and_(WorkloadRow.started_at < span.c.until, ended > span.c.start))
+        .join(Namespace, Namespace.id == WorkloadRow.namespace_id)
+        .where(Namespace.cluster == wanted.cluster, tuple_(span.c.index, group) > tuple_(*after))
+        # Implied by the join, but only constants let the database use the indexes of start and end.
+        .where(or_(WorkloadRow.ended_at.is_(None), WorkloadRow.ended_at > first), WorkloadRow.started_at < last)
+    )
+    for name, given in (
+        (Namespace.name, wanted.namespace),
+        (WorkloadRow.pod_uid, wanted.pod_uid),
+        (WorkloadRow.models, wanted.model),
+    ):
+        if given:
+            held = held.where(name == given)
+    if wanted.group_by == "workload":  # then each row is a group, and a page reads only its own rows
+        held = held.order_by(span.c.index, group).limit(limit)
+    return held.cte("held")
+
+
+def _smaller(one: Any, other: Any) -> Any:
+    """Return the smaller of two values; SQLite and PostgreSQL have no common function for that."""
+    return case((one < other, one), else_=other)
+
+
+def _greater(one: Any, other: Any) -> Any:
+    """Return the greater of two values."""
+    return case((one > other, one), else_=other)
+
+
 def _gpu_ms(pods: Any, wall: Any) -> Any:
     """Return GPU-milliseconds, rounded for each pod, so that a sum over a million pods fits 64 bits."""
     return (wall * pods.c.gpus_ppm + 500_000) // 1_000_000
 
 
 def _seen(span: Any, pods: Any, first: int, last: int) -> Any:
-    """Return the reported usage of pods in each interval: from completed hours, and from watermarks."""
+    """Return the reported usage of pods in each interval: from completed hours, and from watermarks.
+
+    A pod's observed time is that of its container with the most: its containers report side by side.
+    """
     mine = select(pods.c.pod_uid)
     over = select(UsageHour.pod_uid, UsageHour.container, UsageHour.hour, UsageHour.used_ms, UsageHour.observed_ms)
     running = select(
