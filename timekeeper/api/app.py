@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The application: database, books, controller and routes put together from settings."""
+"""Assemble the application from settings: database, books, controller and routes."""
 
 from __future__ import annotations
 

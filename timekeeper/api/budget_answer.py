@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The current budget, as the answer to requests that read or change it."""
+"""Answer requests that read or change a budget: with the budget as it is then."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from timekeeper.api.holder import Holder
 
 
 def answer(whose: Holder, status: int = 200) -> Response:
-    """Return a budget as it is."""
+    """Return a budget as it is, or 304 to a reader who has that version."""
     budget, etag = whose.current()
+    # RFC 9110 §13.1.2 defines If-None-Match for writes as well, but as a condition, and none of ours offers it.
     unchanged = requests.not_modified(etag) if request.method == "GET" and "If-None-Match" in request.headers else None
     return unchanged or requests.answer(budget, status, etag=etag)
 

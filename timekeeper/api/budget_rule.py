@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The budget rule that a request body asks for."""
+"""Convert a request body to the budget rule that it asks for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that are executed once per Idempotency-Key."""
+"""Read the Idempotency-Key of a request that is executed only once per key."""
 
 from __future__ import annotations
 

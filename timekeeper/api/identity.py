@@ -59,7 +59,7 @@ class _Cache(Generic[K, V]):
             if len(self._kept) >= _MOST_CACHED:
                 oldest = time.monotonic() - self._seconds
                 self._kept = {k: v for k, v in self._kept.items() if v[0] > oldest}
-                if len(self._kept) >= _MOST_CACHED:
+                if len(self._kept) >= _MOST_CACHED:  # all are recent: rather ask again than grow
                     self._kept.clear()
             self._kept[key] = (asked, value)
 
@@ -104,6 +104,7 @@ class Identity:
             return OPERATOR
         digest = hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
         caller = self._callers.get(digest, WRITE_SECONDS if writes else REVIEW_SECONDS)
+        # Only the answer shows whether the token is a pod's own: a user's review does not count for that long.
         if caller is not None and not caller.pod_uid and not writes:
             caller = self._callers.get(digest, ACCESS_SECONDS)
         if caller is None or self._has_ended(caller):

@@ -44,16 +44,16 @@ _HEADERS: dict[str, dict[str, Any]] = {
 }
 _REFUSALS = {
     400: "Not JSON",
-    401: "Nobody's token",
+    401: "The token is missing or not valid",
     403: "Not allowed",
-    404: "Not there",
+    404: "Not found",
     409: "Conflict",
-    412: "Changed meanwhile",
+    412: "It has changed since it was read",
     413: "Too large",
     415: "Not application/json",
-    422: "Something in the request is not valid",
-    502: "The API server refused",
-    503: "Not now",
+    422: "A value in the request is not valid",
+    502: "The API server refused a call that this needs",
+    503: "Unavailable; try again later",
 }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of a list: how many items one has, and where the next one begins."""
+"""Divide a list into pages: how many items one has, and where the next one begins."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identify the sender of a usage report, and whether its sidecar may end."""
+"""Identify the sender of a usage report, and determine whether its sidecar may end."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsing requests and serialising answers, the same for all handlers."""
+"""Parse requests and serialise answers, the same way for all handlers."""
 
 from __future__ import annotations
 

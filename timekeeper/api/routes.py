@@ -53,7 +53,7 @@ StructType = type[msgspec.Struct]
 
 @dataclass(frozen=True)
 class Route:
-    """One method of one path; `problems` are its error statuses in addition to those of all routes."""
+    """One method of one path."""
 
     method: str
     path: str
@@ -65,13 +65,16 @@ class Route:
     query: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
     problems: tuple[int, ...] = ()
+    """Its error statuses in addition to those that all routes have."""
     public: bool = False
+    """Whether it needs no identity."""
+    internal: bool = False
+    """Whether only our own sidecars and operators use it."""
 
     @property
     def aggregated(self) -> bool:
-        """Whether the API server offers it too: not the routes of our sidecars and operators, nor the public ones."""
-        ours = (usage_report.taken, budget_object.put, budget_object.put_parent, budget_object.deleted)
-        return self.path.startswith(f"{PREFIX}/") and self.handler not in ours and not self.public
+        """Whether the API server offers it too."""
+        return self.path.startswith(f"{PREFIX}/") and not self.internal and not self.public
 
 
 PREFIX: Final = "/api/v1"
@@ -93,9 +96,9 @@ ROUTES: tuple[Route, ...] = (
           query=_UID, problems=(404,)),
     Route("PUT", _NS, budget.put, "Give a namespace a budget of its own", wire.Budget, BudgetBody,
           headers=("If-Match",), problems=(404, 409, 412)),
-    Route("PATCH", _NS, budget.patch, "Change the named parts of a namespace's budget", wire.Budget,
+    Route("PATCH", _NS, budget.patch, "Change the given fields of a namespace's budget", wire.Budget,
           BudgetPatch, headers=("If-Match",), problems=(404, 409, 412)),
-    Route("DELETE", _NS, budget.unset, "Give a namespace the policy's budget again", wire.Budget,
+    Route("DELETE", _NS, budget.unset, "Reset a namespace to the policy's budget", wire.Budget,
           headers=("If-Match",), query=("reason",), problems=(404, 409, 412)),
     Route("GET", f"{_NS}/grants", movement.grants, "Grants, newest first", wire.GrantList, query=(*_UID, *_PAGE),
           problems=(404,)),
@@ -105,52 +108,52 @@ ROUTES: tuple[Route, ...] = (
           query=(*_UID, "reason"), problems=(404, 409)),
     Route("GET", f"{_NS}/refunds", movement.refunds, "Refunds, newest first", MovementList,
           query=(*_UID, *_PAGE), problems=(404,)),
-    Route("POST", f"{_NS}/refunds", movement.refund, "Give back what an ended pod was charged", wire.Budget,
+    Route("POST", f"{_NS}/refunds", movement.refund, "Refund an ended pod's charge, or a part", wire.Budget,
           RefundBody, status=(200, 201), headers=_ONCE, query=_UID, problems=(404, 409)),
     Route("GET", f"{_NS}/intervals", interval.listed, "Pods' corrected intervals, newest first",
           wire.IntervalCorrectionList, query=(*_UID, *_PAGE), problems=(404,)),
-    Route("POST", f"{_NS}/intervals", interval.correct, "Put a pod's interval right", wire.Budget,
+    Route("POST", f"{_NS}/intervals", interval.correct, "Correct a pod's interval", wire.Budget,
           IntervalBody, status=(200, 201), headers=_ONCE, query=_UID, problems=(404, 409)),
     Route("GET", f"{_NS}/adjustments", movement.adjustments, "Adjustments, newest first", MovementList,
           query=(*_UID, *_PAGE), problems=(404,)),
-    Route("POST", f"{_NS}/adjustments", movement.adjust, "Put GPU time right by hand", wire.Budget,
+    Route("POST", f"{_NS}/adjustments", movement.adjust, "Adjust GPU time by hand", wire.Budget,
           AdjustmentBody, status=(200, 201), headers=_ONCE, query=_UID, problems=(404, 409)),
     Route("GET", f"{_NS}/transfers", movement.transfers, "Transfers in and out, newest first", MovementList,
           query=(*_UID, *_PAGE), problems=(404,)),
     Route("POST", f"{_NS}/transfers", movement.transfer, "Move GPU time into another namespace's budget", wire.Budget,
           TransferBody, status=(200, 201), headers=_ONCE, problems=(404, 409)),
-    Route("GET", f"{_NS}/reservations", reservation.listed, "GPU time set aside, newest first",
+    Route("GET", f"{_NS}/reservations", reservation.listed, "Reservations, newest first",
           wire.ReservationList, query=_PAGE),
-    Route("POST", f"{_NS}/reservations", reservation.opened, "Set GPU time aside", wire.Reservation,
+    Route("POST", f"{_NS}/reservations", reservation.opened, "Reserve GPU time", wire.Reservation,
           ReservationBody, status=(200, 201), headers=_ONCE, problems=(404, 409)),
     Route("GET", f"{_NS}/reservations/{{reservation}}", reservation.shown, "One reservation", wire.Reservation,
           problems=(404,)),
-    Route("DELETE", f"{_NS}/reservations/{{reservation}}", reservation.released, "Give it back", wire.Reservation,
-          problems=(404, 409)),
+    Route("DELETE", f"{_NS}/reservations/{{reservation}}", reservation.released, "Release a reservation",
+          wire.Reservation, problems=(404, 409)),
     Route("PUT", f"{_NS}/status", budget.status, "Suspend a budget, close it, or reactivate it", wire.Budget,
           StatusBody, problems=(404, 409)),
     Route("PUT", f"{_NS}/parent", parent.put_under, "Put a namespace under a team or an organisation", wire.Budget,
           PlaceBody, problems=(404, 409)),
-    Route("PUT", f"{_NS}/object", budget_object.put, "Have an object of the cluster keep a budget", wire.Budget,
-          ObjectBody, problems=(404, 409, 412)),
+    Route("PUT", f"{_NS}/object", budget_object.put, "Let an object of the cluster define a budget", wire.Budget,
+          ObjectBody, problems=(404, 409, 412), internal=True),
     Route("DELETE", f"{_NS}/object", budget_object.deleted, "Note that the object was deleted", wire.Budget,
-          query=(*_UID, "object"), problems=(404,)),
+          query=(*_UID, "object"), problems=(404,), internal=True),
     Route("GET", "/api/v1/parents", parent.listed, "Teams and organisations, page by page", wire.ParentList,
           query=_PAGE),
     Route("GET", _PARENT, budget.shown, "One team or organisation", wire.Parent, status=(200, 304), headers=_IF_NONE,
           problems=(404,)),
-    Route("PUT", _PARENT, parent.put, "Make a team or an organisation, or give it another budget", wire.Parent,
+    Route("PUT", _PARENT, parent.put, "Create a team or an organisation, or set its budget", wire.Parent,
           ParentBudgetBody, status=(200, 201), headers=("If-Match",), problems=(409, 412)),
-    Route("PATCH", _PARENT, parent.patch, "Change the named parts of its budget", wire.Parent, ParentPatch,
+    Route("PATCH", _PARENT, parent.patch, "Change the given fields of its budget", wire.Parent, ParentPatch,
           headers=("If-Match",), problems=(404, 409, 412)),
     Route("GET", f"{_PARENT}/children", parent.children, "The budgets directly under it", wire.ChildList,
           problems=(404,)),
     Route("PUT", f"{_PARENT}/parent", parent.put_under, "Put a team under another one or an organisation",
           wire.Parent, PlaceBody, problems=(404, 409)),
-    Route("PUT", f"{_PARENT}/object", budget_object.put_parent, "Have an object of the cluster keep it", wire.Parent,
-          ParentObjectBody, problems=(404, 409, 412)),
+    Route("PUT", f"{_PARENT}/object", budget_object.put_parent, "Let an object of the cluster define it", wire.Parent,
+          ParentObjectBody, problems=(404, 409, 412), internal=True),
     Route("DELETE", f"{_PARENT}/object", budget_object.deleted, "Note that the object was deleted", wire.Parent,
-          query=("object",), problems=(404,)),
+          query=("object",), problems=(404,), internal=True),
     Route("PUT", f"{_PARENT}/status", budget.status, "Suspend its budget, close it, or reactivate it", wire.Parent,
           StatusBody, problems=(404, 409)),
     Route("GET", f"{_PARENT}/grants", movement.grants, "Grants to it, newest first", wire.GrantList, query=_PAGE,
@@ -161,7 +164,7 @@ ROUTES: tuple[Route, ...] = (
           wire.Grant, query=("reason",), problems=(404, 409)),
     Route("GET", f"{_PARENT}/adjustments", movement.adjustments, "Adjustments of it, newest first",
           MovementList, query=_PAGE, problems=(404,)),
-    Route("POST", f"{_PARENT}/adjustments", movement.adjust, "Put its GPU time right by hand", wire.Parent,
+    Route("POST", f"{_PARENT}/adjustments", movement.adjust, "Adjust its GPU time by hand", wire.Parent,
           AdjustmentBody, status=(200, 201), headers=_ONCE, problems=(404, 409)),
     Route("GET", f"{_PARENT}/transfers", movement.transfers, "Transfers in and out of it, newest first",
           MovementList, query=_PAGE, problems=(404,)),
@@ -171,9 +174,9 @@ ROUTES: tuple[Route, ...] = (
           EntryList, query=_PAGE, problems=(404,)),
     Route("GET", f"{_PARENT}/periods", period.periods, "Its periods, newest first", PeriodList,
           query=_PAGE, problems=(404,)),
-    Route("PUT", f"{_PARENT}/seal", period.seal, "Seal its periods that are over before their grace is",
+    Route("PUT", f"{_PARENT}/seal", period.seal, "Seal completed periods of it before their grace ends",
           PeriodList, SealBody, problems=(404, 409)),
-    Route("GET", f"{_PARENT}/statement", statement.statement, "What is booked of it in a period or any interval",
+    Route("GET", f"{_PARENT}/statement", statement.statement, "What is booked for it in a period or any interval",
           wire.Statement, query=("from", "to", "format", *_PAGE), problems=(404,)),
     Route("GET", "/api/v1/rates", rate.listed, "Rates of GPU models, in the order they were set", GpuRateList,
           query=("model", *_PAGE)),
@@ -185,13 +188,13 @@ ROUTES: tuple[Route, ...] = (
           query=(*_UID, *_PAGE), problems=(404,)),
     Route("GET", f"{_NS}/periods", period.periods, "Periods, newest first", PeriodList,
           query=(*_UID, *_PAGE), problems=(404,)),
-    Route("PUT", f"{_NS}/seal", period.seal, "Seal periods that are over before their grace is", PeriodList,
+    Route("PUT", f"{_NS}/seal", period.seal, "Seal completed periods before their grace ends", PeriodList,
           SealBody, query=_UID, problems=(404, 409)),
     Route("GET", f"{_NS}/statement", statement.statement, "What is booked in a period or any interval",
           wire.Statement, query=(*_UID, "from", "to", "format", *_PAGE), problems=(404,)),
     Route("POST", "/api/v1/reports", usage_report.taken, "One pod's usage counters",
-          wire.ReportAnswer, wire.ReportBatch),
-    Route("GET", "/api/v1/workloads", workload.listed, "Pods as the ledger has them, newest first",
+          wire.ReportAnswer, wire.ReportBatch, internal=True),
+    Route("GET", "/api/v1/workloads", workload.listed, "Pods that the ledger knows, newest first",
           wire.WorkloadList, query=("namespace", *_UID, *_PAGE), problems=(404,)),
     Route("GET", "/api/v1/usage", usage.listed, "GPU time held, used and not observed, by time", UsageList,
           query=("namespace", "podUid", "model", "groupBy", "bucket", "timeZone", "from", "to", *_PAGE)),
@@ -203,12 +206,12 @@ ROUTES: tuple[Route, ...] = (
           Terminate, SignOfLife, problems=(404,)),
     Route("POST", "/budget/{namespace}/increase", original.increase, "Grant minutes (the original's route)",
           OriginalBudget, IncreaseBody, headers=("Idempotency-Key",), problems=(404, 409)),
-    Route("GET", f"/apis/{names.API}", discovery.resources, "What the API server may offer of this", ResourceList,
+    Route("GET", f"/apis/{names.API}", discovery.resources, "Discovery for the API server", ResourceList,
           public=True),
-    Route("GET", "/openapi/v2", discovery.openapi_v2, "Nothing: the API server asks for it", public=True),
-    Route("GET", "/openapi/v3", discovery.openapi_v3, "Nothing: the API server asks for it", public=True),
-    Route("GET", "/healthz", health.live, "Whether the server does its work", Health, problems=(503,),
+    Route("GET", "/openapi/v2", discovery.openapi_v2, "An empty document for the API server", public=True),
+    Route("GET", "/openapi/v3", discovery.openapi_v3, "An empty document for the API server", public=True),
+    Route("GET", "/healthz", health.live, "Liveness probe", Health, problems=(503,),
           public=True),
-    Route("GET", "/readyz", health.ready, "Whether the server may be asked", Health, problems=(503,),
+    Route("GET", "/readyz", health.ready, "Readiness probe", Health, problems=(503,),
           public=True),
 )  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The audit log."""
+"""Read the audit log."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets and their status."""
+"""Read and set budgets, and their status."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets that objects of the cluster define, as reported by the operator."""
+"""Accept the budgets that objects of the cluster define, as the operator reports them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions: the current state of all namespaces in one answer, which is a 304 for pollers while nothing changes.
+"""Return decisions: the state of all namespaces in one answer, which is a 304 for pollers while nothing changes.
 
 A deleted namespace keeps its account, but has no decision: a new namespace of the same name gets a new account.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Discovery, which the API server requests from each aggregated API. It needs no identity.
+"""Answer the discovery that the API server requests from each aggregated API. It needs no identity.
 
 One resource is listed: client-go treats an empty list as an error, and every kubectl would show it.
 """

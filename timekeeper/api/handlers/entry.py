@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ledger entries."""
+"""Read a budget's ledger entries."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes. They need no identity."""
+"""Answer kubelet's probes, which need no identity."""
 
 from __future__ import annotations
 

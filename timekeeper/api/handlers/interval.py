@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Correct pods' intervals by hand, once per Idempotency-Key."""
+"""Correct pods' intervals by hand, once per Idempotency-Key, and list the corrections."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grants, refunds, adjustments, transfers: GPU time moved by hand, once per Idempotency-Key."""
+"""Move GPU time by hand, once per Idempotency-Key: grants, refunds, adjustments and transfers."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from flask import Response
 
@@ -19,7 +21,8 @@ from timekeeper.ledger.movement import Order
 from timekeeper.store import movements as movements_store
 from timekeeper.store.db.models import BudgetGrant
 
-_CLOCKS_MS = 1_000
+_CLOCKS_MS: Final = 1_000
+"""How far before now a grant may begin: the sender's clock may be behind ours."""
 
 
 def grants(**path: str) -> Response:
@@ -58,6 +61,7 @@ def transfers(**path: str) -> Response:
 
 
 def _moved(path: dict[str, str], kind: str, right: str) -> Response:
+    """Return a page of movements of a kind."""
     rows, more = _page(path, kind, right)
     items = [
         Movement(
@@ -181,6 +185,7 @@ def _target(whose: Holder, given: TransferBody) -> Holder:
 
 
 def _booked(whose: Holder, key: str) -> bool:
+    """Whether the request with this key was booked before, so that an instant in it may be past by now."""
     with whose.it.books.database.reading() as session:
         account = whose.find(session)
         return account is not None and movements_store.grant_under(session, account.id, key) is not None

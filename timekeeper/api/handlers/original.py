@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three routes of the service that Slicekeeper replaces, with its payloads. Minutes are GPU-minutes."""
+"""Serve the three routes of the service that Slicekeeper replaces, with its payloads. Minutes are GPU-minutes."""
 
 from __future__ import annotations
 

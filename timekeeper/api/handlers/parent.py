@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Teams and organisations, and the budgets below them. Everything else is served as for namespaces."""
+"""Create and change teams and organisations, and put budgets under them.
+
+What they have in common with namespaces (grants, statements…) is served by the same handlers as for these.
+"""
 
 from __future__ import annotations
 

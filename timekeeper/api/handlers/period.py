@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Periods of a budget, and their seals."""
+"""Read a budget's accounting periods, and seal them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of GPU models."""
+"""Read and set the rates of GPU models."""
 
 from __future__ import annotations
 

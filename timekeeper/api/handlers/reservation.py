@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reservations of GPU time. The controller opens those of pods; reservations by hand are opened here."""
+"""Read reservations of GPU time, and open and release those by hand. The controller does that for pods."""
 
 from __future__ import annotations
 

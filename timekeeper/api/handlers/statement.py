@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statements: what is booked in an interval, as JSON or CSV."""
+"""Return a budget's statement: what is booked in an interval, as JSON or CSV."""
 
 from __future__ import annotations
 
@@ -53,26 +53,26 @@ def statement(**path: str) -> Response:
             opening_ms=opening,
             closing_ms=None if opening is None else opening + sum(total.balance_ms for total in totals),
             totals=totals,
-            workloads=[
-                StatementPod(
-                    pod_uid=row.pod_uid,
-                    pod_name=row.pod_name,
-                    charged_ms=row.charged,
-                    over_budget_ms=row.over_budget,
-                    corrections_ms=row.corrections,
-                    interval_corrected=row.corrected,
-                )
-                for row in rows
-                if not children
-            ],
+            workloads=[] if children else list(map(_pod, rows)),
             children=children,
             next_cursor=more,
         )
     )
 
 
+def _pod(row: Charged) -> StatementPod:
+    return StatementPod(
+        pod_uid=row.pod_uid,
+        pod_name=row.pod_name,
+        charged_ms=row.charged,
+        over_budget_ms=row.over_budget,
+        corrections_ms=row.corrections,
+        interval_corrected=row.corrected,
+    )
+
+
 def _children(session: Session, account: BudgetAccount, rows: Sequence[Charged]) -> list[StatementChild]:
-    """Return the charges of budgets directly below: a parent's ledger has their sums, and no pods."""
+    """Return the charges of budgets directly below, which have the place of pods in a parent's ledger: as sums."""
     if account.kind == "namespace":
         return []
     keys = [AccountId(int(row.pod_uid.removeprefix(CHILD))) for row in rows]
@@ -92,6 +92,7 @@ def _children(session: Session, account: BudgetAccount, rows: Sequence[Charged])
 def _summed(
     session: Session, account: BudgetAccount, span: tuple[Instant, Instant]
 ) -> tuple[int, list[StatementTotal]]:
+    """Return the opening balance of an interval, and the sums of what is booked in it by kind."""
     (totals,) = statements.totals(session, account.id, [span])
     sums = [
         StatementTotal(

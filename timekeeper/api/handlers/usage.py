@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU time held, used and not observed, by time; and the totals of a namespace in this period."""
+"""Read how much GPU time was held, used and not observed, by time, or by a namespace in this period."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sidecars' reports."""
+"""Accept sidecars' usage reports."""
 
 from __future__ import annotations
 

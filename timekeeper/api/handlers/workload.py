@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods as the ledger has them."""
+"""List the pods that the ledger knows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all bodies have in common."""
+"""The base of all request bodies, and the types of fields that several have."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets, and whether they may be spent: bodies."""
+"""Bodies that set a namespace's budget, or whether it may be spent."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies: the budget that an object of the cluster defines."""
+"""Bodies with the budget that an object of the cluster defines."""
 
 from __future__ import annotations
 

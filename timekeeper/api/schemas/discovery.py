@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answer to Kubernetes' discovery (`metav1.APIResourceList`)."""
+"""The answer to Kubernetes' discovery: a `metav1.APIResourceList`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slicekeeper import names
 
 
 class ApiResource(msgspec.Struct, frozen=True, rename="camel"):
-    """One kind of thing. No verb by which controllers list, watch or delete all there is: these are no objects."""
+    """One resource, without the verbs by which controllers list, watch or delete everything: it has no objects."""
 
     name: str
     kind: str
@@ -21,7 +21,7 @@ class ApiResource(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ResourceList(msgspec.Struct, frozen=True, rename="camel"):
-    """What there is."""
+    """The list of resources."""
 
     resources: tuple[ApiResource, ...]
     kind: Literal["APIResourceList"] = "APIResourceList"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ledger entries."""
+"""Answers about ledger entries."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class LedgerEntry(Wire, frozen=True, kw_only=True):
     account: str
     amount_ms: int
     subject: str
-    """The pod's UID of a charge, else the allowance; of a parent's charge whose it is: `namespace:x`, `team:x`."""
+    """For a charge, the pod's UID, or in a parent the budget below it: `namespace:x`, `team:x`; else the allowance."""
     start: str
     effective_at: str
     booked_at: str
     reverses: int | None
     corrects_at: str | None
-    """Of a correction: the instant in a sealed period at which it would have been effective."""
+    """For a correction: the instant in a sealed period at which it would have been effective."""
 
 
 class EntryList(Wire, frozen=True, kw_only=True):

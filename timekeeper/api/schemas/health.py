@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the server is healthy."""
+"""The answer to probes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods' intervals that are put right."""
+"""The body that corrects a pod's interval."""
 
 from __future__ import annotations
 

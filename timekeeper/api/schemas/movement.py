@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grants, refunds, adjustments, transfers."""
+"""Bodies that move GPU time by hand, and answers about what was moved."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from timekeeper.api.schemas.base import Amount, Body, Instant, Reason
 
 
 class GrantBody(Body, frozen=True, kw_only=True):
-    """GPU time beside the budget; without `validFrom` from now on, without `validTo` until it is used up."""
+    """GPU time in addition to the budget: by default from now on, until it is used up."""
 
     amount_ms: Amount
     reason: Reason
@@ -32,7 +32,7 @@ class RefundBody(Body, frozen=True, kw_only=True):
 
 
 class AdjustmentBody(Body, frozen=True, kw_only=True):
-    """GPU time put right by hand; a negative amount takes it away."""
+    """GPU time that is added by hand; a negative amount deducts it."""
 
     amount_ms: Annotated[
         GpuMilliseconds, Meta(ge=-MAX_AMOUNT_MS, le=MAX_AMOUNT_MS, description="GPU-milliseconds, not 0.")
@@ -41,11 +41,11 @@ class AdjustmentBody(Body, frozen=True, kw_only=True):
 
 
 class TransferBody(Body, frozen=True, kw_only=True):
-    """GPU time for another budget; without `validTo` until it is used up there."""
+    """GPU time for another budget; by default until it is used up there."""
 
-    to: Annotated[str, Meta(min_length=1, max_length=63, description="The name of the budget that gets it.")]
+    to: Annotated[str, Meta(min_length=1, max_length=63, description="The name of the budget that receives it.")]
     to_kind: Literal["namespace", "parent"] | None = None
-    """What `to` names; by default the same kind as the giver."""
+    """What `to` names; by default the same kind as the source."""
     amount_ms: Amount
     reason: Reason
     valid_to: Instant | None = None

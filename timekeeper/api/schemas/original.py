@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The payloads of the service that Slicekeeper replaces."""
+"""Bodies and answers of the service that Slicekeeper replaces."""
 
 from __future__ import annotations
 

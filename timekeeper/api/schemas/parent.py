@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Teams and organisations: bodies."""
+"""Bodies that set the budget of a team or an organisation, or put a budget under one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accounting periods and their seals."""
+"""Answers about accounting periods, and the body that seals them."""
 
 from __future__ import annotations
 

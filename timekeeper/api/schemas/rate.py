@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of GPU models."""
+"""Answers about rates of GPU models, and the body that sets one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU time that is set aside."""
+"""The body that reserves GPU time."""
 
 from __future__ import annotations
 

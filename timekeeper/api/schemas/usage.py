@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was charged, held and used."""
+"""Answers about the GPU time that was charged, held and used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slicekeeper.wire.timekeeper import Wire
 
 
 class Usage(Wire, frozen=True, kw_only=True):
-    """What a namespace was charged and what its pods used, over the current period."""
+    """What a namespace was charged and what its pods used in the current period."""
 
     namespace: str
     period_start: str | None
@@ -30,7 +30,7 @@ class UsageBucket(Wire, frozen=True, kw_only=True):
     start: str
     end: str
     group: str
-    """The namespace, the pod's UID, or the GPU model (empty: not known), as was asked for."""
+    """The namespace, the pod's UID, or the GPU model (empty: not known), as `groupBy` says."""
     workloads: int
     unknown_workloads: int
     """Pods without any report."""

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A budget's state, and its name on the wire."""
+"""Determine a budget's state, and its name on the wire."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import EPOCH, Instant
@@ -12,8 +14,8 @@ from timekeeper.core.record import Records
 from timekeeper.ledger.rule import policy_rule
 from timekeeper.ledger.standing import Position
 
-TRIES = 5
-"""Read pods and their namespaces consistently: repeat until nothing was settled in between."""
+TRIES: Final = 5
+"""How often bookings and standings are read at most, until nothing was settled between the two reads."""
 
 
 def standing(position: Position | None, policy: NamespacePolicy, now: Instant) -> BudgetState:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods, as the wire shows them."""
+"""A pod of the ledger, with its charges and its usage, in the form of the wire."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS
@@ -33,6 +34,32 @@ def workload_views(books: Books, rows: Sequence[tuple[WorkloadRow, str]], now: I
     return [_workload(row, name, booked[row.pod_uid], marks, positions.get(name), now) for row, name in rows]
 
 
+class _Charges(NamedTuple):
+    """A pod's charges in GPU-milliseconds, and whether it is over budget now; for one that has ended, whether ever."""
+
+    charged: int
+    over_budget: int
+    is_over: bool
+
+
+def _charges_so_far(uid: str, booked: bookings.PodCharges, position: Position | None, now: Instant) -> _Charges:
+    """Return a pod's charges up to now: what is booked, what is due but not booked yet, and its current stretch."""
+    claim = None if position is None else position.together.running.get(uid)
+    if position is None or claim is None:
+        return _Charges(booked.charged, booked.over_budget, booked.over_budget > 0)
+    states, due = position.together.charges_due(now)
+    state = states[position.account.id]
+    stretch = 0
+    if claim.goes_on(state.at):  # from where the time line posted its time last
+        stretch = claim.gross(max(now, state.at)) - claim.gross(max(state.cut, claim.start))
+    is_over = state.over_budget
+    return _Charges(
+        booked.charged + due[uid, "charge"] + (0 if is_over else stretch),
+        booked.over_budget + due[uid, "over-budget"] + (stretch if is_over else 0),
+        is_over,
+    )
+
+
 def _workload(
     row: WorkloadRow,
     namespace: str,
@@ -41,19 +68,7 @@ def _workload(
     position: Position | None,
     now: Instant,
 ) -> Workload:
-    charged: int = booked.charged
-    over: int = booked.over_budget
-    exhausted = over > 0
-    claim = None if position is None else position.together.running.get(row.pod_uid)
-    if position is not None and claim is not None:
-        states, due = position.together.charges_due(now)
-        state = states[position.account.id]
-        running = 0
-        if claim.goes_on(state.at):
-            running = claim.gross(max(now, state.at)) - claim.gross(max(state.cut, claim.start))
-        exhausted = state.over_budget
-        charged, over = charged + due[row.pod_uid, "charge"], over + due[row.pod_uid, "over-budget"]
-        charged, over = (charged, over + running) if exhausted else (charged + running, over)
+    charges = _charges_so_far(row.pod_uid, booked, position, now)
     archived = row.archived_at is not None
     watermarks = [marks.get((row.pod_uid, container), {}) for container in holders_of(row.holders)]
     flags = [flag for flag in row.flags.split(",") if flag]
@@ -67,11 +82,11 @@ def _workload(
         gpus=[uuid for uuid in row.gpus.split(",") if uuid],
         gpu_class=row.gpu_class,
         state="running" if row.ended_at is None else "closed",
-        budget_state=names.OVER_BUDGET if exhausted else names.IN_BUDGET,
+        budget_state=names.OVER_BUDGET if charges.is_over else names.IN_BUDGET,
         start=format_instant(row.started_at),
         end=format_if_known(row.ended_at),
-        charged_ms=charged,
-        over_budget_ms=over,
+        charged_ms=charges.charged,
+        over_budget_ms=charges.over_budget,
         used_ms=row.used_ms if archived else usage.total(map(usage.used, watermarks)),
         peak_memory_mib=row.peak_memory_mib if archived else usage.total(map(usage.peak_memory, watermarks)),
         flags=flags,
