@@ -108,8 +108,13 @@ class Forbidden(ServiceError):
 
 
 _BY_STATUS: dict[int, type[ServiceError]] = {
-    401: Forbidden, 403: Forbidden, 404: NotFound, 409: Conflict, 410: Gone, 429: Unavailable,
-}  # fmt: skip
+    401: Forbidden,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: Gone,
+    429: Unavailable,
+}
 
 
 def service_error(status: int, message: str, reason: str = "") -> ServiceError:

@@ -130,6 +130,11 @@ def format_instant(ms: Instant) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03}Z"
 
 
+def format_micro_time(ms: Instant) -> str:
+    """Return an instant as Kubernetes' `MicroTime`, which must have exactly six decimals."""
+    return f"{format_instant(ms)[:-1]}000Z"
+
+
 def format_if_known(ms: Instant | None) -> str | None:
     """Return an instant as `format_instant` does; None stays None."""
     return None if ms is None else format_instant(ms)

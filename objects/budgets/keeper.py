@@ -58,7 +58,7 @@ class Keeper:
         there = {obj["metadata"]["uid"] for obj in objects}
         for name, budget in budgets.items():
             if budget.kept_by is not None and budget.kept_by.uid not in there and self._acts():
-                self._let_go(kind, name, budget.kept_by.uid)
+                self._report_deleted(kind, name, budget.kept_by.uid)
 
     def _keep(self, kind: Kind[B], obj: Object, budget: B | None) -> None:
         metadata, holder, problem = obj["metadata"], kind.holder(obj), None
@@ -70,8 +70,8 @@ class Keeper:
                 return
             try:
                 seen = budget.object_version if budget is not None else ""
-                budget = self._timekeeper.keep(kind.budget, holder, body_of(obj, seen))
-                log.info("%s %s: generation %s is taken", kind.resource.plural, holder, metadata["generation"])
+                budget = self._timekeeper.put_object(kind.budget, holder, body_of(obj, seen))
+                log.info("%s %s: generation %s is accepted", kind.resource.plural, holder, metadata["generation"])
             except _NOT_THE_OBJECTS_FAULT:
                 raise
             except ServiceError as error:
@@ -93,10 +93,10 @@ class Keeper:
             return False
         return bool((now["uid"], now["generation"]) == (metadata["uid"], metadata["generation"]))
 
-    def _let_go(self, kind: Kind[B], holder: str, uid: str) -> None:
+    def _report_deleted(self, kind: Kind[B], holder: str, uid: str) -> None:
         """Report to the timekeeper that an object was deleted, if a GET by its name says so, too.
 
-        A list may be short for another reason, and a budget that is let go is the policy's at once.
+        A list may be incomplete for another reason, and the policy's budget applies as soon as this is reported.
         """
         namespaced = kind.resource.namespaced
         try:
@@ -107,7 +107,7 @@ class Keeper:
             if error.reason != "NotFound":  # the kind itself is not served
                 raise Unavailable(f"{kind.resource.plural}: {error}", 404) from error
         try:
-            self._timekeeper.let_go(kind.budget, holder, uid)
+            self._timekeeper.delete_object(kind.budget, holder, uid)
             log.info("%s %s: deleted", kind.resource.plural, holder)
         except NotFound as error:
             log.info("%s %s: went with its namespace: %s", kind.resource.plural, holder, error)

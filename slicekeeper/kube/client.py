@@ -23,8 +23,13 @@ from slicekeeper.net.http import JsonClient, path
 Object = dict[str, Any]
 
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
 _WARNING: Final = re.compile(r'299 \S+ "((?:[^"\\]|\\.)*)"')
+"""A warning in the `Warning` header: the code for miscellaneous ones, the agent, and the text, with escapes."""
+
 _METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+"""`Accept` header of a list of metadata; a server that does not offer that sends whole objects."""
+
 MERGE_PATCH: Final = "application/merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
 
@@ -75,7 +80,10 @@ class KubeClient:
         self._http = server if isinstance(server, JsonClient) else connect(server, delivery_seconds=delivery_seconds)
 
     def pages(self, resource: Resource, **selection: Unpack[Selection]) -> Iterator[tuple[list[Object], str]]:
-        """Yield all objects, up to 500 at a time, each time with the version from which a watch can continue."""
+        """Yield all objects, up to 500 at a time, each time with the version from which a watch can continue.
+
+        All pages are of the version of the first. Raises Gone if the server has forgotten that before the last page.
+        """
         url, query = resource.url(selection.get("namespace", "")), {"limit": "500", **_selectors(selection)}
         headers = {"Accept": _METADATA} if selection.get("metadata_only") else {}
         while True:

@@ -13,7 +13,7 @@ from typing import TypedDict, Unpack
 from slicekeeper.clock import Clock
 from slicekeeper.errors import Conflict, NotFound, ServiceError
 from slicekeeper.kube.client import EVENTS, KubeClient, Object
-from slicekeeper.units import format_instant, format_seconds
+from slicekeeper.units import format_micro_time, format_seconds
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def write(client: KubeClient, clock: Clock, pod: Object, **words: Unpack[Words])
 
 
 def write_again(client: KubeClient, clock: Clock, pod: Object, *, times: int, **words: Unpack[Words]) -> None:
-    """Write an event on a pod in place of the one with the same reason, with a count of `times`; else like `write`."""
+    """Write an event that replaces the one with the same reason on a pod, as the `times`-th; otherwise as `write`."""
     metadata = pod["metadata"]
     key = hashlib.sha256(f"{metadata.get('uid', '')}/{words['reason']}".encode()).hexdigest()
     event = {**_event(clock, _name(pod, key), _about(pod), words), "count": times}
@@ -71,6 +71,7 @@ def _logged(event: Object) -> Iterator[None]:
 
 
 def _name(pod: Object, distinction: str) -> str:
+    """Return an event's name, of at most 253 characters: a pod's name may have as many by itself."""
     return f"{pod['metadata']['name'][:200]}.{distinction[:16]}"
 
 
@@ -96,7 +97,8 @@ def _event(clock: Clock, name: str, about: dict[str, str], words: Words) -> Obje
         "reason": words["reason"],
         "action": words["action"],
         "message": words["note"][:1024],
-        "eventTime": format_instant(now)[:-1] + "000Z",
+        # kubectl sorts by the older fields, other tools by `eventTime`: all of them are set.
+        "eventTime": format_micro_time(now),
         "firstTimestamp": format_seconds(now),
         "lastTimestamp": format_seconds(now),
         "count": 1,

@@ -108,6 +108,7 @@ def _impersonation(config: Any, context: str) -> urllib3.HTTPHeaderDict:
     headers = urllib3.HTTPHeaderDict()
     for name, value in said:
         if value:
+            # http.client encodes headers as Latin-1: this puts UTF-8 on the wire, as kubectl does.
             headers.add(f"Impersonate-{name}", str(value).encode().decode("latin-1"))
     return headers
 
@@ -132,7 +133,10 @@ def _wrong(files: str, context: str, why: str) -> str:
 
 @contextmanager
 def _complaints() -> Iterator[list[str]]:
-    """Collect what the library only logs: if an exec plugin fails, it goes on without credentials."""
+    """Collect what the library only logs: if an exec plugin fails, it goes on without credentials.
+
+    The library uses the root logger, whose handlers are replaced meanwhile, so that no line is printed as well.
+    """
     found: list[str] = []
 
     class Collector(logging.Handler):

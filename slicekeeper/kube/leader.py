@@ -16,7 +16,7 @@ from slicekeeper import threads
 from slicekeeper.clock import Clock, real_seconds
 from slicekeeper.errors import Conflict, NotFound, ServiceError
 from slicekeeper.kube.client import LEASES, KubeClient, Object
-from slicekeeper.units import format_instant
+from slicekeeper.units import format_micro_time
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,9 @@ class LeaderElection:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._renewed_at = float("-inf")
+        """When the request of the last successful renewal was sent: its answer may have taken long."""
         self._seen: tuple[str, float] = ("", 0.0)
+        """The lease's last version, and when this process first saw it."""
         self._written = ""
         """The lease's version as this process wrote it last."""
         self.term = 0
@@ -79,19 +81,12 @@ class LeaderElection:
             lease = self._client.get(LEASES, self.name, self.namespace)
             spec = lease.get("spec") or {}
             if spec.get("holderIdentity") == self._identity:
-                mine = _version(lease) == self._written
+                unbroken = _version(lease) == self._written
                 written = self._client.replace(LEASES, {**lease, "spec": {**spec, "holderIdentity": ""}})
-                self._written = _version(written) if mine else ""
+                # If nobody takes the lease until this process does again, its term goes on.
+                self._written = _version(written) if unbroken else ""
         except ServiceError as error:
             log.info("lease %s was not released, it expires: %s", self.name, error)
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self.campaign()
-            except ServiceError as error:
-                log.warning("lease %s: %s", self.name, error)
-            self._stop.wait(self._renew)
 
     def observe(self) -> None:
         """Read the lease, so that the end of another's is noticed sooner."""
@@ -111,6 +106,14 @@ class LeaderElection:
             transitions = int((lease.get("spec") or {}).get("leaseTransitions") or 0)
             self._write(lease, asked_at, transitions=transitions + changed)
 
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.campaign()
+            except ServiceError as error:
+                log.warning("lease %s: %s", self.name, error)
+            self._stop.wait(self._renew)
+
     def _look(self, asked_at: float) -> Object | None:
         """Return the lease, None if there is none, and note since when it has not changed."""
         try:
@@ -123,7 +126,7 @@ class LeaderElection:
         return lease
 
     def _write(self, lease: Object, asked_at: float, *, transitions: int, create: bool = False) -> None:
-        now = format_instant(self._clock.now_ms())[:-1] + "000Z"
+        now = format_micro_time(self._clock.now_ms())
         before = lease.get("spec") or {}
         mine = before.get("holderIdentity") == self._identity
         spec = {
@@ -145,6 +148,7 @@ class LeaderElection:
             )
         except Conflict:
             return  # another was faster
+        # Any version but our own last one means that another process may have led since.
         self.term += create or _version(lease) != self._written
         self._seen = (_version(written), asked_at)
         self._written, self.holder = _version(written), self._identity

@@ -18,7 +18,7 @@ import msgspec
 import urllib3
 from urllib3.connection import HTTPConnection
 
-from slicekeeper.errors import SettingsError, Unavailable, service_error
+from slicekeeper.errors import ServiceError, SettingsError, Unavailable, service_error
 
 
 class TokenFile:
@@ -181,7 +181,8 @@ def _why(error: BaseException) -> str:
     return getattr(error, "verify_message", "") or getattr(error, "strerror", "") or type(error).__name__
 
 
-def _refusal(status: int, data: bytes, what: str) -> Exception:
+def _refusal(status: int, data: bytes, what: str) -> ServiceError:
+    """Return the error that an answer of 400 or above stands for, with the server's own message."""
     try:
         answer = msgspec.json.decode(data)
     except msgspec.DecodeError:  # the API server's proxy answers in plain text, whose first line says what is wrong

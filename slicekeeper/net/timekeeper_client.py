@@ -117,11 +117,11 @@ class TimekeeperClient:
         body = {"parent": parent, "reason": reason}
         return self._send("PUT", self._at(_WHOSE[kind], name, "parent"), body, kind)
 
-    def keep(self, kind: type[B], name: str, desired: Mapping[str, object]) -> B:
+    def put_object(self, kind: type[B], name: str, desired: Mapping[str, object]) -> B:
         """Report an object of the cluster that defines a budget; a known generation changes nothing."""
         return self._send("PUT", self._at(_WHOSE[kind], name, "object"), desired, kind)
 
-    def let_go(self, kind: type[B], name: str, uid: str) -> None:
+    def delete_object(self, kind: type[B], name: str, uid: str) -> None:
         """Report that the object which defined a budget was deleted; a repetition changes nothing."""
         self._http.request("DELETE", self._at(_WHOSE[kind], name, "object"), query={"object": uid})
 

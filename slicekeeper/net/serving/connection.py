@@ -29,6 +29,8 @@ LINGER_SECONDS: Final = 5.0
 writes, it would never see the refusal."""
 
 LINGER_BYTES: Final = 64 << 20
+"""How much of it is dropped at most."""
+
 STALL_SECONDS: Final = 30.0
 """How long a client may leave an answer unread."""
 
@@ -52,12 +54,18 @@ class Connection(Protocol):
         self._forget = forget
         self._request_seconds = request_seconds
         self._loop: asyncio.AbstractEventLoop = worker.loop
-        self._left = request_seconds
-        self._since = 0.0
         self._clock: asyncio.TimerHandle | None = None
+        """Runs while the client still has to send something."""
+        self._since = 0.0
+        """When the clock was started last."""
+        self._left = request_seconds
+        """How much time the client has left for this request when the clock is started again."""
         self._stalled: asyncio.TimerHandle | None = None
+        """Runs while the client does not read its answer."""
         self._hasty = False
+        """The client has sent another request before it had the answer to the last one."""
         self._head = 0
+        """Bytes received since the last complete head."""
         self._lingering = False
         self._dropped = 0
         self._run_clock()

@@ -385,11 +385,11 @@ class Timekeeper:
             self._server.ask("list", names.GROUP, "gpubudgets/parents")
             yield Parent(name="physics", kind="team", **FIGURES, **kept)
 
-    def keep(self, kind: type[Budget] | type[Parent], *_: object) -> Budget | Parent:
+    def put_object(self, kind: type[Budget] | type[Parent], *_: object) -> Budget | Parent:
         self._server.ask("update", names.GROUP, "gpubudgets/objects")
         return next(iter(self.budgets(kind)))
 
-    def let_go(self, *_: object) -> None:
+    def delete_object(self, *_: object) -> None:
         self._server.ask("delete", names.GROUP, "gpubudgets/objects")
 
 

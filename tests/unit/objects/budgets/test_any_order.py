@@ -269,7 +269,7 @@ class Story:
         if call is None:
             return
         self.sent.append(call)
-        if call.name in ("keep", "let_go") and call.args[1] in self.of:
+        if call.name in ("put_object", "delete_object") and call.args[1] in self.of:
             self._take(call.args[1])
             self._see(call.args[1])
         elif call.name == "patch" and call.refused is None:
@@ -389,9 +389,9 @@ class Story:
         told = Counter(
             (call.args[2]["uid"], call.args[2]["generation"])
             for call in self.sent
-            if call.name == "keep" and call.refused is None
+            if call.name == "put_object" and call.refused is None
         )
-        deleted = Counter(call.args[2] for call in self.sent if call.name == "let_go")
+        deleted = Counter(call.args[2] for call in self.sent if call.name == "delete_object")
         assert all(number == 1 for number in (*told.values(), *deleted.values()))
         for holder in self.of:
             patched = [one for one in self.sent if one.name == "patch" and holder in (one.args[1], one.args[3])]

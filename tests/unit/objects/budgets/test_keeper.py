@@ -224,7 +224,7 @@ def test_a_timekeeper_that_does_not_serve_us_is_no_objects_fault(
         raise Unavailable("down", 503)
 
     world.apply(SPEC)
-    monkeypatch.setattr(TimekeeperClient, "keep", down)
+    monkeypatch.setattr(TimekeeperClient, "put_object", down)
     with pytest.raises(Unavailable):
         world.keeper().keep()
     assert world.status() == {}
