@@ -88,11 +88,11 @@ def with_policies(book: PolicyBook, documents: list[Document]) -> PolicyBook:
             metadata = as_map(document.get("metadata"))
             name = str(metadata.get("name") or "")
             found.append(policy_objects.read({**document, "metadata": {"uid": name, **metadata, "name": name}}))
-    laid = policy_objects.lay(book, found)
+    applied = policy_objects.apply_policies(book, found)
     for one in found:
-        if error := laid.errors.get(one.uid):
+        if error := applied.errors.get(one.uid):
             raise SettingsError(f"GpuPolicy {one.name}: {error}")
-    return laid.book
+    return applied.book
 
 
 def review(

@@ -14,7 +14,7 @@ from objects.policies.status import status_of
 from objects.status_writes import write_status
 from slicekeeper.clock import Clock
 from slicekeeper.config.policy_file import PolicyFile
-from slicekeeper.config.policy_objects import lay, read
+from slicekeeper.config.policy_objects import apply_policies, read
 from slicekeeper.kube.client import NAMESPACES, KubeClient
 from slicekeeper.kube.policy_objects import GPU_POLICIES
 
@@ -38,12 +38,12 @@ class PolicyKeeper:
         self._policy.refresh()
         if self._policy.unread:  # the intended content of the file is unknown
             return
-        laid = lay(self._policy.book, map(read, objects))
-        matched = (laid.book.match_of(namespace["metadata"]["name"]) for namespace in namespaces)
-        counts = Counter(laid.holders[match].uid for match in matched if match in laid.holders)
+        applied = apply_policies(self._policy.book, map(read, objects))
+        matched = (applied.book.match_of(namespace["metadata"]["name"]) for namespace in namespaces)
+        counts = Counter(applied.holders[match].uid for match in matched if match in applied.holders)
         for obj in objects:
             if not self._acts():
                 return
-            status = status_of(obj, laid, counts[obj["metadata"]["uid"]], self._clock.now_ms())
+            status = status_of(obj, applied, counts[obj["metadata"]["uid"]], self._clock.now_ms())
             if status is not None:
                 write_status(self._client, GPU_POLICIES, obj, status)

@@ -7,7 +7,7 @@ from typing import Final
 
 from objects.conditions import READY, condition
 from objects.status_writes import written_at
-from slicekeeper.config.policy_objects import Laid, matches_of, read
+from slicekeeper.config.policy_objects import AppliedPolicies, matches_of, read
 from slicekeeper.kube.client import Object
 from slicekeeper.units import Instant, format_seconds
 from slicekeeper.untyped import as_map
@@ -16,13 +16,13 @@ COUNT_MS: Final = 30_000
 """Minimum interval between two writes of only the number of namespaces: every part watches the object."""
 
 
-def status_of(obj: Object, laid: Laid, namespaces: int, now: Instant) -> Object | None:
+def status_of(obj: Object, applied: AppliedPolicies, namespaces: int, now: Instant) -> Object | None:
     """Return the status as a merge patch; None if the current one may stay.
 
     `namespaces` is the number of namespaces that follow the object.
     """
     old = as_map(obj.get("status"))
-    status, reason, message = _judged(obj, laid)
+    status, reason, message = _judged(obj, applied)
     new = {
         "namespaces": namespaces,
         "observedGeneration": obj["metadata"]["generation"],
@@ -34,12 +34,12 @@ def status_of(obj: Object, laid: Laid, namespaces: int, now: Instant) -> Object 
     return {**new, "asOf": format_seconds(now)}
 
 
-def _judged(obj: Object, laid: Laid) -> tuple[str, str, str]:
+def _judged(obj: Object, applied: AppliedPolicies) -> tuple[str, str, str]:
     uid = obj["metadata"]["uid"]
-    if uid in laid.errors:
-        return "False", "SpecInvalid", f"{laid.errors[uid]}; until then the object is ignored"
+    if uid in applied.errors:
+        return "False", "SpecInvalid", f"{applied.errors[uid]}; until then the object is ignored"
     matches = matches_of(read(obj))
-    holders = ((match, laid.holders[match]) for match in matches)
+    holders = ((match, applied.holders[match]) for match in matches)
     taken = [f"GpuPolicy {holder.name} has {match}" for match, holder in holders if holder.uid != uid]
     older = f"{', '.join(taken)}: the older one applies"
     if len(taken) == len(matches):

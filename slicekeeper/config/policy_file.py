@@ -107,7 +107,7 @@ def _never_applied(file: Path, rules: list[tuple[int, int, str]], exempt: tuple[
 class PolicyFile:
     """The policy book in force, kept up to date by a thread that checks the file.
 
-    Entries that take precedence over the file's, such as GpuPolicies, are added with `lay_over`.
+    Entries that take precedence over the file's, such as GpuPolicies, are added with `apply_over`.
     """
 
     def __init__(self, settings: PolicySettings, last: PolicyBook | None = None) -> None:
@@ -147,7 +147,7 @@ class PolicyFile:
         """Return the policy in force for a namespace."""
         return self.book.of(namespace)
 
-    def lay_over(self, over: Callable[[PolicyBook], PolicyBook]) -> None:
+    def apply_over(self, over: Callable[[PolicyBook], PolicyBook]) -> None:
         """Let `over` compute the book in force from the file's, now and whenever the file changes."""
         with self._lock:
             self._over = over

@@ -48,7 +48,7 @@ class GpuPolicy:
 
 
 @dataclass(frozen=True)
-class Laid:
+class AppliedPolicies:
     """A book with objects applied over it, and the result for each object."""
 
     book: PolicyBook
@@ -100,7 +100,9 @@ def _judge(one: GpuPolicy, base: Mapping[str, Any]) -> Judged:
         return Judged(one, base, error=str(error))
 
 
-def lay(book: PolicyBook, objects: Iterable[GpuPolicy], known: dict[str, Judged] | None = None) -> Laid:
+def apply_policies(
+    book: PolicyBook, objects: Iterable[GpuPolicy], known: dict[str, Judged] | None = None
+) -> AppliedPolicies:
     """Return a file's book in which objects take precedence over the file's entries.
 
     Their keys also override the file's `default`. `known` has the previous results by UID, so that only changed objects
@@ -133,7 +135,7 @@ def lay(book: PolicyBook, objects: Iterable[GpuPolicy], known: dict[str, Judged]
         book.base,
         {match: Origin(one.name, one.writer) for match, one in holders.items()},
     )
-    return Laid(over, errors, holders)
+    return AppliedPolicies(over, errors, holders)
 
 
 def _precedence(pattern: str) -> tuple[int, int, str]:

@@ -16,7 +16,7 @@ from typing import Final
 from slicekeeper import names
 from slicekeeper.config.policy import PolicyBook
 from slicekeeper.config.policy_file import PolicyFile
-from slicekeeper.config.policy_objects import GpuPolicy, Judged, lay, read
+from slicekeeper.config.policy_objects import GpuPolicy, Judged, apply_policies, read
 from slicekeeper.errors import NotFound
 from slicekeeper.kube.changed_by import writer_of
 from slicekeeper.kube.client import KubeClient, Object, Resource
@@ -73,7 +73,7 @@ class PolicyObjects:
         if known == self._known and self._policy.complete.is_set():  # a status was written
             return
         before, self._known = self._known, known
-        self._policy.lay_over(lambda book: self._laid(book, known))
+        self._policy.apply_over(lambda book: self._applied(book, known))
         changed = {uid: policy.name for uid, policy in known.items() if before.get(uid) != policy}
         gone = {uid: policy.name for uid, policy in before.items() if uid not in known}
         log.info(
@@ -83,13 +83,13 @@ class PolicyObjects:
             ", ".join(sorted(gone.values())) or "none",
         )
 
-    def _laid(self, book: PolicyBook, known: dict[str, GpuPolicy]) -> PolicyBook:
-        laid = lay(book, known.values(), self._judged)
-        for uid, error in laid.errors.items():
+    def _applied(self, book: PolicyBook, known: dict[str, GpuPolicy]) -> PolicyBook:
+        applied = apply_policies(book, known.values(), self._judged)
+        for uid, error in applied.errors.items():
             if self._logged.get(uid) != error:
                 log.error("GpuPolicy %s is left out: %s", known[uid].name, error)
-        self._logged = dict(laid.errors)
-        return laid.book
+        self._logged = dict(applied.errors)
+        return applied.book
 
     def _failed(self, error: Exception) -> None:
         self._error = str(error)

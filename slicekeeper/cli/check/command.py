@@ -34,7 +34,7 @@ from slicekeeper.cli.connection import cluster, cluster_options
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.config.policy_file import read_book
-from slicekeeper.config.policy_objects import lay, read
+from slicekeeper.config.policy_objects import apply_policies, read
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import Conflict, NotFound, RequestRefused, SettingsError
 from slicekeeper.gpu.parse import parse_pod
@@ -306,7 +306,7 @@ def _unmetered(client: KubeClient, settings: Settings) -> Iterator[Object]:
         policies, _ = client.list(GPU_POLICIES)
     except NotFound:  # the component `objects` is not installed
         policies = []
-    book, resources = lay(read_book(settings.policy), map(read, policies)).book, settings.resources
+    book, resources = apply_policies(read_book(settings.policy), map(read, policies)).book, settings.resources
     for pod in client.list(PODS)[0]:
         metadata = pod["metadata"]
         managed = (metadata.get("labels") or {}).get(names.MANAGED_LABEL) == names.MANAGED_VALUE

@@ -153,7 +153,7 @@ def test_another_policy_reaches_the_arbiter_at_once(made: Any, tmp_path: Path, m
     agent._shares.start(agent._pods)
     try:
         assert compared.wait(60)
-        agent._policy.lay_over(lambda book: book)
+        agent._policy.apply_over(lambda book: book)
         assert known.wait(60)
     finally:
         agent._shares.stop()
@@ -167,7 +167,7 @@ def test_the_audit_evicts_nothing_before_the_policy_is_known(made: Any, tmp_path
         msgspec.structs.replace(settings(tmp_path, "http://127.0.0.1:1", 1), policy=policy), SystemClock(), made(1)
     )
     assert not agent._audits(NAMESPACE).audit_evicts
-    agent._policy.lay_over(lambda book: book)
+    agent._policy.apply_over(lambda book: book)
     assert agent._audits(NAMESPACE).audit_evicts
 
 
@@ -179,7 +179,7 @@ def test_the_audit_evicts_nothing_while_the_file_is_broken_from_the_start(made: 
         msgspec.structs.replace(settings(tmp_path, "http://127.0.0.1:1", 1), policy=policy), SystemClock(), made(1)
     )
     evicts = NamespacePolicy(audit="evict")
-    agent._policy.lay_over(lambda book: PolicyBook(evicts, exempt=book.exempt))
+    agent._policy.apply_over(lambda book: PolicyBook(evicts, exempt=book.exempt))
     assert not agent._audits(NAMESPACE).audit_evicts, "the file may forbid it"
     file.with_suffix(".new").write_text("default: {audit: evict}")
     file.with_suffix(".new").replace(file)

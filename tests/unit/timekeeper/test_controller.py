@@ -151,7 +151,7 @@ def test_nothing_is_looked_at_before_the_policy_is_known(stage: Stage) -> None:
     for watch in stage.controller._watches:
         watch.synced.set()
     assert not stage.controller.synced
-    policy.lay_over(lambda book: book)
+    policy.apply_over(lambda book: book)
     assert stage.controller.synced
 
 

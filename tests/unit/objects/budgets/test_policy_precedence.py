@@ -8,7 +8,7 @@ from itertools import permutations
 
 from support.budget_objects import ObjectWorld
 
-from slicekeeper.config.policy_objects import GpuPolicy, lay
+from slicekeeper.config.policy_objects import GpuPolicy, apply_policies
 from slicekeeper.errors import Conflict
 from slicekeeper.wire.timekeeper import Budget
 
@@ -21,7 +21,7 @@ def change(world: ObjectWorld, who: str, *, there: bool) -> None:
     if who == "policy":
         spec = {"match": ["team"], "budget": {"amount": "180m"}}
         objects = [GpuPolicy("p", "u", "2026-01-01T00:00:00Z", spec)] if there else []
-        world.service.policy.lay_over(lambda book: lay(book, objects).book)
+        world.service.policy.apply_over(lambda book: apply_policies(book, objects).book)
         world.service.controller.look()
     elif who == "object":
         if there:

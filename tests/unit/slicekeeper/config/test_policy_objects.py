@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from slicekeeper.config.policy import Origin, PolicyBook
 from slicekeeper.config.policy_entry import policy_of
 from slicekeeper.config.policy_file import PolicyFile, read_book
-from slicekeeper.config.policy_objects import GpuPolicy, Laid, lay
+from slicekeeper.config.policy_objects import AppliedPolicies, GpuPolicy, apply_policies
 from slicekeeper.config.settings import PolicySettings
 
 FILE = """
@@ -77,14 +77,14 @@ def policy(name: str, *match: str, created: str = "2026-01-01T00:00:00Z", uid: s
 def test_which_one_holds(tmp_path: Path, objects: list[GpuPolicy], namespace: str, ceiling: int) -> None:
     book = book_of(tmp_path)
     for order in (objects, objects[::-1]):
-        over = lay(book, order).book
+        over = apply_policies(book, order).book
         assert over.of(namespace).ceiling == ceiling
         assert over.is_exempt("kube-system")
         assert over.of("kube-system").mode == "off"
 
 
 def test_an_object_is_laid_over_the_files_default_and_over_no_entry_of_the_file(tmp_path: Path) -> None:
-    found = lay(book_of(tmp_path), [policy("o", "exact", budget={"amount": "9h"})]).book.of("exact")
+    found = apply_policies(book_of(tmp_path), [policy("o", "exact", budget={"amount": "9h"})]).book.of("exact")
     assert (found.budget.amount, found.budget.period, found.ceiling) == ("9h", "week", 1)
 
 
@@ -115,11 +115,15 @@ def test_an_object_that_is_not_valid_is_left_out_and_the_rest_holds(
 ) -> None:
     bad = GpuPolicy("bad", "uid-bad", "2020-01-01T00:00:00Z", spec)
     book = book_of(tmp_path)
-    laid = lay(book, [bad, policy("good", "t", "team-*", ceiling=40)])
-    assert why in laid.errors["uid-bad"]
-    assert laid.errors["uid-bad"].startswith("spec")
-    assert (laid.book.of("t").ceiling, laid.book.of("team-x").ceiling, laid.book.of("exact").ceiling) == (40, 40, 2)
-    assert {holder.name for holder in laid.holders.values()} == {"good"}
+    applied = apply_policies(book, [bad, policy("good", "t", "team-*", ceiling=40)])
+    assert why in applied.errors["uid-bad"]
+    assert applied.errors["uid-bad"].startswith("spec")
+    assert (applied.book.of("t").ceiling, applied.book.of("team-x").ceiling, applied.book.of("exact").ceiling) == (
+        40,
+        40,
+        2,
+    )
+    assert {holder.name for holder in applied.holders.values()} == {"good"}
 
 
 # A naive oracle: for each namespace all candidates are looked at, and the best is taken.
@@ -172,18 +176,18 @@ def test_every_namespace_has_the_policy_that_a_naive_reading_gives(
     path = tmp_path_factory.getbasetemp() / "any-policy.yaml"
     path.write_text(yaml.safe_dump({"namespaces": namespaces}))
     book = read_book(PolicySettings(file=str(path), exempt_namespaces=("infra",)))
-    laid = lay(book, objects)
+    applied = apply_policies(book, objects)
     chance.shuffle(objects)
-    again: Laid = lay(book, objects)
+    again: AppliedPolicies = apply_policies(book, objects)
     for name in NAMES[:-1]:
         wanted = oracle(entries, objects, name)
-        assert laid.book.of(name).ceiling == again.book.of(name).ceiling == (100 if wanted is None else wanted)
-        holder = laid.holders.get(laid.book.match_of(name))
+        assert applied.book.of(name).ceiling == again.book.of(name).ceiling == (100 if wanted is None else wanted)
+        holder = applied.holders.get(applied.book.match_of(name))
         assert (None if holder is None else holder.spec["ceiling"]) == (
             wanted if wanted is not None and wanted < 50 else None
         )
-    assert (laid.book.of("infra").mode, laid.book.match_of("infra")) == ("off", "")
-    assert laid.errors.keys() == {one.uid for one in objects if one.spec["ceiling"] == 0}
+    assert (applied.book.of("infra").mode, applied.book.match_of("infra")) == ("off", "")
+    assert applied.errors.keys() == {one.uid for one in objects if one.spec["ceiling"] == 0}
 
 
 # Over a file that changes.
@@ -203,7 +207,7 @@ def test_objects_stay_over_a_file_that_changes_and_over_one_that_breaks(tmp_path
     policies = PolicyFile(settings)
     assert not policies.complete.is_set()
     objects = [policy("o", "exact", ceiling=50)]
-    policies.lay_over(lambda book: lay(book, objects).book)
+    policies.apply_over(lambda book: apply_policies(book, objects).book)
     assert policies.complete.is_set()
     rewrite(settings, FILE.replace("period: week", "period: year"))
     assert policies.refresh()
@@ -212,14 +216,16 @@ def test_objects_stay_over_a_file_that_changes_and_over_one_that_breaks(tmp_path
     assert not policies.refresh()
     assert (policies.of("exact").ceiling, policies.of("both").ceiling) == (50, 2)
     objects.clear()
-    policies.lay_over(lambda book: lay(book, objects).book)
+    policies.apply_over(lambda book: apply_policies(book, objects).book)
     assert (policies.of("exact").ceiling, policies.of("exact").budget.period) == (2, "year")
 
 
 def test_a_change_of_the_file_makes_an_object_valid_or_not(tmp_path: Path) -> None:
     one = policy("o", "exact", budget={"anchor": "2026-01-15T00:00:00Z"})
-    assert lay(book_of(tmp_path), [one]).errors == {}
-    assert "has no anchor" in lay(book_of(tmp_path, "default: {budget: {period: none}}"), [one]).errors["uid-o"]
+    assert apply_policies(book_of(tmp_path), [one]).errors == {}
+    assert (
+        "has no anchor" in apply_policies(book_of(tmp_path, "default: {budget: {period: none}}"), [one]).errors["uid-o"]
+    )
 
 
 def test_without_objects_the_file_alone_is_complete() -> None:
@@ -228,19 +234,19 @@ def test_without_objects_the_file_alone_is_complete() -> None:
 
 @pytest.mark.parametrize("default", ["mode: off", "budget: {amount: 5h, period: week, anchor: 2026-04-01T00:00:00Z}"])
 def test_what_yaml_reads_as_something_else_in_the_default_makes_no_object_invalid(tmp_path: Path, default: str) -> None:
-    laid = lay(book_of(tmp_path, f"default: {{{default}}}"), [policy("o", "exact", ceiling=50)])
-    assert laid.errors == {}
-    kept = laid.book.of("exact")
+    applied = apply_policies(book_of(tmp_path, f"default: {{{default}}}"), [policy("o", "exact", ceiling=50)])
+    assert applied.errors == {}
+    kept = applied.book.of("exact")
     assert (kept.ceiling, kept.mode, kept.budget.anchor) == (
         50,
-        laid.book.default.mode,
-        laid.book.default.budget.anchor,
+        applied.book.default.mode,
+        applied.book.default.budget.anchor,
     )
 
 
 def test_a_namespaces_policy_names_the_object_that_it_is_from(tmp_path: Path) -> None:
     objects = [policy("o", "team-*", "both"), replace(policy("p", "team-a", "kube-system"), writer="alice")]
-    book = lay(book_of(tmp_path), objects).book
+    book = apply_policies(book_of(tmp_path), objects).book
     found = {name: book.origin_of(name) for name in ("team-x", "both", "team-a", "exact", "other", "kube-system")}
     o, p = Origin("o", None), Origin("p", "alice")
     assert found == {"team-x": o, "both": o, "team-a": p, "exact": None, "other": None, "kube-system": None}
@@ -256,13 +262,13 @@ def test_what_has_not_changed_is_not_judged_again(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("slicekeeper.config.policy_objects.policy_of", judge)
     book, known = book_of(tmp_path), {}
     objects = [policy(f"p{number}", f"t{number}", ceiling=number + 1) for number in range(9)]
-    first = lay(book, objects, known)
+    first = apply_policies(book, objects, known)
     changed = [*objects[:-1], policy("p8", "t8", ceiling=90)]
-    assert lay(book, changed, known).book.of("t8").ceiling == 90
+    assert apply_policies(book, changed, known).book.of("t8").ceiling == 90
     assert (len(judged), first.book.of("t8").ceiling) == (10, 9)
-    lay(book, changed[1:], known)
-    lay(book, changed, known)
+    apply_policies(book, changed[1:], known)
+    apply_policies(book, changed, known)
     assert len(judged) == 11, "one that was gone is judged again"
     other = book_of(tmp_path, "default: {budget: {amount: 7h, period: week}}")
-    assert lay(other, changed, known).book.of("t0").budget.amount == "7h"
+    assert apply_policies(other, changed, known).book.of("t0").budget.amount == "7h"
     assert len(judged) == 20, "the file's default has changed"
