@@ -8,9 +8,9 @@
 #define _GNU_SOURCE
 #include "abi.h"
 #include "by_name.h"
+#include "gpu_clock.h"
 #include "program.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -26,26 +26,16 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 static CUcontext context;
 static CUfunction kernel;
 static double until;           /* on the GPU's clock, virtual or not */
 static _Atomic int over;       /* for what goes on beside the launches */
-static unsigned long (*fake_now)(void);
-static void (*fake_sleep)(unsigned long);
 static int idles;              /* launch nothing */
 static int pages[3] = {-1, -1, -1}; /* a seat's descriptors, by a connection of our own */
 static struct vc_usage *usage;      /* the page as the limiter has it mapped */
 static struct vc_bell *bell;
-
-static double now(void) {
-  struct timespec t;
-  if (fake_now) return (double)fake_now() / 1e9;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
 
 static int dial(void) {
   struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -137,10 +127,7 @@ BY_NAME(write_policy) {
 
 /* By the GPU's clock, virtual or not: a lie comes as often whatever the machine's load is. */
 static void lie_again_later(void) {
-  if (fake_sleep)
-    fake_sleep(100000);
-  else
-    usleep(100);
+  sleep_ns(100000);
 }
 
 static void *lie(void *what) {
@@ -745,16 +732,13 @@ BY_NAME(passed_on) {
 int main(int argc, char **argv) {
   const char *what = argc > 1 ? argv[1] : "";
   CUmodule module;
-  void (*fake_arrive)(void);
   long count = 0;
   const struct by_name *kind = find_by_name(what);
   if (!strcmp(what, "list")) return list_names(), 0;
   if (!kind || argc < 3) return 1;
   signal(SIGPIPE, SIG_IGN);
   context = open_gpu();
-  *(void **)&fake_now = dlsym(RTLD_DEFAULT, "skfNow");
-  *(void **)&fake_sleep = dlsym(RTLD_DEFAULT, "skfSleep");
-  *(void **)&fake_arrive = dlsym(RTLD_DEFAULT, "skfArrive");
+  find_fake();
   must(cuModuleLoadData(&module, "spin"), "module");
   must(cuModuleGetFunction(&kernel, module, "spin_500us"), "function");
   find_pages();

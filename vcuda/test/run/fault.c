@@ -10,10 +10,10 @@
  * clock, virtual or not.
  */
 #define _GNU_SOURCE
+#include "gpu_clock.h"
 #include "program.h"
 
 #include <dirent.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -22,14 +22,11 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 static CUcontext context;
 static CUfunction kernel;
 static double seconds;
-static void (*fake_arrive)(void), (*fake_sleep)(unsigned long);
-static unsigned long (*fake_now)(void);
 
 static void set_up(void) {
   CUmodule module;
@@ -38,13 +35,6 @@ static void set_up(void) {
   must(cuModuleGetFunction(&kernel, module, "spin_500us"), "function");
   if (fake_arrive) fake_arrive();
   fake_arrive = NULL; /* once is enough */
-}
-
-static double now(void) {
-  struct timespec t;
-  if (fake_now) return (double)fake_now() / 1e9;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
 static long work(double span) {
@@ -118,11 +108,7 @@ static void *thread(void *count) {
 
 /* To wait for others must not hold up virtual time. */
 static void a_while(void) {
-  struct timespec t = {0, 1000000};
-  if (fake_sleep)
-    fake_sleep(1000000);
-  else
-    nanosleep(&t, NULL);
+  sleep_ns(1000000);
 }
 
 static long threads(void) {
@@ -159,9 +145,7 @@ int main(int argc, char **argv) {
   const char *kind = argc > 2 ? argv[1] : "";
   long count;
   seconds = argc > 2 ? atof(argv[2]) : 0;
-  *(void **)&fake_now = dlsym(RTLD_DEFAULT, "skfNow");
-  *(void **)&fake_sleep = dlsym(RTLD_DEFAULT, "skfSleep");
-  *(void **)&fake_arrive = dlsym(RTLD_DEFAULT, "skfArrive");
+  find_fake();
   if (!strcmp(kind, "clear-env")) clear_environment();
   if (!strcmp(kind, "signal")) signal(SIGUSR1, on_signal);
   if (!strcmp(kind, "other-gpu")) {

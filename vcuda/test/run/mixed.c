@@ -11,10 +11,10 @@
  * without, it wants the GPU all the time.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "gpu_clock.h"
 #include "program.h"
 
 #define STREAMS 4
@@ -30,8 +30,6 @@ struct place {
   CUevent event;
 };
 
-static void (*fake_sleep)(unsigned long), (*fake_arrive)(void);
-static unsigned long (*fake_now)(void), (*fake_busy)(int, int);
 static struct place places[2];
 static unsigned state = 1, most_us = 100000;
 static int pauses;
@@ -205,10 +203,7 @@ int main(int argc, char **argv) {
     if (!strcmp(argv[i], "--most-us")) most_us = (unsigned)atoi(argv[++i]);
     if (!strcmp(argv[i], "--pauses")) pauses = 1;
   }
-  *(void **)&fake_sleep = dlsym(RTLD_DEFAULT, "skfSleep");
-  *(void **)&fake_now = dlsym(RTLD_DEFAULT, "skfNow");
-  *(void **)&fake_busy = dlsym(RTLD_DEFAULT, "skfBusy");
-  *(void **)&fake_arrive = dlsym(RTLD_DEFAULT, "skfArrive");
+  find_fake();
   set_up(&places[0], open_gpu());
   must(cuCtxCreate(&second, NULL, 0, device), "second context");
   set_up(&places[1], second);

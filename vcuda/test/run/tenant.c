@@ -15,13 +15,12 @@
  * the GPU's clock, virtual or not.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <getopt.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "gpu_clock.h"
 #include "program.h"
 
 /* So many blocks as fill the GPU: there are limiters that count them. */
@@ -37,44 +36,39 @@ static struct {
   const char *width[KINDS]; /* a kernel's name may go on: 400_w20 fills a fifth of the GPU */
 } o = {.kernels = 1, .batch = 1, .streams = 1, .processes = 1, .seconds = 10, .us = {200}};
 
-static void (*fake_sleep)(unsigned long), (*fake_arrive)(void);
-static unsigned long (*fake_now)(void), (*fake_busy)(int, int);
 static CUfunction kernel[KINDS];
 static CUstream stream[STREAMS], idle;
 static unsigned held;
 static CUgraphExec graph;
 static CUevent event;
 
-static unsigned long now_ns(void) {
-  struct timespec t;
-  if (fake_now) return fake_now();
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (unsigned long)t.tv_sec * 1000000000ul + (unsigned long)t.tv_nsec;
-}
-
-static void host_work(unsigned long ns) {
-  struct timespec t = {(time_t)(ns / 1000000000ul), (long)(ns % 1000000000ul)};
-  if (!ns) return;
-  if (fake_sleep)
-    fake_sleep(ns);
-  else
-    nanosleep(&t, NULL);
-}
-
 static void options(int argc, char **argv) {
-  static const struct option known[] = {{"kernel-us", 1, NULL, 'k'},      {"batch", 1, NULL, 'b'},
-                                        {"host-us", 1, NULL, 'h'},        {"sync", 0, NULL, 's'},
-                                        {"graph", 0, NULL, 'g'},          {"streams", 1, NULL, 'm'},
-                                        {"seconds", 1, NULL, 't'},        {"arrive", 0, NULL, 'a'},
-                                        {"start-after-ms", 1, NULL, 'd'}, {"idle-sync", 0, NULL, 'i'},
-                                        {"context-wait", 0, NULL, 'x'},
-                                        {"other-context", 0, NULL, 'o'},  {"hold-us", 1, NULL, 'w'},
-                                        {"processes", 1, NULL, 'p'},      {"one-function", 0, NULL, 'f'},
-                                        {"tie", 0, NULL, 'e'},            {NULL, 0, NULL, 0}};
-  int c;
-  while ((c = getopt_long(argc, argv, "", known, NULL)) != -1) {
+  static const struct option known[] = {
+      {"kernel-us", 1, NULL, 'k'},
+      {"seconds", 1, NULL, 't'},
+      {"batch", 1, &o.batch, 0},
+      {"host-us", 1, &o.host_us, 0},
+      {"streams", 1, &o.streams, 0},
+      {"start-after-ms", 1, &o.start_ms, 0},
+      {"hold-us", 1, &o.hold_us, 0},
+      {"processes", 1, &o.processes, 0},
+      {"sync", 0, &o.sync, 1},
+      {"graph", 0, &o.graph, 1},
+      {"arrive", 0, &o.arrive, 1},
+      {"idle-sync", 0, &o.idle_sync, 1},
+      {"context-wait", 0, &o.context_wait, 1},
+      {"other-context", 0, &o.other, 1},
+      {"one-function", 0, &o.one, 1},
+      {"tie", 0, &o.tie, 1},
+      {NULL, 0, NULL, 0},
+  };
+  int c, which;
+  while ((c = getopt_long(argc, argv, "", known, &which)) != -1) {
     char *save = NULL;
     switch (c) {
+    case 0:
+      if (optarg) *known[which].flag = atoi(optarg);
+      break;
     case 'k':
       o.kernels = 0;
       for (char *w = strtok_r(optarg, ",", &save); w && o.kernels < KINDS;
@@ -82,50 +76,8 @@ static void options(int argc, char **argv) {
         o.width[o.kernels] = strchr(w, '_') ? strchr(w, '_') : "",
         o.us[o.kernels++] = strtoul(w, NULL, 10);
       break;
-    case 'b':
-      o.batch = atoi(optarg);
-      break;
-    case 'h':
-      o.host_us = atoi(optarg);
-      break;
-    case 's':
-      o.sync = 1;
-      break;
-    case 'g':
-      o.graph = 1;
-      break;
-    case 'm':
-      o.streams = atoi(optarg);
-      break;
     case 't':
       o.seconds = atof(optarg);
-      break;
-    case 'a':
-      o.arrive = 1;
-      break;
-    case 'i':
-      o.idle_sync = 1;
-      break;
-    case 'o':
-      o.other = 1;
-      break;
-    case 'w':
-      o.hold_us = atoi(optarg);
-      break;
-    case 'x':
-      o.context_wait = 1;
-      break;
-    case 'p':
-      o.processes = atoi(optarg);
-      break;
-    case 'f':
-      o.one = 1;
-      break;
-    case 'e':
-      o.tie = 1;
-      break;
-    case 'd':
-      o.start_ms = atoi(optarg);
       break;
     default:
       exit(2);
@@ -213,12 +165,12 @@ static int step(int count) {
   }
   if (o.idle_sync) must(cuStreamSynchronize(idle), "synchronise");
   if (o.hold_us) {
-    host_work((unsigned long)o.hold_us * 1000);
+    sleep_ns((unsigned long)o.hold_us * 1000);
     *word = 1;
     must(cuStreamSynchronize(stream[count % o.streams]), "synchronise");
   }
   if (o.sync || o.host_us) must(cuCtxSynchronize(), "synchronise");
-  host_work((unsigned long)o.host_us * 1000);
+  sleep_ns((unsigned long)o.host_us * 1000);
   return o.batch;
 }
 
@@ -232,13 +184,10 @@ int main(int argc, char **argv) {
       break;
     }
   }
-  *(void **)&fake_sleep = dlsym(RTLD_DEFAULT, "skfSleep");
-  *(void **)&fake_now = dlsym(RTLD_DEFAULT, "skfNow");
-  *(void **)&fake_busy = dlsym(RTLD_DEFAULT, "skfBusy");
-  *(void **)&fake_arrive = dlsym(RTLD_DEFAULT, "skfArrive");
+  find_fake();
   set_up();
   if (o.arrive && fake_arrive) fake_arrive();
-  host_work((unsigned long)o.start_ms * 1000000ul);
+  sleep_ns((unsigned long)o.start_ms * 1000000ul);
   unsigned long start = now_ns(), end = start + (unsigned long)(o.seconds * 1e9), at = start;
   long kernels = 0, steps = 0;
   for (; at < end; at = now_ns(), steps++) kernels += step((int)(kernels % 1000000));
@@ -248,7 +197,7 @@ int main(int argc, char **argv) {
   must(cuCtxSynchronize(), "synchronise");
   if (mine) return 0;
   /* Not in one call: virtual time would stand still meanwhile. */
-  while (pid[1] && waitpid(-1, NULL, WNOHANG) >= 0) host_work(1000000);
+  while (pid[1] && waitpid(-1, NULL, WNOHANG) >= 0) sleep_ns(1000000);
   printf("{\"wall_ns\": %lu, \"busy_ns\": %lu, \"gpu_busy_ns\": %lu, \"kernels\": %ld, \"steps\": "
          "%ld}\n",
          at - start, busy, fake_busy ? fake_busy(0, 0) : 0, kernels, steps);
