@@ -11,21 +11,21 @@ from typing import Final
 import msgspec
 
 from nodeagent.arbiter import Arbiter
-from nodeagent.audit import Audit
 from nodeagent.cdi import SeatFiles
+from nodeagent.device_plugin import PodResources, SeatPlugin
 from nodeagent.entitlement import SeatRefused
+from nodeagent.gpu_source import GpuSource
 from nodeagent.gpu_watch import GpuWatch
-from nodeagent.gpus import GpuSource
 from nodeagent.live_seats import Live
 from nodeagent.mounted_programs import limiter
 from nodeagent.node_pods import NodePods
 from nodeagent.offered_gpus import OwnGpus, gpu_of
-from nodeagent.plugin import PodResources, SeatPlugin
+from nodeagent.process_audit import Audit
 from nodeagent.publisher import GpuPublisher
 from nodeagent.seat_store import SeatStore
 from nodeagent.seats import Seats, seat_ids
 from nodeagent.shares import Shares
-from nodeagent.usage import UsageFiles
+from nodeagent.usage_files import UsageFiles
 from nodeagent.whole_gpu_usage import WholeGpus
 from slicekeeper.clock import Clock
 from slicekeeper.config.policy import NamespacePolicy, PolicyBook

@@ -19,9 +19,9 @@ from typing import Any, Final
 import msgspec
 
 from nodeagent.cdi_probe import CdiProbe
+from nodeagent.cdi_spec_read import FirstRead, Inotify
 from nodeagent.entitlement import SeatRefused
-from nodeagent.first_read import FirstRead, Inotify
-from nodeagent.gpus import GpuSource
+from nodeagent.gpu_source import GpuSource
 from nodeagent.host_cdi import Edits, joined, own_files
 from nodeagent.mounted_programs import mount
 from nodeagent.seat_store import Seat, replace_file

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nodeagent.first_read import FirstRead, Inotify
+from nodeagent.cdi_spec_read import FirstRead, Inotify
 from nodeagent.host_cdi import OLDEST_VERSION, own_files
 from nodeagent.seat_store import replace_file
 

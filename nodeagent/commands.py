@@ -13,7 +13,7 @@ import msgspec
 
 from nodeagent.agent import Agent
 from nodeagent.arbiter_keeper import ArbiterKeeper
-from nodeagent.fake import FakeDevices, install
+from nodeagent.fake_driver import FakeDevices, install
 from nodeagent.host_cdi import Devices, HostCdi, own_files
 from nodeagent.nvml import NvmlGpus
 from nodeagent.plain_driver import PlainDriver, links, load

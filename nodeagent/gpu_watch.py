@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from nodeagent.entitlement import holds, may_start
-from nodeagent.gpus import GpuSource
+from nodeagent.gpu_source import GpuSource
 from nodeagent.node_pods import NodePods
 from slicekeeper import threads
 from slicekeeper.config.settings import Resources

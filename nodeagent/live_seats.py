@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nodeagent.counts import Count
+from nodeagent.container_usage import Count
 from nodeagent.seat_store import Seat, SeatStore
 from slicekeeper.units import CORES_PER_GPU
 from slicekeeper.wire.node import NodeSeats, SeatUse

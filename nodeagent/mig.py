@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pynvml
 
-from nodeagent.driver_answer import ask
+from nodeagent.nvml_call import ask
 from slicekeeper.gpu.inventory import MigSlice
 
 _PROFILES: Final = (

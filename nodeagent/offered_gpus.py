@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import grpc
 
-from nodeagent.gpus import GpuSource
+from nodeagent.gpu_source import GpuSource
 from nodeagent.host_cdi import Edits, Index
 from slicekeeper.config.resource_names import is_named
 from slicekeeper.gpu.inventory import Gpu

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from nodeagent.gpus import GpuSource
+from nodeagent.gpu_source import GpuSource
 from slicekeeper import names, threads
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import ServiceError

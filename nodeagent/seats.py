@@ -2,7 +2,7 @@
 """Give seats: record allocations, and find out at a container's start exactly which container owns a seat.
 
 kubelet's PodResources names the one container that holds a seat's id, so nothing is guessed from the order of arrival.
-Independent of gRPC; `plugin` passes kubelet's calls on.
+Independent of gRPC; `device_plugin` passes kubelet's calls on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from nodeagent.arbiter import ArbiterAway, ArbiterRefused
 from nodeagent.cdi import SeatFiles
 from nodeagent.entitlement import ContainerHold, SeatRefused, check, holds, may_start, slice_memory
-from nodeagent.gpus import GpuSource
+from nodeagent.gpu_source import GpuSource
 from nodeagent.node_pods import NodePods
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shares import Shares

@@ -16,8 +16,8 @@ from typing import Final
 import msgspec
 
 from nodeagent.cdi import SeatFiles
-from nodeagent.counts import Count
-from nodeagent.gpus import GpuSource
+from nodeagent.container_usage import Count
+from nodeagent.gpu_source import GpuSource
 from nodeagent.seat_store import Seat
 from slicekeeper import typed
 

@@ -28,10 +28,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scheduler.extender import filter_nodes, gpu_pod, preempt, prioritize_nodes
-from scheduler.gangs import WAITERS
-from scheduler.pods import Pod
-from scheduler.service import NotSynced, Scheduler
-from scheduler.wire import (
+from scheduler.extender_requests import (
     BadRequest,
     binding_result,
     decode_args,
@@ -39,6 +36,9 @@ from scheduler.wire import (
     decode_preemption,
     filter_result,
 )
+from scheduler.gangs import WAITERS
+from scheduler.pods import Pod
+from scheduler.service import NotSynced, Scheduler
 from slicekeeper import threads
 from slicekeeper.errors import SlicekeeperError
 from slicekeeper.net.serving.bodies import Bodies, BodyRefused

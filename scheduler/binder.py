@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from scheduler.agents import NodeAgents
-from scheduler.bindings import NoPlace
+from scheduler.agent_readiness import NodeAgents
+from scheduler.bind_lease import Fence, NotHolder
 from scheduler.extender import gpu_pod, placeable
-from scheduler.fence import Fence, NotHolder
 from scheduler.gangs import Gangs
+from scheduler.pending_bindings import NoPlace
 from scheduler.places import Place
 from scheduler.pods import Pod
 from scheduler.state import SchedulerState

@@ -13,7 +13,7 @@ import click
 from starlette.types import ASGIApp
 
 from scheduler.app import make_app
-from scheduler.explain import ROOM, Outlook, deadlines, outlook
+from scheduler.explain_wait import ROOM, Outlook, deadlines, outlook
 from scheduler.extender import UNMANAGED, placeable
 from scheduler.gang_places import places_for
 from scheduler.placement.learner import Learner

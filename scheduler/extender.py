@@ -9,14 +9,14 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
+from scheduler.extender_requests import BadRequest, decode_names, filter_result
 from scheduler.gangs import Gangs
-from scheduler.nodefit import has_preferences
+from scheduler.node_fit import has_preferences
 from scheduler.placement.ranking import scores
 from scheduler.placement.reasons import Why, explain
 from scheduler.pods import Pod, read_pod
 from scheduler.reclaim.picture import rank_of
 from scheduler.state import SchedulerState
-from scheduler.wire import BadRequest, decode_names, filter_result
 from slicekeeper.gpu.pod_manifest import asks_for
 from slicekeeper.names import IN_BUDGET
 from slicekeeper.untyped import as_map

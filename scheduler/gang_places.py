@@ -10,13 +10,13 @@ from typing import Final
 
 import numpy as np
 
+from scheduler.node_fit import NodeFacts, admits, fields_judged
 from scheduler.node_names import Roster
-from scheduler.nodefit import NodeFacts, admits, fields_judged
 from scheduler.placement.bin_completion import Space
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.fleet_version import Bools, Ints
-from scheduler.placement.joint_search import place_together
+from scheduler.placement.gang_search import place_together
 from scheduler.placement.links import relinked
 from scheduler.placement.policy import Policy
 from scheduler.placement.prices import Prices

@@ -20,9 +20,9 @@ from typing import Final
 
 import numpy as np
 
-from scheduler.bindings import NoPlace
 from scheduler.gang_places import Muster, Near, places_for
 from scheduler.gang_turns import REST, Turns
+from scheduler.pending_bindings import NoPlace
 from scheduler.pods import Hold, Pod
 from scheduler.reclaim.nudge import Nudger
 from scheduler.state import SchedulerState

@@ -15,8 +15,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from scheduler.extender_requests import decode_names
 from scheduler.placement.fleet_version import Ints
-from scheduler.wire import decode_names
 
 Letters = NDArray[np.uint8]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from scheduler.cpu_memory import Amount, offered_by
-from scheduler.nodefit import NodeFacts, read_node
+from scheduler.node_fit import NodeFacts, read_node
 from slicekeeper.gpu import inventory
 
 log = logging.getLogger(__name__)

@@ -11,18 +11,18 @@ import threading
 import uuid
 from typing import Final
 
-from scheduler.agents import NodeAgents
+from scheduler.agent_readiness import NodeAgents
+from scheduler.bind_lease import BINDER_LEASE, Fence
 from scheduler.binder import REQUEST_SECONDS, Binder
-from scheduler.fence import BINDER_LEASE, Fence
 from scheduler.gangs import Gangs
 from scheduler.metrics import Metrics
-from scheduler.notices import Notices
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.learner import Learner
 from scheduler.reclaim.eviction import Evictor
 from scheduler.reclaim.nudge import Nudger
 from scheduler.reclaim.reclaimer import Reclaimer
 from scheduler.state import SchedulerState
+from scheduler.wait_events import Notices
 from scheduler.watches import Watches
 from slicekeeper import threads
 from slicekeeper.clock import Clock

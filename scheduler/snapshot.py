@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from scheduler.nodefit import NodeFacts
+from scheduler.node_fit import NodeFacts
 from scheduler.places import Place
 from scheduler.pods import Pod
 from slicekeeper.gpu import inventory

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The holders of all GPUs: kept by list and watch, rebuilt from the API server at the start.
 
-One thread at a time writes (`held`), and publishes arrays that never change. What is only read takes no lock: `find`
-prices nodes by the version that was published last, and writes one place at the end, if its node is still as it was.
+One thread at a time writes (`held_gpus`), and publishes arrays that never change. What is only read takes no lock:
+`find` prices nodes by the version that was published last, and writes one place at the end, if its node is still as it
+was.
 
-`intake` records what the watches show, and `bindings` gives GPUs. This file answers the extender, the gangs and the
-reclaimer.
+`intake` records what the watches show, and `pending_bindings` gives GPUs. This file answers the extender, the gangs and
+the reclaimer.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from typing import Final
 
 import numpy as np
 
-from scheduler.bindings import Bindings
 from scheduler.finder import Cheapest, Finder, Found
 from scheduler.gang_places import Muster, Near, Trial, places_for
-from scheduler.held import Held
+from scheduler.held_gpus import Held
 from scheduler.intake import Intake
-from scheduler.nodefit import admits
+from scheduler.node_fit import admits
+from scheduler.pending_bindings import PendingBindings
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet_version import Ints
@@ -62,7 +63,7 @@ class SchedulerState:
         self._nodes, self._pods, self._places = held.nodes, held.pods, held.places
         self._finder = Finder(held.nodes)
         self.intake = Intake(held, learner, resources)
-        self.bindings = Bindings(
+        self.bindings = PendingBindings(
             held, self._finder, learner, resources, clock, hold_seconds=hold_seconds, lost_seconds=lost_seconds
         )
         self._last: Demand | None = None

@@ -30,9 +30,9 @@ import grpc
 
 from nodeagent.arbiter import Arbiter
 from nodeagent.cdi import SeatFiles
+from nodeagent.device_plugin import PodResources, SeatPlugin
 from nodeagent.host_cdi import Edits
-from nodeagent.plugin import PodResources, SeatPlugin
-from nodeagent.protocol import DEVICE_PLUGIN_SERVICE, plugin, pod_resources
+from nodeagent.kubelet_protocol import DEVICE_PLUGIN_SERVICE, plugin, pod_resources
 from nodeagent.seat_store import SeatStore
 from nodeagent.seats import Seats
 from nodeagent.shares import Shares

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scheduler.nodefit import admits
+from scheduler.node_fit import admits
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.policy import Policy

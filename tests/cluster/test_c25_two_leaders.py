@@ -19,7 +19,7 @@ from cluster.harness.binaries import say
 from cluster.harness.kubectl import Object, wait_for
 from cluster.harness.scheduling import HOME, TEAM, ControlPlane, Program, control_plane, each, node, pod
 
-from scheduler.fence import BINDER_LEASE
+from scheduler.bind_lease import BINDER_LEASE
 from slicekeeper import names
 from slicekeeper.kube.client import LEASES, NAMESPACES, NODES, PODS, KubeClient
 

@@ -27,8 +27,8 @@ from pathlib import Path
 
 import grpc
 
-from nodeagent.plugin import SOCKET, PodResources, call
-from nodeagent.protocol import REGISTER, VERSION, plugin
+from nodeagent.device_plugin import SOCKET, PodResources, call
+from nodeagent.kubelet_protocol import REGISTER, VERSION, plugin
 
 HERE = Path(__file__).parent
 NVIDIA = ("nvidia.com/gpu",)

@@ -19,9 +19,9 @@ from support.vcuda_programs import built
 from nodeagent.arbiter import Arbiter, ArbiterAway, Telemetry
 from nodeagent.arbiter_keeper import ArbiterKeeper
 from nodeagent.cdi import SeatFiles
-from nodeagent.fake import install
+from nodeagent.device_plugin import PodResources, SeatPlugin
+from nodeagent.fake_driver import install
 from nodeagent.host_cdi import Edits
-from nodeagent.plugin import PodResources, SeatPlugin
 from nodeagent.seat_store import SeatStore
 from nodeagent.seats import Seats
 from nodeagent.shares import Shares

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from nodeagent.protocol import plugin, pod_resources
+from nodeagent.kubelet_protocol import plugin, pod_resources
 
 
 class FakeKubelet:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cdi_probe import CdiProbe
-from nodeagent.first_read import Inotify
+from nodeagent.cdi_spec_read import Inotify
 
 SEAT = "slicekeeper.io/seat"
 
@@ -124,7 +124,7 @@ def test_nothing_is_known_without_a_watch_or_a_folder(tmp_path: Path, monkeypatc
             ctypes.set_errno(errno.EMFILE)
             return -1
 
-    monkeypatch.setattr("nodeagent.first_read._LIBC", NoWatches())
+    monkeypatch.setattr("nodeagent.cdi_spec_read._LIBC", NoWatches())
     blind = CdiProbe(tmp_path, SEAT, Inotify())
     blind.start()
     blind.look(started=True)

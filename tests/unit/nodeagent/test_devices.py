@@ -15,9 +15,9 @@ import yaml
 from support.vcuda_programs import built
 
 from nodeagent.cdi import SeatFiles
+from nodeagent.cdi_spec_read import FirstRead, Inotify
 from nodeagent.entitlement import SeatRefused
-from nodeagent.fake import FakeDevices
-from nodeagent.first_read import FirstRead, Inotify
+from nodeagent.fake_driver import FakeDevices
 from nodeagent.host_cdi import Edits, HostCdi, joined
 from nodeagent.mounted_programs import limiter
 from nodeagent.nvml import NvmlGpus

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from nodeagent.arbiter import ArbiterGpu, ArbiterSeat, Telemetry
-from nodeagent.counts import of_arbiter
+from nodeagent.container_usage import of_arbiter
 from nodeagent.live_seats import OLD_SECONDS, SAMPLES, Live
 from nodeagent.seat_store import Seat, SeatStore
 from slicekeeper import names

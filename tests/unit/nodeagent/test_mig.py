@@ -17,14 +17,14 @@ from support.vcuda_programs import built
 
 from nodeagent import plain_driver
 from nodeagent.arbiter import ArbiterGpu
-from nodeagent.audit import Stray, judge
 from nodeagent.entitlement import SeatRefused
-from nodeagent.fake import FakeDevices, parse
+from nodeagent.fake_driver import FakeDevices, parse
 from nodeagent.gpu_watch import GpuWatch
 from nodeagent.host_cdi import HostCdi
 from nodeagent.nvml import NvmlGpus
 from nodeagent.offered_gpus import OwnGpus, gpu_of
 from nodeagent.plain_driver import PlainDriver
+from nodeagent.process_audit import Stray, judge
 from nodeagent.publisher import wanted
 from nodeagent.seat_store import Seat
 from nodeagent.whole_gpu_usage import WholeGpus

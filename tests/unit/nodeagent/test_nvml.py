@@ -14,7 +14,7 @@ import pytest
 from support.small_cluster import small_cluster, wait_for
 
 from nodeagent.entitlement import SeatRefused
-from nodeagent.fake import DEFAULT_MODEL, MODELS, parse
+from nodeagent.fake_driver import DEFAULT_MODEL, MODELS, parse
 from nodeagent.gpu_watch import GpuWatch
 from nodeagent.health import DriverReport, judge, judge_xid
 from nodeagent.host_cdi import HostCdi

@@ -11,8 +11,8 @@ import pytest
 from support.small_cluster import SmallCluster, small_cluster
 
 from nodeagent import offered_gpus as module
+from nodeagent.device_plugin import PodResources
 from nodeagent.offered_gpus import OwnGpus, gpu_of
-from nodeagent.plugin import PodResources
 from nodeagent.publisher import GpuPublisher
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
-from nodeagent.protocol import plugin
+from nodeagent.kubelet_protocol import plugin
 from slicekeeper import names
 
 
@@ -540,7 +540,7 @@ def test_a_runtime_that_reads_no_spec_in_advance_is_not_waited_for_long(
     monkeypatch.setattr("nodeagent.cdi.READ_SECONDS", 0.1)
     bench.pods.add("one", gpu=0)
     _start(bench, "seat-0000", "one")
-    monkeypatch.setattr("nodeagent.first_read._LIBC", NoWatches())
+    monkeypatch.setattr("nodeagent.cdi_spec_read._LIBC", NoWatches())
     bench.pods.add("two", gpu=1)
     _start(bench, "seat-0001", "two")
     assert len(bench.specs()) == 2

@@ -27,7 +27,7 @@ from nodeagent import arbiter_keeper as module_of_keeper
 from nodeagent import shares as module
 from nodeagent.arbiter import CONNECTIONS, Arbiter, ArbiterAway, ArbiterRefused
 from nodeagent.arbiter_keeper import ArbiterKeeper
-from nodeagent.counts import Count
+from nodeagent.container_usage import Count
 from nodeagent.host_cdi import HostCdi
 from nodeagent.live_seats import Live
 from nodeagent.metrics import SeatMetrics, ShareMetrics

@@ -21,8 +21,8 @@ import pytest
 from support.small_cluster import wait_for
 
 from nodeagent.arbiter import Arbiter, ArbiterRefused, SeatPolicy
-from nodeagent.plugin import SOCKET, PodResources, call
-from nodeagent.protocol import REGISTER, VERSION, plugin
+from nodeagent.device_plugin import SOCKET, PodResources, call
+from nodeagent.kubelet_protocol import REGISTER, VERSION, plugin
 
 WIRE = Path(__file__).parents[2] / "golden" / "wire"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -8,7 +8,7 @@ shared one is suitable. There is one node with GPUs `g0`, `g1`, …; `here` list
 import pytest
 from support.scheduled_pods import container, managed
 
-from scheduler.bindings import NoPlace
+from scheduler.pending_bindings import NoPlace
 from scheduler.placement.learner import Learner
 from scheduler.pods import read_pod
 from scheduler.state import SchedulerState

@@ -411,8 +411,8 @@ def seated(cluster, name, **more):
 
 
 def test_a_pod_waits_for_the_nodes_agent_and_holds_nothing_meanwhile(cluster, extender, agent, monkeypatch):
-    monkeypatch.setattr("scheduler.agents.ANSWER_SECONDS", 30.0)
-    monkeypatch.setattr("scheduler.agents.WAIT_SECONDS", 30.0)
+    monkeypatch.setattr("scheduler.agent_readiness.ANSWER_SECONDS", 30.0)
+    monkeypatch.setattr("scheduler.agent_readiness.WAIT_SECONDS", 30.0)
     pod, rival = seated(cluster, "a"), cluster.pod("b")
     agent.append("seats not registered with kubelet")
     error = extender.bind(pod, "n0")

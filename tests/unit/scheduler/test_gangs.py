@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.scheduled_pods import container, managed
 
-from scheduler.bindings import NoPlace
 from scheduler.extender import filter_nodes, gpu_pod, preempt, prioritize_nodes
 from scheduler.gangs import Gangs
+from scheduler.pending_bindings import NoPlace
 from scheduler.placement.learner import Learner
 from scheduler.places import HoldKind
 from scheduler.pods import read_pod

@@ -8,9 +8,9 @@ with `place`, which returns only the best node, and with `filter` and `prioritiz
 import orjson
 import pytest
 
-from scheduler.bindings import NoPlace
 from scheduler.extender import filter_nodes, gpu_pod, prioritize_nodes
 from scheduler.gangs import Gangs
+from scheduler.pending_bindings import NoPlace
 from scheduler.placement.learner import Learner
 from scheduler.pods import read_pod
 from scheduler.state import SchedulerState

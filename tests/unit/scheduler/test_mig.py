@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.scheduled_pods import container, managed
 
-from scheduler.bindings import NoPlace
-from scheduler.explain import outlook
+from scheduler.explain_wait import outlook
 from scheduler.extender import filter_nodes, gpu_pod, preempt, prioritize_nodes
 from scheduler.gangs import Gangs
+from scheduler.pending_bindings import NoPlace
 from scheduler.placement.assignment import NOWHERE
 from scheduler.placement.demand import demand_of
 from scheduler.placement.learner import Learner

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler import node_names
+from scheduler.extender_requests import BadRequest
 from scheduler.node_names import Roster
-from scheduler.wire import BadRequest
 
 NAMES = st.lists(st.text("ab-.09", min_size=1, max_size=6) | st.text(min_size=1, max_size=300), unique=True)
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.scheduled_pods import container, managed
 
-from scheduler.bindings import NoPlace
+from scheduler.pending_bindings import NoPlace
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.learner import Learner
 from scheduler.pods import read_pod

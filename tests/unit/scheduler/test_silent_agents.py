@@ -82,8 +82,8 @@ def bind(cluster, extender, name, node):
 
 
 def test_binds_that_wait_for_agents_hold_up_neither_filter_nor_bind(cluster, extender, silent, monkeypatch):
-    monkeypatch.setattr("scheduler.agents.ANSWER_SECONDS", 300.0)
-    monkeypatch.setattr("scheduler.agents.WAIT_SECONDS", 300.0, raising=False)
+    monkeypatch.setattr("scheduler.agent_readiness.ANSWER_SECONDS", 300.0)
+    monkeypatch.setattr("scheduler.agent_readiness.WAIT_SECONDS", 300.0, raising=False)
     with ThreadPoolExecutor(20) as callers:
         waiting = [callers.submit(bind, cluster, extender, f"p{i}", f"s{i}") for i in range(20)]
         try:
@@ -99,7 +99,7 @@ def test_binds_that_wait_for_agents_hold_up_neither_filter_nor_bind(cluster, ext
 
 
 def test_binds_wait_for_a_moment_however_many_agents_are_silent(cluster, extender, silent, monkeypatch):
-    monkeypatch.setattr("scheduler.agents.ANSWER_SECONDS", 300.0)
+    monkeypatch.setattr("scheduler.agent_readiness.ANSWER_SECONDS", 300.0)
     with ThreadPoolExecutor(50) as callers:
         calls = [callers.submit(bind, cluster, extender, f"p{i}", f"s{i}") for i in range(200)]
         assert {call.result(120) for call in calls} == {

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.scheduled_pods import container, managed
 
-from scheduler.bindings import NoPlace
 from scheduler.extender import filter_nodes, gpu_pod, prioritize_nodes
 from scheduler.finder import Finder
 from scheduler.gangs import Gangs
+from scheduler.pending_bindings import NoPlace
 from scheduler.placement.learner import Learner
 from scheduler.places import HoldKind
 from scheduler.pods import chosen_hold, read_pod

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.sharepods import SHARE, sharepod
 
 from objects.sharepods.template import DIGEST, MADE, template_of
-from scheduler.nodefit import admits, read_node
+from scheduler.node_fit import admits, read_node
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.parse import parse_pod

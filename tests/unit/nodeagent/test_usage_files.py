@@ -24,7 +24,7 @@ from nodeagent.live_seats import Live
 from nodeagent.nvml import NvmlGpus
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shares import Shares
-from nodeagent.usage import UsageFiles
+from nodeagent.usage_files import UsageFiles
 from nodeagent.whole_gpu_usage import WholeGpus
 from sidecar.epoch import EpochCounter
 from sidecar.usage import FileUsage, UsageReading

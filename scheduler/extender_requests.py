@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode requests of kube-scheduler's extender client, and encode the answers.
+"""Decode the requests of kube-scheduler's extender client, and encode the answers.
 
 Go decodes field names without regard to case and writes unset pointers as null; so do we. Errors are reported as text.
 """

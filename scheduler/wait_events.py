@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from scheduler.explain import Outlook, outlook
+from scheduler.explain_wait import Outlook, outlook
 from scheduler.extender import placeable
 from scheduler.pods import Pod
 from scheduler.state import SchedulerState

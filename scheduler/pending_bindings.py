@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler.finder import Finder
-from scheduler.held import Held
+from scheduler.held_gpus import Held
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet_version import FleetVersion
 from scheduler.placement.learner import Learner
@@ -34,7 +34,7 @@ class NoPlace(SlicekeeperError):
     code = "no-place"
 
 
-class Bindings:
+class PendingBindings:
     """The pods that are being bound. All methods are safe from any thread."""
 
     def __init__(

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterGpu, Telemetry
 from nodeagent.entitlement import holds, may_start
-from nodeagent.gpus import GpuSource
+from nodeagent.gpu_source import GpuSource
 from nodeagent.node_pods import PodsOfNode
 from slicekeeper import threads
 from slicekeeper.config.policy import NamespacePolicy

@@ -10,7 +10,7 @@ from threading import Thread
 
 import pytest
 
-from scheduler.agents import BELIEVED_SECONDS, LONGEST_PAUSE_SECONDS, NodeAgents, ask
+from scheduler.agent_readiness import BELIEVED_SECONDS, LONGEST_PAUSE_SECONDS, NodeAgents, ask
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import ServingSettings
 from slicekeeper.kube.agent_address import STOPPING, encode
@@ -84,13 +84,13 @@ def met():
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
-    monkeypatch.setattr("scheduler.agents.ANSWER_SECONDS", 30.0)
-    monkeypatch.setattr("scheduler.agents.WAIT_SECONDS", 30.0)
+    monkeypatch.setattr("scheduler.agent_readiness.ANSWER_SECONDS", 30.0)
+    monkeypatch.setattr("scheduler.agent_readiness.WAIT_SECONDS", 30.0)
 
 
 @pytest.fixture
 def _hasty(_patient, monkeypatch):
-    monkeypatch.setattr("scheduler.agents.ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("scheduler.agent_readiness.ANSWER_SECONDS", 0.1)
 
 
 @pytest.mark.parametrize("ip", ["127.0.0.1", "::1"])
@@ -203,11 +203,11 @@ def test_a_bind_does_not_wait_for_an_agent_that_was_silent_when_it_was_asked_las
     address = nobody()
     assert "does not run" in met.why_not(address)
     with listener() as silent:
-        monkeypatch.setattr("scheduler.agents.ANSWER_SECONDS", 0.1)
+        monkeypatch.setattr("scheduler.agent_readiness.ANSWER_SECONDS", 0.1)
         met.agents._known["n0"].value = silent
         assert "does not answer" in met.why_not(silent)
-        monkeypatch.setattr("scheduler.agents.ANSWER_SECONDS", 300.0)
-        monkeypatch.setattr("scheduler.agents.WAIT_SECONDS", 300.0)
+        monkeypatch.setattr("scheduler.agent_readiness.ANSWER_SECONDS", 300.0)
+        monkeypatch.setattr("scheduler.agent_readiness.WAIT_SECONDS", 300.0)
         met.after(2)
         assert "does not answer" in met.agents.why_not("n0", silent)
         assert met.agents._known["n0"].asked, "it is being asked"
@@ -219,8 +219,8 @@ def test_what_a_ready_agent_said_a_moment_ago_counts_where_it_says_nothing_now(m
         with agent(lambda: "") as address:
             assert met.why_not(address) == ""
         met.agents._known["n0"].value = silent
-        monkeypatch.setattr("scheduler.agents.ANSWER_SECONDS", 300.0)
-        monkeypatch.setattr("scheduler.agents.WAIT_SECONDS", 0.0)
+        monkeypatch.setattr("scheduler.agent_readiness.ANSWER_SECONDS", 300.0)
+        monkeypatch.setattr("scheduler.agent_readiness.WAIT_SECONDS", 0.0)
         met.after(seconds)
         assert told in met.agents.why_not("n0", silent)
         assert bool(met.agents.why_not("n0", silent)) == bool(told)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from scheduler.nodefit import admits, closed_because, fields_judged
+from scheduler.node_fit import admits, closed_because, fields_judged
 from scheduler.placement.affinity import company_of
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet

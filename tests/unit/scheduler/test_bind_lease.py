@@ -12,9 +12,9 @@ import orjson
 import pytest
 from support.small_cluster import SmallCluster, binding, lost_after, lost_before
 
+from scheduler.bind_lease import BINDER_LEASE
 from scheduler.binder import REQUEST_SECONDS
 from scheduler.extender import filter_nodes, gpu_pod
-from scheduler.fence import BINDER_LEASE
 from scheduler.service import Scheduler
 from simulator.api import Api
 from simulator.errors import ApiError
@@ -46,7 +46,7 @@ class Time:
 def time(monkeypatch):
     made = Time()
     monkeypatch.setattr("slicekeeper.kube.leader.real_seconds", made.monotonic)
-    monkeypatch.setattr("scheduler.fence.time", SimpleNamespace(monotonic=made.monotonic))
+    monkeypatch.setattr("scheduler.bind_lease.time", SimpleNamespace(monotonic=made.monotonic))
     return made
 
 

@@ -4,9 +4,9 @@
 import pytest
 from support.small_cluster import NAMESPACE, small_cluster
 
-from scheduler.notices import AGAIN_SECONDS, FIRST_SECONDS, SAME_AGAIN_SECONDS, Notices
 from scheduler.placement.learner import Learner
 from scheduler.state import SchedulerState
+from scheduler.wait_events import AGAIN_SECONDS, FIRST_SECONDS, SAME_AGAIN_SECONDS, Notices
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from support.small_cluster import wait_for
 
-from nodeagent.plugin import PodResources
+from nodeagent.device_plugin import PodResources
 
 
 def test_it_is_registered_once_kubelet_has_been_sent_the_seats(bench: Any) -> None:
@@ -51,7 +51,7 @@ def test_a_kubelet_that_has_the_seats_is_not_asked_again(bench: Any) -> None:
 
 
 def test_a_kubelet_that_does_not_follow_is_asked_again(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodeagent.plugin.CALL_SECONDS", 0.5)
+    monkeypatch.setattr("nodeagent.device_plugin.CALL_SECONDS", 0.5)
     assert bench.plugin.registered.wait(60)
     bench.kubelet.stop()
     follow, asked = bench.kubelet._follow, threading.Event()
@@ -73,7 +73,7 @@ def test_whose_seats_they_are_is_asked_for_all_together(
     bench: Any, arrivals: type[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """kubelet answers 10 questions at once, and refuses the others."""
-    monkeypatch.setattr("nodeagent.plugin.CALL_SECONDS", 60.0)
+    monkeypatch.setattr("nodeagent.device_plugin.CALL_SECONDS", 60.0)
     bench.kubelet.owners = {f"seat-{n:04}": [("team", f"pod-{n}", "train")] for n in range(200)}
     kubelet = PodResources(bench.folder / "plugins/pods.sock", "slicekeeper.io/seat")
     came, before = arrivals(kubelet._by_seat), bench.kubelet.lists
@@ -98,6 +98,8 @@ def test_a_list_that_kubelet_refuses_for_now_is_asked_for_again(bench: Any, monk
     assert kubelet.devices(("nvidia.com/gpu",)) == {"GPU-1"}
     bench.kubelet.refusals = 1000
     # An hour passes between two looks at the clock.
-    monkeypatch.setattr("nodeagent.plugin.time", SimpleNamespace(monotonic=count(0, 3600).__next__, sleep=time.sleep))
+    monkeypatch.setattr(
+        "nodeagent.device_plugin.time", SimpleNamespace(monotonic=count(0, 3600).__next__, sleep=time.sleep)
+    )
     with pytest.raises(grpc.RpcError, match="rejected by rate limit"):
         kubelet.owners("seat-0000")

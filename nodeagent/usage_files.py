@@ -16,7 +16,7 @@ import msgspec
 
 from nodeagent.arbiter import Arbiter, ArbiterAway
 from nodeagent.cdi import SeatFiles
-from nodeagent.counts import Count, of_arbiter
+from nodeagent.container_usage import Count, of_arbiter
 from nodeagent.live_seats import Live
 from nodeagent.seat_store import SeatStore
 from nodeagent.whole_gpu_usage import WholeGpus

@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn
 import grpc
 
 from nodeagent.entitlement import SeatRefused
-from nodeagent.protocol import (
+from nodeagent.kubelet_protocol import (
     DEVICE_PLUGIN_SERVICE,
     GET_ALLOCATABLE_RESOURCES,
     HEALTHY,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.small_cluster import wait_for
 
-from nodeagent.first_read import FirstRead, Inotify
+from nodeagent.cdi_spec_read import FirstRead, Inotify
 
 FILES = 300
 """More than the kernel lets a user have instances."""

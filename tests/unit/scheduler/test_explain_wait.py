@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from support.small_cluster import NAMESPACE, small_cluster
 
-from scheduler.explain import deadlines, outlook
+from scheduler.explain_wait import deadlines, outlook
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.learner import Learner
 from scheduler.pods import chosen_hold
