@@ -88,7 +88,7 @@ class NodePods:
         return found[0]
 
     def on_list(self, objects: list[Object]) -> None:
-        """Take the whole state."""
+        """Replace all pods."""
         with self._changed:
             self._pods = {_key(pod): pod for pod in objects}
             for pod in objects:
@@ -98,7 +98,7 @@ class NodePods:
         self._on_gone()
 
     def on_event(self, kind: str, obj: Object) -> None:
-        """Take one change; report if a pod has gone."""
+        """Store the new state of one pod, or remove it; report if it has gone."""
         with self._changed:
             self._ahead.pop(obj["metadata"]["uid"], None)
             if kind == "DELETED":

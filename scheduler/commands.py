@@ -110,6 +110,7 @@ def explain(context: Context, pod: str, namespace: str, output: str) -> None:
 
 
 def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, Any]:
+    """Return why a pod waits and what would help, as computed from the cluster by the scheduler's own code."""
     settings = context.loaded.settings
     clock = from_settings(settings.clock)
     learner = Learner(settings.scheduler.policy)
@@ -123,11 +124,7 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
     refusal = UNMANAGED if pod is None else placeable(pod)
     if pod is None or refusal:
         return {"asks": "", "reasons": [{"reason": refusal, "nodes": len(state.snapshot().nodes)}]}
-    try:
-        jobs = client.list(JOBS)[0]
-    except Forbidden:
-        jobs = []  # only the deadlines of pods are used
-    now_ms, ends = clock.now_ms(), deadlines(objects, jobs)
+    now_ms, ends = clock.now_ms(), deadlines(objects, _jobs(client))
     forecast = outlook(state.snapshot(), pod, learner.policy, ends, now_ms)
     if ROOM in forecast.helps:  # only now do other pods matter, which may be many: they take CPU and memory
         state.intake.set_others(client.list(PODS, label_selector=f"!{names.MANAGED_LABEL}", field_selector=BOUND)[0])
@@ -137,12 +134,20 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
         helps = [*_help_for_gang(gang), *(text for text in forecast.helps if text is not ROOM)]
         forecast = replace(forecast, expected=None, helps=tuple(helps))
     elif ROOM not in forecast.helps:
-        for name, nodes in others.items():
+        for name, nodes in others.items():  # as if the nodes of another scheduler were the only ones
             state.intake.set_nodes(nodes)
             if ROOM in outlook(state.snapshot(), pod, learner.policy, {}, now_ms).helps:
                 helps = [*forecast.helps, f"{name} has nodes with room for it: create it again with that schedulerName"]
                 forecast = replace(forecast, helps=tuple(helps))
     return {"asks": pod.demand.asks, **_data(forecast), "gang": gang, "schedulerSaid": _last_message(found)}
+
+
+def _jobs(client: KubeClient) -> list[Object]:
+    """Return all Jobs; none if the user may not read them: then only the deadlines of pods are used."""
+    try:
+        return client.list(JOBS)[0]
+    except Forbidden:
+        return []
 
 
 def _by_scheduler(settings: Settings, mine: str, nodes: list[Object]) -> dict[str, list[Object]]:

@@ -4,7 +4,7 @@
 When as many pods wait as the gang needs, `filter` looks for places for all of them on one picture, and keeps them all
 (RESERVED) or none; then kube-scheduler is made to try the others again. Each is offered its own node alone. Its bind
 waits at a barrier until as many have come as the gang needs: until then kube-scheduler may yet find that one of them
-lacks CPU or a volume, and none of them must have started. Places that are not taken in good time are let go of, and
+lacks CPU or a volume, and none of them must have started. Places that are not taken in time are released, and
 the gang is left alone for a while, each time for twice as long. So nothing is ever held for a part of a gang, and two
 gangs never wait for each other's places.
 """
@@ -43,6 +43,7 @@ FORGET_SECONDS: Final = 600.0
 """kube-scheduler tries every pod again within 5 minutes; a gang of which it asks no more is another process's."""
 
 TRIES: Final = 3
+"""How often places are searched for if nodes change before they can be reserved."""
 
 LOOK_SECONDS: Final = (0.1, 1.0)
 """The shortest and the longest pause between two rounds of all gangs, in the clock's seconds."""
@@ -75,8 +76,11 @@ class _KnownGang:
     most: tuple[float, int] | None = None
     """When the number of pods that idle GPUs would hold was computed, and the result."""
     times: int = 0
+    """How often its places were kept in vain."""
     not_before_ns: int = 0
+    """When places are searched for again after that."""
     asked_at: float = 0.0
+    """When kube-scheduler last asked for one of its pods (monotonic seconds)."""
 
 
 class Gangs:
@@ -157,25 +161,7 @@ class Gangs:
             if pod.uid not in plan.come:
                 plan.come.add(pod.uid)
                 self._keep(plan)
-            while True:
-                there = self._muster(pod) or there
-                if plan is not known.plan and there.needed:
-                    raise NoPlace(f"{_named(there)} has lost its places; it is tried again")
-                came = len(plan.come & {member.uid for member in there.waiting})
-                if not plan.is_open and came >= there.needed:
-                    plan.is_open = True
-                    self._keep(plan)
-                    self._changed.notify_all()
-                if plan.is_open or not there.needed:
-                    return
-                left = give_up - time.monotonic()
-                if left <= 0 or self._stopped or self._waiters >= WAITERS:
-                    raise NoPlace(f"{_named(there)}: {came} of {there.needed} pods have come; it is tried again")
-                self._waiters += 1
-                try:
-                    self._changed.wait(left)
-                finally:
-                    self._waiters -= 1
+            self._wait_for_others(pod, known, plan, there, give_up)
 
     # Background work.
 
@@ -236,6 +222,29 @@ class Gangs:
 
     # Below, the lock is held.
 
+    def _wait_for_others(self, pod: Pod, known: _KnownGang, plan: _Plan, there: Muster, give_up: float) -> None:
+        """Wait at the barrier, without the lock, until it opens or the gang has started. Raises NoPlace."""
+        while True:
+            # After each wait all of it may be different: pods come and go, and the plan may be another one.
+            there = self._muster(pod) or there
+            if plan is not known.plan and there.needed:
+                raise NoPlace(f"{_named(there)} has lost its places; it is tried again")
+            came = len(plan.come & {member.uid for member in there.waiting})
+            if not plan.is_open and came >= there.needed:
+                plan.is_open = True
+                self._keep(plan)
+                self._changed.notify_all()
+            if plan.is_open or not there.needed:
+                return
+            left = give_up - time.monotonic()
+            if left <= 0 or self._stopped or self._waiters >= WAITERS:
+                raise NoPlace(f"{_named(there)}: {came} of {there.needed} pods have come; it is tried again")
+            self._waiters += 1
+            try:
+                self._changed.wait(left)
+            finally:
+                self._waiters -= 1
+
     def _muster(self, pod: Pod) -> Muster | None:
         return self._state.muster(pod.gang.key, pod) if pod.gang is not None else None
 
@@ -251,7 +260,7 @@ class Gangs:
             self._changed.notify_all()
 
     def _settle(self, known: _KnownGang, there: Muster) -> None:
-        """Drop a plan whose time is over, of which a pod is gone, or that was made for earlier pods."""
+        """Drop a plan whose time is over, that has lost a pod, or that was made for earlier pods."""
         plan, now = known.plan, self._clock.monotonic_ns()
         if plan is None:
             return
@@ -310,6 +319,7 @@ class Gangs:
         return f"{_named(there)}: nodes change while places are looked for; it is tried again"
 
     def _why_not(self, known: _KnownGang, there: Muster, found: int) -> str:
+        """Return why only so many places were found; the count for idle GPUs is expensive, and kept for a while."""
         now = time.monotonic()
         if known.most is None or now - known.most[0] > self._hold_ns / 1e9:
             known.most = now, self._state.most_if_idle(there)

@@ -42,18 +42,11 @@ def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
     name = container_name(as_map(entries[0]))
     if not _says_how_much(pod, labels, reading, name):
         return
-    asked = labels.get(_REQUEST, "0")
-    background = asked in ("0", "0.0")
-    core = 1 if background else percent_of(reading, name, f"metadata.labels[{_REQUEST}]", asked, f'{_REQUEST}: "0.5"')
-    limit = core
-    if _LIMIT in labels:
-        limit = percent_of(reading, name, f"metadata.labels[{_LIMIT}]", labels[_LIMIT], f'{_LIMIT}: "1.0"')
-    if core is None or limit is None:
+    background = labels.get(_REQUEST, "0") in ("0", "0.0")
+    compute = _compute(labels, reading, name, background=background)
+    if compute is None:
         return
-    if limit < core:
-        rule = f"it must be at least {_REQUEST}"
-        reading.refuse(name, f"metadata.labels[{_LIMIT}]", labels[_LIMIT], rule, f'{_LIMIT}: "1.0"')
-        return
+    core, limit = compute
     reading.ignores(labels, _IGNORED)
     if _MODEL in labels:
         reading.annotations[names.GPU_MODEL] = str(labels[_MODEL])
@@ -68,18 +61,32 @@ def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
     if _MEMORY in labels:
         size = whole_quantity(labels[_MEMORY])
         if size is None or size <= 0:
-            reading.refuse(
-                name,
-                f"metadata.labels[{_MEMORY}]",
-                labels[_MEMORY],
-                "it must be a whole number of bytes",
-                f'{_MEMORY}: "1073741824"',
-            )
+            rule, example = "it must be a whole number of bytes", f'{_MEMORY}: "1073741824"'
+            reading.refuse(name, f"metadata.labels[{_MEMORY}]", labels[_MEMORY], rule, example)
             return
         mib = Fraction(size, 1 << 20)
     share = gpu.share(reading, name, f"metadata.labels[{_MEMORY}]", core=core, mib=mib)
     if share is not None:
         reading.shares[name] = ConvertedShare(share.core, share.blocks, min(limit, CORES_PER_GPU))
+
+
+def _compute(
+    labels: Mapping[str, Any], reading: Reading, container: str, *, background: bool
+) -> tuple[int, int] | None:
+    """Return request and limit in percent of a GPU; None if one is refused. Background work requests the least."""
+    core: int | None = 1
+    if not background:
+        core = percent_of(reading, container, f"metadata.labels[{_REQUEST}]", labels[_REQUEST], f'{_REQUEST}: "0.5"')
+    limit = core
+    if _LIMIT in labels:
+        limit = percent_of(reading, container, f"metadata.labels[{_LIMIT}]", labels[_LIMIT], f'{_LIMIT}: "1.0"')
+    if core is None or limit is None:
+        return None
+    if limit < core:
+        rule = f"it must be at least {_REQUEST}"
+        reading.refuse(container, f"metadata.labels[{_LIMIT}]", labels[_LIMIT], rule, f'{_LIMIT}: "1.0"')
+        return None
+    return core, limit
 
 
 def _says_how_much(pod: Mapping[str, Any], labels: Mapping[str, Any], reading: Reading, container: str) -> bool:

@@ -41,8 +41,11 @@ class PolicyObjects:
         self._policy = policy
         self._known: dict[str, GpuPolicy] = {}
         self._judged: dict[str, Judged] = {}
+        """The result of each object, by UID: the others are not evaluated again when one changes."""
         self._logged: dict[str, str] = {}
+        """Errors that are in the log already, by UID."""
         self._missing_since: float | None = None
+        """Since when the API server has not served the kind; None if it does, or does not answer."""
         self._error = ""
         self._watch = Watch(client, GPU_POLICIES, self, on_error=self._failed)
         policy.objects_trouble = self.trouble
@@ -60,11 +63,11 @@ class PolicyObjects:
         self._watch.stop()
 
     def on_list(self, objects: Iterable[Object]) -> None:
-        """Take the whole state."""
+        """Apply all objects."""
         self._take({policy.uid: policy for policy in map(_read, objects)})
 
     def on_event(self, kind: str, obj: Object) -> None:
-        """Take one change."""
+        """Apply the new state of one object, or its deletion."""
         policy = _read(obj)
         known = {uid: other for uid, other in self._known.items() if uid != policy.uid}
         self._take(known if kind == "DELETED" else {**known, policy.uid: policy})
@@ -73,7 +76,7 @@ class PolicyObjects:
         if known == self._known and self._policy.complete.is_set():  # a status was written
             return
         before, self._known = self._known, known
-        self._policy.apply_over(lambda book: self._applied(book, known))
+        self._policy.apply_over(lambda book: self._apply(book, known))
         changed = {uid: policy.name for uid, policy in known.items() if before.get(uid) != policy}
         gone = {uid: policy.name for uid, policy in before.items() if uid not in known}
         log.info(
@@ -83,7 +86,7 @@ class PolicyObjects:
             ", ".join(sorted(gone.values())) or "none",
         )
 
-    def _applied(self, book: PolicyBook, known: dict[str, GpuPolicy]) -> PolicyBook:
+    def _apply(self, book: PolicyBook, known: dict[str, GpuPolicy]) -> PolicyBook:
         applied = apply_policies(book, known.values(), self._judged)
         for uid, error in applied.errors.items():
             if self._logged.get(uid) != error:

@@ -38,7 +38,18 @@ def _read_shares(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) ->
     if not key:
         _whole_gpus(pod, reading)
         return
-    path, value = f"metadata.annotations[{key}]", annotations[key]
+    if not _is_alone(pod, annotations, key, reading):
+        return
+    name = _container(pod, annotations, reading)
+    if name is None:
+        return
+    share = (_fraction if key == _FRACTION else _memory)(annotations[key], name, gpu, reading)
+    if share is not None:
+        reading.shares[name] = share
+
+
+def _is_alone(pod: Mapping[str, Any], annotations: Mapping[str, Any], key: str, reading: Reading) -> bool:
+    """Return whether the share under `key` is the pod's only request, and of one GPU; refuse the pod otherwise."""
     if key == _FRACTION and _MEMORY in annotations:
         reading.refuse(
             "",
@@ -47,7 +58,7 @@ def _read_shares(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) ->
             f"{_FRACTION} already states the share; leave one of the two out",
             f'{_FRACTION}: "0.5"',
         )
-        return
+        return False
     if annotations.get(_DEVICES, "1") != "1":
         reading.refuse(
             "",
@@ -56,7 +67,7 @@ def _read_shares(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) ->
             "shares of several GPUs in one container are not supported: request a share of one",
             f'{_DEVICES}: "1"',
         )
-        return
+        return False
     for beside, container, amounts in gpu_containers(pod, (_WHOLE,)):
         if whole_quantity(amounts[_WHOLE]) != 0:
             reading.refuse(
@@ -66,34 +77,32 @@ def _read_shares(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) ->
                 "a pod may request whole GPUs or a share, not both",
                 f"{key} alone",
             )
-            return
-    name = _container(pod, annotations, reading)
-    if name is None:
-        return
-    share = None
-    if key == _FRACTION:
-        try:
-            part = parse_quantity(value)
-        except ValueError:
-            part = Fraction(0)
-        if not 0 < part < 1:
-            reading.refuse(
-                name,
-                path,
-                value,
-                "it must be a number between 0 and 1; whole GPUs are requested in limits",
-                f'{_FRACTION}: "0.5"',
-            )
-            return
-        share = gpu.share(reading, name, path, part=part)
-    else:
-        mib = whole_quantity(value)
-        if mib is None or mib <= 0:
-            reading.refuse(name, path, value, "it must be a whole number of MiB", f'{_MEMORY}: "4096"')
-            return
-        share = gpu.share(reading, name, path, mib=Fraction(mib))
-    if share is not None:
-        reading.shares[name] = share
+            return False
+    return True
+
+
+def _fraction(value: object, container: str, gpu: ReferenceGpu, reading: Reading) -> ConvertedShare | None:
+    """Return a share that is stated as a part of a GPU; None if it is refused."""
+    path = f"metadata.annotations[{_FRACTION}]"
+    try:
+        part = parse_quantity(value)
+    except ValueError:
+        part = Fraction(0)
+    if not 0 < part < 1:
+        rule = "it must be a number between 0 and 1; whole GPUs are requested in limits"
+        reading.refuse(container, path, value, rule, f'{_FRACTION}: "0.5"')
+        return None
+    return gpu.share(reading, container, path, part=part)
+
+
+def _memory(value: object, container: str, gpu: ReferenceGpu, reading: Reading) -> ConvertedShare | None:
+    """Return a share that is stated in MiB of memory; None if it is refused."""
+    path = f"metadata.annotations[{_MEMORY}]"
+    mib = whole_quantity(value)
+    if mib is None or mib <= 0:
+        reading.refuse(container, path, value, "it must be a whole number of MiB", f'{_MEMORY}: "4096"')
+        return None
+    return gpu.share(reading, container, path, mib=Fraction(mib))
 
 
 def _container(pod: Mapping[str, Any], annotations: Mapping[str, Any], reading: Reading) -> str | None:

@@ -142,13 +142,7 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glas
         now = clock.from_settings(settings.clock).now_ms()
         findings = [Finding(*left) for left in break_glass.let_go(client, namespace, now)]
     elif repair:
-        failed = [thing for thing in left if not thing.strip()]
-        click.echo(f"{len(left) - len(failed)} things taken away", err=True)
-        findings = [Finding(*thing.finding) for thing in failed]
-        if homes:
-            findings += _findings(_unmetered(client, settings), settings)
-        else:
-            findings += itertools.starmap(Finding, leftovers.stranded(client, settings))
+        findings = _repaired(client, settings, left, homes)
     elif adopt:
         findings = list(_adopt(client, settings))
     else:
@@ -166,6 +160,18 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glas
     )
     if findings:
         sys.exit(EXIT_FAILED)
+
+
+def _repaired(
+    client: KubeClient, settings: Settings, left: list[leftovers.LeftBehind], homes: list[str]
+) -> list[Finding]:
+    """Remove what an uninstallation has left; return what could not be removed, and what is still unmetered."""
+    failed = [thing for thing in left if not thing.strip()]
+    click.echo(f"{len(left) - len(failed)} things removed", err=True)
+    findings = [Finding(*thing.finding) for thing in failed]
+    if homes:
+        return [*findings, *_findings(_unmetered(client, settings), settings)]
+    return [*findings, *itertools.starmap(Finding, leftovers.stranded(client, settings))]
 
 
 def _homes(client: KubeClient) -> list[str]:
@@ -198,6 +204,7 @@ def _workloads(client: KubeClient, namespace: str) -> dict[str, Object | None]:
 def _missing(
     client: KubeClient, settings: Settings, namespace: str, homes: list[str], workloads: dict[str, Object | None]
 ) -> Iterator[Finding]:
+    """Yield what the installation lacks, or has differently from what the settings say."""
     if homes and namespace not in homes:
         yield Finding(f"namespace {namespace} has no timekeeper", f"slicekeeper check -n {homes[0]}, which has one")
         return
@@ -216,12 +223,7 @@ def _missing(
     operators = {f"deployment {part}": client.find(DEPLOYMENTS, part, namespace) for part in _BY_COMPONENTS}
     for name, found in (*workloads.items(), *(one for one in operators.items() if one[1])):
         yield from itertools.starmap(Finding, readiness.not_ready(client, name, found, namespace))
-    for known in (settings.classes.in_budget, settings.classes.over_budget):
-        made = client.find(PRIORITY_CLASSES, known.name)
-        if made is None:
-            yield Finding(f"PriorityClass {known.name} is missing", remedies.APPLY)
-        else:
-            yield from (Finding(*difference) for difference in installed.class_differences(made, known))
+    yield from _priority_classes(client, settings)
     yield from _admission(client, namespace)
     webhooks = {kind.plural: found for kind in _CONFIGURATIONS if (found := client.find(kind, "slicekeeper"))}
     guards = {name: guard for name in _GUARD_NAMES if (guard := client.find(_GUARDS[0], name))}
@@ -230,8 +232,26 @@ def _missing(
         yield Finding(*difference)
     policy = installed.mounted(client, namespace, running.values(), "slicekeeper-policy", "policy.yaml")
     yield from itertools.starmap(Finding, rights.lacking(client, namespace, settings, policy or ""))
+    # One that is not ready is reported already.
     if all(as_map(as_map(found).get("status")).get("readyReplicas") for found in _servers(workloads)):
         yield from itertools.starmap(Finding, reachability.unreached(client, namespace, settings.resources))
+    yield from _former_rights(client)
+    for overlap in other_plugins.overlaps(nodes, settings.resources):
+        yield Finding(*overlap)
+
+
+def _priority_classes(client: KubeClient, settings: Settings) -> Iterator[Finding]:
+    """Yield the PriorityClasses that are missing or differ."""
+    for known in (settings.classes.in_budget, settings.classes.over_budget):
+        made = client.find(PRIORITY_CLASSES, known.name)
+        if made is None:
+            yield Finding(f"PriorityClass {known.name} is missing", remedies.APPLY)
+        else:
+            yield from (Finding(*difference) for difference in installed.class_differences(made, known))
+
+
+def _former_rights(client: KubeClient) -> Iterator[Finding]:
+    """Yield the roles of older releases, which `kubectl apply` does not delete."""
     for resource, name in _FORMER:
         if client.find(resource, name) is not None:
             kind = resource.plural.removesuffix("s")
@@ -239,12 +259,10 @@ def _missing(
                 f"{kind} {name} is left from an older release, and gives more rights than needed",
                 f"kubectl delete {kind} {name}",
             )
-    for overlap in other_plugins.overlaps(nodes, settings.resources):
-        yield Finding(*overlap)
 
 
 def _servers(workloads: dict[str, Object | None]) -> Iterator[Object | None]:
-    """Yield problems of what the API server calls; a part that is not ready is not reported twice."""
+    """Return the workloads that the API server calls; None for one that is missing."""
     return (workloads[f"deployment {part}"] for part in ("webhook", "timekeeper"))
 
 

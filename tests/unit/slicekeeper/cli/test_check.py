@@ -329,7 +329,7 @@ def test_what_is_left_behind_is_named_and_taken_away(server: Server) -> None:
     assert server.patches == []
     done = check(server, "--repair")
     assert done.exit_code == 0
-    assert "2 things taken away" in done.output
+    assert "2 things removed" in done.output
     patches = dict(server.patches)
     assert patches["/api/v1/namespaces/team/pods/held"] == [
         {"op": "test", "path": "/metadata/uid", "value": "held-uid"},
@@ -346,7 +346,7 @@ def test_repair_takes_nothing_from_an_installation_that_is_there(server: Server,
     server.pod("held", FRACTION, **MARKS)
     done = check(server, "--repair", "-n", namespace)
     assert (done.exit_code, server.patches) == (0, [])
-    assert "0 things taken away" in done.output
+    assert "0 things removed" in done.output
 
 
 def test_another_namespace_than_the_installations_is_told(server: Server) -> None:
@@ -378,7 +378,7 @@ def test_what_changed_while_it_was_repaired_is_told(server: Server) -> None:
     server.patch_status = 422
     done = check(server, "--repair")
     assert done.exit_code == 1
-    assert "0 things taken away" in done.output
+    assert "0 things removed" in done.output
     assert "pod team/held still has our finalizer, and nothing will remove it" in done.output
 
 
