@@ -34,7 +34,7 @@ from webhook.context import Case
 from webhook.decisions import Decisions
 from webhook.large_reviews import LARGE_BYTES, LargeReviews, TooComplex, Turn
 from webhook.last_decisions import LastDecisions
-from webhook.last_flip import FlipBoard
+from webhook.last_state_change import StateChangeBoard
 from webhook.priority_classes import watch_classes
 from webhook.review import Answer, BadReview, Reviewer
 
@@ -48,7 +48,7 @@ _CODES: Final = {404: "not-found", 405: "method-not-allowed"}
 
 def make_app(
     settings: Settings,
-    board: FlipBoard | None = None,
+    board: StateChangeBoard | None = None,
     book: PolicyBook | None = None,
     turn: Turn | None = None,
     last: LastDecisions | None = None,

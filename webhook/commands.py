@@ -23,7 +23,7 @@ from slicekeeper.net.timekeeper_client import TimekeeperClient
 from webhook import offline
 from webhook.large_reviews import Turn
 from webhook.last_decisions import LastDecisions
-from webhook.last_flip import FlipBoard
+from webhook.last_state_change import StateChangeBoard
 
 PATIENCE_SECONDS: Final = 5.0
 """How long a stopping webhook still answers on idle connections: the API server may just be sending on one."""
@@ -48,7 +48,7 @@ def serve_webhook(context: Context) -> None:
     TimekeeperClient(settings.timekeeper_client)
     book = read_book(settings.policy)
     log.configure(settings.log.level, settings.log.style)
-    board, turn = FlipBoard(), Turn()
+    board, turn = StateChangeBoard(), Turn()
     # In memory if possible: each count is written to a file, and the root may be read-only.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
     folder = tempfile.mkdtemp(prefix="slicekeeper-webhook-metrics-", dir=memory)
@@ -66,7 +66,9 @@ def serve_webhook(context: Context) -> None:
     )
 
 
-def _make_app(settings: Settings, board: FlipBoard, book: PolicyBook, turn: Turn, last: LastDecisions) -> Starlette:
+def _make_app(
+    settings: Settings, board: StateChangeBoard, book: PolicyBook, turn: Turn, last: LastDecisions
+) -> Starlette:
     """Create a worker's application. Imported here, because metrics imported before the fork would be the parent's."""
     from webhook.app import make_app  # noqa: PLC0415
 

@@ -23,7 +23,7 @@ from slicekeeper.errors import ServiceError
 from slicekeeper.wire.timekeeper import Decision, DecisionList
 from webhook.context import Standing
 from webhook.last_decisions import LastDecisions
-from webhook.last_flip import FlipBoard
+from webhook.last_state_change import StateChangeBoard
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +65,13 @@ class Decisions:
         settings: WebhookSettings,
         *,
         speed: float = 1.0,
-        board: FlipBoard | None = None,
+        board: StateChangeBoard | None = None,
         last: LastDecisions | None = None,
         on_refresh: Callable[[], None] = lambda: None,
     ) -> None:
         self._timekeeper = timekeeper
         self._clock = clock
-        self._board = board or FlipBoard()
+        self._board = board or StateChangeBoard()
         self._stale_ns = int(max(settings.stale_seconds, _LEAST_REAL_SECONDS * speed) * _NS)
         self._grace_ns = int(max(settings.flip_grace_seconds, _LEAST_REAL_SECONDS * speed) * _NS)
         self._pause = max(settings.refresh_seconds, _LEAST_REAL_PAUSE * speed)

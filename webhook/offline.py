@@ -25,9 +25,9 @@ from webhook import reserved_names
 from webhook.admission import Admission, Verdict
 from webhook.context import Case, Standing
 from webhook.patch import apply
+from webhook.pod_templates import template_of, template_path, with_template
 from webhook.priority_classes import SettingsClasses
 from webhook.review import status_of
-from webhook.workloads import template_of, template_path, with_template
 
 Document = dict[str, Any]
 

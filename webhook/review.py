@@ -18,9 +18,9 @@ from slicekeeper import names
 from slicekeeper.errors import Violation
 from slicekeeper.untyped import as_list, as_map, show
 from slicekeeper.wire.admission import API_VERSION, KIND, AdmissionResponse, Status
-from webhook import budget_object, reserved_names
+from webhook import record_changed_by, reserved_names
 from webhook.admission import Admission, Case, Verdict
-from webhook.workloads import template_of, template_path
+from webhook.pod_templates import template_of, template_path
 
 _REASON: Final = {400: "BadRequest", 403: "Forbidden", 422: "Invalid", 503: "ServiceUnavailable"}
 _MOST_VIOLATIONS: Final = 20
@@ -66,7 +66,7 @@ class Request:
     @property
     def is_budget(self) -> bool:
         """Whether the review is of an object that keeps a budget, and not of its status alone."""
-        ours = self.group == names.GROUP and self.kind in budget_object.KINDS
+        ours = self.group == names.GROUP and self.kind in record_changed_by.KINDS
         return ours and self.operation in ("CREATE", "UPDATE") and not self.subresource
 
     @property
@@ -102,7 +102,7 @@ class Reviewer:
             case = self._case_of(request.namespace)
             return answer(request, self._admission.mutate_ephemeral(request.object, request.old, case))
         if request.is_budget:
-            return answer(request, Verdict(budget_object.note_writer(request.object, request.old, request.user)))
+            return answer(request, Verdict(record_changed_by.note_writer(request.object, request.old, request.user)))
         if not request.is_pod or request.operation != "CREATE" or request.subresource:
             return answer(request, Verdict())
         if request.forges_mirror:

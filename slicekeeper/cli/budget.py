@@ -10,6 +10,7 @@ import click
 
 from slicekeeper.cli.accounts import add_commands, show_budget, uid_option, zone_of
 from slicekeeper.cli.budget_files import changes
+from slicekeeper.cli.budget_reports import add_records
 from slicekeeper.cli.connection import timekeeper
 from slicekeeper.cli.dates import instant_of
 from slicekeeper.cli.files import files_option
@@ -25,7 +26,6 @@ from slicekeeper.cli.options import (
     rule_options,
 )
 from slicekeeper.cli.output import LISTS, Column, gathered, instant_columns, output_option, show_list
-from slicekeeper.cli.records import add_records
 from slicekeeper.wire.timekeeper import Budget, IntervalCorrection
 
 

@@ -12,10 +12,10 @@ import click
 
 from slicekeeper import names
 from slicekeeper.cli.accounts import uid_option
-from slicekeeper.cli.agents import Agents, described, figure_columns, figures, short
 from slicekeeper.cli.connection import cluster, cluster_options, timekeeper
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import LISTS, Column, output_option, rounded, show_list
+from slicekeeper.cli.seat_usage import Agents, described, figure_columns, figures, short
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import ServiceError
 from slicekeeper.gpu import inventory

@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from slicekeeper.cli.agents import FIGURES, Agents, cells, described, figures, percent, short
 from slicekeeper.cli.connection import cluster, cluster_options
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import WIDTH, output_option, show, table
+from slicekeeper.cli.seat_usage import FIGURES, Agents, cells, described, figures, percent, short
 from slicekeeper.gpu import inventory
 from slicekeeper.gpu.inventory import Part
 from slicekeeper.kube.client import NODES, KubeClient

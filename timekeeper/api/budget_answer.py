@@ -6,10 +6,10 @@ from __future__ import annotations
 from flask import Response, request
 
 from timekeeper.api import requests
-from timekeeper.api.holder import Holder
+from timekeeper.api.budget_owner import BudgetOwner
 
 
-def answer(whose: Holder, status: int = 200) -> Response:
+def answer(whose: BudgetOwner, status: int = 200) -> Response:
     """Return a budget as it is, or 304 to a reader who has that version."""
     budget, etag = whose.current()
     # RFC 9110 §13.1.2 defines If-None-Match for writes as well, but as a condition, and none of ours offers it.
@@ -17,7 +17,7 @@ def answer(whose: Holder, status: int = 200) -> Response:
     return unchanged or requests.answer(budget, status, etag=etag)
 
 
-def changed(whose: Holder, *, made: bool = False) -> Response:
+def changed(whose: BudgetOwner, *, made: bool = False) -> Response:
     """Wake the controller, and return a budget after a change, with status 201 if it was `made`."""
     whose.it.controller.nudge()
     return answer(whose, 201 if made else 200)

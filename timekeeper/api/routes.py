@@ -23,7 +23,7 @@ from timekeeper.api.handlers import (
     interval,
     movement,
     openapi,
-    original,
+    original_service,
     parent,
     period,
     rate,
@@ -41,7 +41,7 @@ from timekeeper.api.schemas.entry import EntryList
 from timekeeper.api.schemas.health import Health
 from timekeeper.api.schemas.interval import IntervalBody
 from timekeeper.api.schemas.movement import AdjustmentBody, GrantBody, MovementList, RefundBody, TransferBody
-from timekeeper.api.schemas.original import IncreaseBody, OriginalBudget, SignOfLife, Terminate
+from timekeeper.api.schemas.original_service import IncreaseBody, OriginalBudget, SignOfLife, Terminate
 from timekeeper.api.schemas.parent import ParentBudgetBody, ParentPatch, PlaceBody
 from timekeeper.api.schemas.period import PeriodList, SealBody
 from timekeeper.api.schemas.rate import GpuRate, GpuRateList, RateBody
@@ -200,11 +200,11 @@ ROUTES: tuple[Route, ...] = (
           query=("namespace", "podUid", "model", "groupBy", "bucket", "timeZone", "from", "to", *_PAGE)),
     Route("GET", "/api/v1/usage/{namespace}", usage.of_namespace, "Charges and usage of this period", Usage),
     Route("GET", "/api/v1/openapi.json", openapi.shown, "This document", public=True),
-    Route("GET", "/budget/{namespace}", original.shown, "Budget in GPU-minutes (the original's route)",
+    Route("GET", "/budget/{namespace}", original_service.shown, "Budget in GPU-minutes (the original's route)",
           OriginalBudget),
-    Route("POST", "/budget/{namespace}/report", original.report, "Sign of life (the original's route)",
+    Route("POST", "/budget/{namespace}/report", original_service.report, "Sign of life (the original's route)",
           Terminate, SignOfLife, problems=(404,)),
-    Route("POST", "/budget/{namespace}/increase", original.increase, "Grant minutes (the original's route)",
+    Route("POST", "/budget/{namespace}/increase", original_service.increase, "Grant minutes (the original's route)",
           OriginalBudget, IncreaseBody, headers=("Idempotency-Key",), problems=(404, 409)),
     Route("GET", f"/apis/{names.API}", discovery.resources, "Discovery for the API server", ResourceList,
           public=True),

@@ -27,14 +27,14 @@ from slicekeeper.kube.pod import has_ended, has_finalizer
 from slicekeeper.kube.watch import Watch
 from slicekeeper.units import MS_PER_HOUR, Instant
 from timekeeper.cluster import pod_patch
+from timekeeper.cluster.break_glass_records import Released
 from timekeeper.cluster.budget_state import BudgetStates
 from timekeeper.cluster.eviction import Evictions
 from timekeeper.cluster.gate import Gates
 from timekeeper.cluster.interval import Intervals
+from timekeeper.cluster.lost_label import Strays
 from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings, namespace_of
-from timekeeper.cluster.released import Released
-from timekeeper.cluster.stray import Strays
 from timekeeper.cluster.threshold import Thresholds
 from timekeeper.cluster.vanished import Vanished
 from timekeeper.cluster.watches import ClusterNodes, Namespaces, Pods

@@ -16,13 +16,13 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import Unavailable
+from slicekeeper.kube.break_glass_record import SEEN_AT
 from slicekeeper.kube.client import Object
 from slicekeeper.kube.pod import has_ended, has_finalizer, is_bound
-from slicekeeper.kube.released import SEEN_AT
 from slicekeeper.units import EPOCH, Instant
+from timekeeper.cluster.lost_label import Strays
 from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings, namespace_of
-from timekeeper.cluster.stray import Strays
 from timekeeper.cluster.watches import Pods
 from timekeeper.core import interval
 from timekeeper.ledger import intake

@@ -11,9 +11,9 @@ import time
 from typing import Final
 
 from slicekeeper.errors import Forbidden, NotFound, Unavailable
-from slicekeeper.kube import node_clock
+from slicekeeper.kube import node_lease
 from slicekeeper.kube.client import LEASES, KubeClient, Object
-from slicekeeper.kube.node_clock import ClockReading
+from slicekeeper.kube.node_lease import ClockReading
 from slicekeeper.units import Instant
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class NodeClocks:
 
     def _ask(self, node: str) -> ClockReading | None:
         try:
-            return node_clock.reading(self._client.get(LEASES, node, node_clock.NAMESPACE))
+            return node_lease.reading(self._client.get(LEASES, node, node_lease.NAMESPACE))
         except NotFound:
             return None
         except Forbidden as error:

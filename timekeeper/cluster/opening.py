@@ -11,8 +11,8 @@ from slicekeeper.errors import NotFound, Unavailable
 from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.gpu.parse import parse_admitted
 from slicekeeper.gpu.request import PodRequest
+from slicekeeper.kube.break_glass_record import NAMESPACE_UID
 from slicekeeper.kube.client import NODES, RESOURCE_QUOTAS, KubeClient, Object
-from slicekeeper.kube.released import NAMESPACE_UID
 from slicekeeper.units import Instant
 from timekeeper.cluster.watches import ClusterNodes, Namespaces
 from timekeeper.core import interval, metering, reservation

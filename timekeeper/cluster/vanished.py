@@ -13,7 +13,7 @@ from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import PODS, KubeClient
 from slicekeeper.units import Instant
 from timekeeper.cluster.interval import Intervals, last_confirmed
-from timekeeper.cluster.stray import Strays
+from timekeeper.cluster.lost_label import Strays
 from timekeeper.cluster.watches import Pods
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import ORPHAN, Closing

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.gpu.foreign import Reading, ReferenceGpu, gpu_containers
+from slicekeeper.gpu.foreign_amounts import Reading, ReferenceGpu, gpu_containers
 from slicekeeper.gpu.pod_manifest import annotations_of
 from webhook.foreign.vgpu import VgpuNames, read_vgpus
 

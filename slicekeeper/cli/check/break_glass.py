@@ -16,7 +16,7 @@ from typing import Final
 import click
 
 from slicekeeper.errors import Conflict, NotFound, ServiceError
-from slicekeeper.kube import released
+from slicekeeper.kube import break_glass_record
 from slicekeeper.kube.client import CONFIG_MAPS, JSON_PATCH, NAMESPACES, NODES, PODS, KubeClient, Object
 from slicekeeper.kube.pod import has_ended, has_finalizer, is_bound, without_finalizer
 from slicekeeper.units import Instant, format_instant, parse_instant
@@ -40,7 +40,7 @@ def let_go(client: KubeClient, namespace: str, now: int) -> Iterator[tuple[str, 
     nodes = {one["metadata"]["name"]: one for one in client.list(NODES)[0]}
     gone = 0
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for config_map, pods in released.records(due, uids, nodes):
+        for config_map, pods in break_glass_record.records(due, uids, nodes):
             with suppress(Conflict):  # the same record, from an interrupted run
                 client.create(CONFIG_MAPS, config_map, namespace)
             for pod, left in zip(pods, pool.map(lambda pod: _release(client, pod), pods), strict=True):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from slicekeeper.cli.check.remedies import Remedy
 from slicekeeper.clock import NODE_CLOCK_MS
 from slicekeeper.kube.client import Object
-from slicekeeper.kube.node_clock import reading
+from slicekeeper.kube.node_lease import reading
 
 
 def wrong(leases: Iterable[Object]) -> Iterator[tuple[str, Remedy | str]]:

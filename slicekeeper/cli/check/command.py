@@ -39,7 +39,7 @@ from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import Conflict, NotFound, RequestRefused, SettingsError
 from slicekeeper.gpu.parse import parse_pod
 from slicekeeper.gpu.pod_manifest import asks_for
-from slicekeeper.kube import node_clock, released
+from slicekeeper.kube import break_glass_record, node_lease
 from slicekeeper.kube.client import (
     CONFIG_MAPS,
     DAEMON_SETS,
@@ -183,12 +183,12 @@ def _homes(client: KubeClient) -> list[str]:
 def _uncharged(client: KubeClient, namespace: str) -> Iterator[Finding]:
     """Yield the records of released pods that are not charged yet."""
     try:
-        records, _ = client.list(CONFIG_MAPS, namespace=namespace, label_selector=f"{released.LABEL}=true")
+        records, _ = client.list(CONFIG_MAPS, namespace=namespace, label_selector=f"{break_glass_record.LABEL}=true")
     except NotFound:
         records = []
     for found in records:
         metadata = found["metadata"]
-        pods = (metadata.get("annotations") or {}).get(released.LABEL, "some")
+        pods = (metadata.get("annotations") or {}).get(break_glass_record.LABEL, "some")
         yield Finding(
             f"{pods} pods were released by --break-glass and are not charged yet (configmap {metadata['name']})",
             f"the timekeeper does that when it starts: kubectl logs -n {namespace} deployment/timekeeper",
@@ -275,7 +275,7 @@ def _cluster(
         yield f"the API server is {server}: it must be v1.30 or newer", "upgrade the cluster first"
     agents = machines.runtime_class_of(workloads["daemonset nodeagent"])
     yield from machines.wanting(nodes, settings.node_agent.cdi_dir, agents)
-    yield from clocks.wrong(client.list(LEASES, namespace=node_clock.NAMESPACE)[0])
+    yield from clocks.wrong(client.list(LEASES, namespace=node_lease.NAMESPACE)[0])
     if not installed:
         classes, _ = client.list(_STORAGE_CLASSES)
         if not any(as_map(one["metadata"].get("annotations")).get(_DEFAULT_CLASS) == "true" for one in classes):

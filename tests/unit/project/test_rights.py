@@ -43,7 +43,7 @@ from slicekeeper.config.settings import PolicySettings, Resources, Settings
 from slicekeeper.errors import Forbidden, NotFound
 from slicekeeper.gpu import inventory
 from slicekeeper.gpu.inventory import Gpu
-from slicekeeper.kube import events, released
+from slicekeeper.kube import break_glass_record, events
 from slicekeeper.kube.client import KubeClient, Object, Resource
 from slicekeeper.kube.eviction import evict
 from slicekeeper.kube.leader import LeaderElection
@@ -55,11 +55,11 @@ from timekeeper.api.front_proxy import FrontProxy
 from timekeeper.api.identity import Identity
 from timekeeper.api.routes import PREFIX, ROUTES
 from timekeeper.cluster import pod_patch
+from timekeeper.cluster.break_glass_records import Released
 from timekeeper.cluster.controller import Controller
+from timekeeper.cluster.lost_label import Strays
 from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings
-from timekeeper.cluster.released import Released
-from timekeeper.cluster.stray import Strays
 from timekeeper.cluster.watches import ClusterNodes, Namespaces, Pods
 from timekeeper.core.caller import Caller
 from webhook import priority_classes as classes
@@ -296,7 +296,7 @@ def run_timekeeper(server: Server) -> None:
     identity = Identity(client, "timekeeper", "")
     attempt(lambda: identity.caller("Bearer t"))
     attempt(lambda: identity.allow(Caller("jane"), "get", TEAM))
-    [(record, _)] = released.records([pod()], {TEAM: "uid"}, {})
+    [(record, _)] = break_glass_record.records([pod()], {TEAM: "uid"}, {})
     server.put("configmaps", {**record, "metadata": {**record["metadata"], "namespace": HOME}})
     let_go = Released(client, HOME, Pods(mock.Mock()), ClusterNodes())
     attempt(let_go.gone)

@@ -19,7 +19,7 @@ from support.openings import opening
 from support.timekeeper_service import serving
 from werkzeug.serving import make_server
 
-from slicekeeper.cli import dates, output, plugin, records
+from slicekeeper.cli import budget_reports, dates, output, plugin
 from slicekeeper.cli.budget import budget
 from slicekeeper.cli.dates import instant_of
 from slicekeeper.cli.main import cli
@@ -231,7 +231,7 @@ def test_watch_tells_a_budget_again_when_it_has_changed(run: Run, monkeypatch: p
         if len(looks) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(records.time, "sleep", sleep)
+    monkeypatch.setattr(budget_reports.time, "sleep", sleep)
     lines = run("watch", "team").splitlines()
     assert [line.split()[0] for line in lines] == ["NAMESPACE", "team", "team"]
 

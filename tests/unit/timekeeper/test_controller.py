@@ -25,7 +25,7 @@ from slicekeeper.errors import Forbidden, NotFound
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import EVENTS, LEASES, NAMESPACES, NODES, PODS, KubeClient, Object
 from slicekeeper.units import Instant, format_instant, format_seconds
-from timekeeper.cluster import controller, interval, node_clock, stray
+from timekeeper.cluster import controller, interval, lost_label, node_clock
 from timekeeper.cluster.controller import Controller
 from timekeeper.cluster.interval import KUBELET_MS
 from timekeeper.core.record import Debt
@@ -395,7 +395,7 @@ def test_a_pod_whose_label_may_not_be_written_is_followed_to_its_end(
     def refused(*_: object) -> None:
         raise Forbidden("a guard of another release", 403)
 
-    monkeypatch.setattr(stray.pod_patch, "label", refused)
+    monkeypatch.setattr(lost_label.pod_patch, "label", refused)
     uid = stage.create()["metadata"]["uid"]
     stage.look()
     stage.kube.patch(PODS, "a", {"metadata": {"labels": None}}, "team")

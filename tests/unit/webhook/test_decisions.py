@@ -14,7 +14,7 @@ from slicekeeper.wire.timekeeper import Decision, DecisionList, State
 from webhook.context import Standing
 from webhook.decisions import Decisions
 from webhook.last_decisions import LastDecisions
-from webhook.last_flip import FlipBoard
+from webhook.last_state_change import StateChangeBoard
 
 POLICY = NamespacePolicy()
 
@@ -54,7 +54,7 @@ class Upstream:
         return (None if etag == tag else DecisionList(items=self.items, as_of="")), tag
 
 
-def cache(upstream: Upstream, clock: ManualClock, board: FlipBoard | None = None) -> Decisions:
+def cache(upstream: Upstream, clock: ManualClock, board: StateChangeBoard | None = None) -> Decisions:
     return Decisions(upstream, clock, WebhookSettings(), board=board)
 
 
@@ -192,7 +192,7 @@ def test_a_worker_that_replaces_another_knows_what_that_one_knew(tmp_path: Path)
 
 
 def test_a_worker_that_has_not_heard_of_anothers_flip_takes_either_class_until_it_fetches() -> None:
-    upstream, clock, board = Upstream(a="exhausted"), ManualClock(), FlipBoard()
+    upstream, clock, board = Upstream(a="exhausted"), ManualClock(), StateChangeBoard()
     quick, slow = cache(upstream, clock, board), cache(upstream, clock, board)
     quick.refresh()
     slow.refresh()

@@ -8,7 +8,7 @@ from flask import Response, request
 
 from slicekeeper.units import format_instant
 from timekeeper.api import paging, requests
-from timekeeper.api.holder import named
+from timekeeper.api.budget_owner import named
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.audit import AuditEntry, AuditList
 from timekeeper.api.service import service

@@ -8,8 +8,8 @@ from flask import Response
 from slicekeeper.wire.timekeeper import BudgetList
 from timekeeper.api import paging, requests
 from timekeeper.api.budget_answer import answer, changed
+from timekeeper.api.budget_owner import NamespaceOwner, owner
 from timekeeper.api.budget_rule import patched, rule_of
-from timekeeper.api.holder import NamespaceHolder, holder
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.budget import BudgetBody, BudgetPatch, StatusBody
 from timekeeper.api.service import service
@@ -46,7 +46,7 @@ def listed() -> Response:
 
 def shown(**path: str) -> Response:
     """Return one budget."""
-    whose = holder(service(), **path)
+    whose = owner(service(), **path)
     whose.allow("get")
     return answer(whose)
 
@@ -54,7 +54,7 @@ def shown(**path: str) -> Response:
 def put(namespace: str) -> Response:
     """Give a namespace a budget of its own."""
     it = service()
-    whose = NamespaceHolder(it, requests.namespace(namespace))
+    whose = NamespaceOwner(it, requests.namespace(namespace))
     caller = whose.allow("update")
     return _set(whose, rule_of(it, requests.body(BudgetBody)), caller)
 
@@ -62,7 +62,7 @@ def put(namespace: str) -> Response:
 def patch(namespace: str) -> Response:
     """Give a namespace a budget of its own that differs from its current one in the fields of the body."""
     it = service()
-    whose = NamespaceHolder(it, requests.namespace(namespace))
+    whose = NamespaceOwner(it, requests.namespace(namespace))
     caller = whose.allow("update")
     given = requests.body(BudgetPatch)
     return answer(whose) if given == BudgetPatch() else _set(whose, patched(it, given), caller)
@@ -71,7 +71,7 @@ def patch(namespace: str) -> Response:
 def unset(namespace: str) -> Response:
     """Give a namespace the policy's budget again."""
     it = service()
-    whose = NamespaceHolder(it, requests.namespace(namespace))
+    whose = NamespaceOwner(it, requests.namespace(namespace))
     caller = whose.allow("delete")
     reason = requests.plain("reason", 1024) or "unset"
     place = whose.place()
@@ -81,7 +81,7 @@ def unset(namespace: str) -> Response:
     return changed(whose)
 
 
-def _set(whose: NamespaceHolder, change: Change, caller: Caller) -> Response:
+def _set(whose: NamespaceOwner, change: Change, caller: Caller) -> Response:
     it, wanted = whose.it, requests.if_match()
     if wanted is not None and whose.position() is None:
         if wanted.isdisjoint({whose.current()[1], ANY_VERSION}):
@@ -95,7 +95,7 @@ def _set(whose: NamespaceHolder, change: Change, caller: Caller) -> Response:
 def status(**path: str) -> Response:
     """Suspend a budget, close it, or reactivate it."""
     it = service()
-    whose = holder(it, **path)
+    whose = owner(it, **path)
     caller = whose.allow("update")
     given = requests.body(StatusBody)
     set_status(it.books, whose.place(), given.status, reason=given.reason, actor=caller.name, now=it.clock.now_ms())

@@ -6,8 +6,8 @@ from __future__ import annotations
 from flask import Response
 
 from timekeeper.api import budget_answer, requests
+from timekeeper.api.budget_owner import NamespaceOwner, owner
 from timekeeper.api.budget_rule import rule_of
-from timekeeper.api.holder import NamespaceHolder, holder
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.budget_object import ObjectBody, ParentObjectBody
 from timekeeper.api.service import Service, kept_name, service
@@ -23,7 +23,7 @@ def put(namespace: str) -> Response:
     """Let an object keep a namespace's budget."""
     it = service()
     caller = it.allow("update", "", _RIGHT)
-    whose = NamespaceHolder(it, requests.namespace(namespace))
+    whose = NamespaceOwner(it, requests.namespace(namespace))
     budget_object.keep(it.books, whose.place(), _desired(it, requests.body(ObjectBody), caller))
     return budget_answer.changed(whose)
 
@@ -32,7 +32,7 @@ def put_parent(parent: str) -> Response:
     """Let an object keep a team or an organisation, which is created if there is none."""
     it = service()
     caller = it.allow("update", "", _RIGHT)
-    whose = holder(it, parent=parent)
+    whose = owner(it, parent=parent)
     given = requests.body(ParentObjectBody)
     budget_object.keep_parent(it.books, parent, given.kind, _desired(it, given, caller))
     return budget_answer.changed(whose)
@@ -42,7 +42,7 @@ def deleted(**path: str) -> Response:
     """Note that the object that kept a budget was deleted; a repetition changes nothing."""
     it = service()
     caller = it.allow("delete", "", _RIGHT)
-    whose = holder(it, **path)
+    whose = owner(it, **path)
     uid = requests.plain("object", 64)
     if not uid:
         raise Problem(422, "query-invalid", "object: name the UID of the object, as in object=…", "object")

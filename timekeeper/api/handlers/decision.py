@@ -11,7 +11,7 @@ from flask import Response
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import DecisionList
 from timekeeper.api import requests
-from timekeeper.api.holder import NamespaceHolder
+from timekeeper.api.budget_owner import NamespaceOwner
 from timekeeper.api.service import Service, service
 from timekeeper.api.views import decision as decision_views
 from timekeeper.core.refusal import NamespaceUnknown
@@ -40,7 +40,7 @@ def shown(namespace: str) -> Response:
     """Return one namespace's decision."""
     it, name = service(), requests.namespace(namespace)
     it.allow("get", name)
-    position = NamespaceHolder(it, name).position()
+    position = NamespaceOwner(it, name).position()
     if position is None or not _is_there(it, position):
         raise NamespaceUnknown(f"namespace {name} has no account yet: it is in budget")
     now = it.clock.now_ms()

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.units import format_if_known, format_instant
 from timekeeper.api import paging, requests
-from timekeeper.api.holder import holder
+from timekeeper.api.budget_owner import owner
 from timekeeper.api.schemas.entry import EntryList, LedgerEntry
 from timekeeper.api.service import service
 from timekeeper.core.record import AccountId
@@ -22,7 +22,7 @@ from timekeeper.store.bookings import StatementEntry
 def listed(**path: str) -> Response:
     """Return a page of ledger entries."""
     it = service()
-    whose = holder(it, **path)
+    whose = owner(it, **path)
     whose.allow("get", "statement")
     limit, after = paging.limit(), paging.cursor(int)
     with it.books.database.reading() as session:

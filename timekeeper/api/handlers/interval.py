@@ -8,7 +8,7 @@ from flask import Response
 from slicekeeper.units import NO_TIME, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import IntervalCorrection, IntervalCorrectionList
 from timekeeper.api import budget_answer, paging, requests
-from timekeeper.api.holder import holder
+from timekeeper.api.budget_owner import owner
 from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.interval import IntervalBody
@@ -21,7 +21,7 @@ from timekeeper.store import corrections as store
 def listed(namespace: str) -> Response:
     """Return a page of corrected intervals."""
     it = service()
-    whose = holder(it, namespace)
+    whose = owner(it, namespace)
     whose.allow("get", "intervals")
     limit, before = paging.limit(), paging.cursor(int)
     with it.books.database.reading() as session:
@@ -48,7 +48,7 @@ def listed(namespace: str) -> Response:
 def correct(namespace: str) -> Response:
     """Correct a pod's interval; return the budget afterwards."""
     it = service()
-    whose = holder(it, namespace)
+    whose = owner(it, namespace)
     caller = whose.allow("create", "intervals")
     given = requests.body(IntervalBody)
     if given.start is None and given.end is None:

@@ -10,7 +10,7 @@ from flask import Response
 from slicekeeper.units import Instant, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Grant, GrantList
 from timekeeper.api import budget_answer, paging, requests
-from timekeeper.api.holder import Holder, ParentHolder, holder
+from timekeeper.api.budget_owner import BudgetOwner, ParentOwner, owner
 from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.movement import AdjustmentBody, GrantBody, Movement, MovementList, RefundBody, TransferBody
@@ -80,7 +80,7 @@ def _moved(path: dict[str, str], kind: str, right: str) -> Response:
 
 def _page(path: dict[str, str], kind: str, right: str) -> tuple[list[BudgetGrant], str | None]:
     it = service()
-    whose = holder(it, **path)
+    whose = owner(it, **path)
     whose.allow("get", right)
     limit, before = paging.limit(), paging.cursor(int)
     with it.books.database.reading() as session:
@@ -92,7 +92,7 @@ def _page(path: dict[str, str], kind: str, right: str) -> tuple[list[BudgetGrant
 def grant(**path: str) -> Response:
     """Book a grant; return the budget afterwards."""
     it = service()
-    whose = holder(it, **path)
+    whose = owner(it, **path)
     caller = whose.allow("create", "grants")
     given = requests.body(GrantBody)
     order = order_of(it, caller, given.amount_ms, given.reason)
@@ -118,7 +118,7 @@ def _validity(given: GrantBody, order: Order, *, repeated: bool) -> tuple[Instan
 def withdraw(grant: str, **path: str) -> Response:
     """Withdraw a grant that has not begun."""
     it = service()
-    whose = holder(it, **path)
+    whose = owner(it, **path)
     caller = whose.allow("delete", "grants")
     key = int(grant) if grant.isascii() and grant.isdecimal() and len(grant) <= 18 else 0
     reason = requests.plain("reason", 1024) or "withdrawn"
@@ -130,7 +130,7 @@ def withdraw(grant: str, **path: str) -> Response:
 def refund(namespace: str) -> Response:
     """Refund an ended pod's charge, or a part of it."""
     it = service()
-    whose = holder(it, namespace)
+    whose = owner(it, namespace)
     caller = whose.allow("create", "refunds")
     given = requests.body(RefundBody)
     order = order_of(it, caller, given.amount_ms, given.reason)
@@ -140,7 +140,7 @@ def refund(namespace: str) -> Response:
 def adjust(**path: str) -> Response:
     """Adjust GPU time by hand."""
     it = service()
-    whose = holder(it, **path)
+    whose = owner(it, **path)
     caller = whose.allow("create", "adjustments")
     given = requests.body(AdjustmentBody)
     if given.amount_ms == 0:
@@ -154,7 +154,7 @@ def adjust(**path: str) -> Response:
 def transfer(**path: str) -> Response:
     """Move GPU time into another budget; the right is needed in both."""
     it = service()
-    whose = holder(it, **path)
+    whose = owner(it, **path)
     caller = whose.allow("create", "transfers")
     given = requests.body(TransferBody)
     target = _target(whose, given)
@@ -172,19 +172,19 @@ def transfer(**path: str) -> Response:
     return budget_answer.changed(whose, made=movement.transfer(it.books, whose.place(), there, order, valid_to=end))
 
 
-def _target(whose: Holder, given: TransferBody) -> Holder:
+def _target(whose: BudgetOwner, given: TransferBody) -> BudgetOwner:
     """Return the target of a transfer: without `toKind`, of the same kind as the source.
 
     Raises Problem if it cannot be a name.
     """
-    above = isinstance(whose, ParentHolder) if given.to_kind is None else given.to_kind == "parent"
+    above = isinstance(whose, ParentOwner) if given.to_kind is None else given.to_kind == "parent"
     try:
-        return holder(whose.it, parent=given.to) if above else holder(whose.it, given.to)
+        return owner(whose.it, parent=given.to) if above else owner(whose.it, given.to)
     except Problem as problem:
         raise Problem(problem.status, problem.code, f"to: {problem.detail}", "to") from problem
 
 
-def _booked(whose: Holder, key: str) -> bool:
+def _booked(whose: BudgetOwner, key: str) -> bool:
     """Whether the request with this key was booked before, so that an instant in it may be past by now."""
     with whose.it.books.database.reading() as session:
         account = whose.find(session)

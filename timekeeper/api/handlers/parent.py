@@ -13,7 +13,7 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Child, ChildList, ParentList
 from timekeeper.api import budget_answer, budget_rule, paging, requests
-from timekeeper.api.holder import ParentHolder, holder
+from timekeeper.api.budget_owner import ParentOwner, owner
 from timekeeper.api.schemas.parent import ParentBudgetBody, ParentPatch, PlaceBody
 from timekeeper.api.service import service
 from timekeeper.api.views import budget
@@ -39,7 +39,7 @@ def listed() -> Response:
 def put(parent: str) -> Response:
     """Create a team or an organisation, or set its budget."""
     it = service()
-    whose = holder(it, parent=parent)
+    whose = owner(it, parent=parent)
     caller = whose.allow("update")
     given = requests.body(ParentBudgetBody)
     rule, wanted = budget_rule.rule_of(it, given), requests.if_match()
@@ -50,7 +50,7 @@ def put(parent: str) -> Response:
 def patch(parent: str) -> Response:
     """Change the fields in the body of a team's or an organisation's budget."""
     it = service()
-    whose = ParentHolder(it, requests.parent(parent))
+    whose = ParentOwner(it, requests.parent(parent))
     caller = whose.allow("update")
     given = requests.body(ParentPatch)
     change, wanted = budget_rule.patched(it, given), requests.if_match()
@@ -62,7 +62,7 @@ def patch(parent: str) -> Response:
 def put_under(**path: str) -> Response:
     """Put a namespace or a team under another budget from now on, or under none."""
     it = service()
-    whose = holder(it, **path)
+    whose = owner(it, **path)
     caller = it.allow("update", "", _RIGHT)
     given = requests.body(PlaceBody)
     above = None if given.parent is None else requests.parent(given.parent)
@@ -73,7 +73,7 @@ def put_under(**path: str) -> Response:
 def children(parent: str) -> Response:
     """Return the budgets directly below a team or an organisation, and how much of its budget each has consumed."""
     it = service()
-    whose = ParentHolder(it, requests.parent(parent))
+    whose = ParentOwner(it, requests.parent(parent))
     whose.allow("get")
     position, now = whose.position(), it.clock.now_ms()
     state, below = position.at(now), it.books.children(position)

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant, format_instant
 from timekeeper.api import paging, requests
-from timekeeper.api.holder import Holder, holder
+from timekeeper.api.budget_owner import BudgetOwner, owner
 from timekeeper.api.schemas.period import Period, PeriodList, SealBody
 from timekeeper.api.service import service
 from timekeeper.core.accounting_period import period_around
@@ -28,7 +28,7 @@ _TAKES: Final = ("withdrawal", "transfer-out")
 
 def periods(**path: str) -> Response:
     """Return a page of periods."""
-    whose = holder(service(), **path)
+    whose = owner(service(), **path)
     whose.allow("get", "statement")
     return _periods(whose, paging.limit(), paging.cursor(Instant))
 
@@ -36,7 +36,7 @@ def periods(**path: str) -> Response:
 def seal(**path: str) -> Response:
     """Seal periods that are over."""
     it = service()
-    whose = holder(it, **path)
+    whose = owner(it, **path)
     caller = whose.allow("update")
     given = requests.body(SealBody)
     until = requests.instant(given.until, "until")
@@ -46,7 +46,7 @@ def seal(**path: str) -> Response:
     return _periods(whose, 1, until)
 
 
-def _periods(whose: Holder, limit: int, before: Instant | None) -> Response:
+def _periods(whose: BudgetOwner, limit: int, before: Instant | None) -> Response:
     now = whose.it.clock.now_ms()
     with whose.it.books.database.reading() as session:
         account = whose.require(session)

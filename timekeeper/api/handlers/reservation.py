@@ -11,7 +11,7 @@ from flask import Response
 from slicekeeper.units import format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Reservation, ReservationList
 from timekeeper.api import paging, requests
-from timekeeper.api.holder import NamespaceHolder, holder
+from timekeeper.api.budget_owner import NamespaceOwner, owner
 from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.reservation import ReservationBody
@@ -30,7 +30,7 @@ def listed(namespace: str) -> Response:
     it.allow("get", name, "reservations")
     limit, before = paging.limit(), paging.cursor(int)
     with it.books.database.reading() as session:
-        account = NamespaceHolder(it, name).find(session)
+        account = NamespaceOwner(it, name).find(session)
         rows = store.page(session, account.id, before, limit + 1) if account else []
     rows, more = paging.page(rows, limit, lambda row: row.id)
     return requests.answer(ReservationList(items=_views(it, rows), next_cursor=more))
@@ -43,7 +43,7 @@ def opened(namespace: str) -> Response:
     given = requests.body(ReservationBody)
     order = order_of(it, caller, given.amount_ms, given.reason)
     end = requests.instant(given.expires_at, "expiresAt")
-    place = holder(it, name).place()
+    place = owner(it, name).place()
     if not place.policy.reserves:
         raise Problem(
             409,
@@ -63,7 +63,7 @@ def shown(namespace: str, reservation: str) -> Response:
     it.allow("get", name, "reservations")
     key = _key(name, reservation)
     with it.books.database.reading() as session:
-        account = NamespaceHolder(it, name).find(session)
+        account = NamespaceOwner(it, name).find(session)
         row = store.by_id(session, account.id, key) if account else None
     if row is None:
         raise ReservationUnknown(f"namespace {name} has no reservation {reservation}")
@@ -81,14 +81,14 @@ def released(namespace: str, reservation: str) -> Response:
     it, name = service(), requests.namespace(namespace)
     caller = it.allow("delete", name, "reservations")
     key = _key(name, reservation)
-    row = release(it.books, NamespaceHolder(it, name).find, name, key, actor=caller.name, now=it.clock.now_ms())
+    row = release(it.books, NamespaceOwner(it, name).find, name, key, actor=caller.name, now=it.clock.now_ms())
     it.controller.nudge()
     return requests.answer(_views(it, [row])[0])
 
 
 def _made(it: Service, name: str, key: str) -> bool:
     with it.books.database.reading() as session:
-        account = NamespaceHolder(it, name).find(session)
+        account = NamespaceOwner(it, name).find(session)
         return account is not None and store.under(session, account.id, key_of(key)) is not None
 
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from slicekeeper.units import Instant, format_instant
 from slicekeeper.wire.timekeeper import Statement, StatementChild, StatementPod, StatementTotal
 from timekeeper.api import paging, requests
-from timekeeper.api.holder import holder
+from timekeeper.api.budget_owner import owner
 from timekeeper.api.service import Service, service
 from timekeeper.core import posting
 from timekeeper.core.accounting_period import period_around
@@ -30,7 +30,7 @@ _COLUMNS: Final = ("line", "subject", "name", "correction", "count", "amountMs",
 def statement(**path: str) -> Response:
     """Return the bookings of an interval; by default, of the current period."""
     it = service()
-    whose = holder(it, **path)
+    whose = owner(it, **path)
     whose.allow("get", "statement")
     limit, after = paging.limit(), paging.cursor(str) or ""
     wanted = requests.choice("format", ("json", "csv"))

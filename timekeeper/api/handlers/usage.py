@@ -9,7 +9,7 @@ from flask import Response, request
 
 from slicekeeper.units import EPOCH, Instant, format_if_known, format_instant
 from timekeeper.api import paging, requests
-from timekeeper.api.holder import NamespaceHolder
+from timekeeper.api.budget_owner import NamespaceOwner
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.usage import Usage, UsageBucket, UsageList
 from timekeeper.api.service import service
@@ -82,7 +82,7 @@ def of_namespace(namespace: str) -> Response:
     it, name = service(), requests.namespace(namespace)
     it.allow("get", name)
     now = it.clock.now_ms()
-    position = NamespaceHolder(it, name).position()
+    position = NamespaceOwner(it, name).position()
     state = standing(position, it.policy.of(name), now)
     used = workloads.UsageSum(0, 0, 0)
     if position is not None:

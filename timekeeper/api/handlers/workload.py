@@ -8,7 +8,7 @@ from flask import Response
 from slicekeeper.units import Instant, format_instant
 from slicekeeper.wire.timekeeper import WorkloadList
 from timekeeper.api import paging, requests
-from timekeeper.api.holder import named
+from timekeeper.api.budget_owner import named
 from timekeeper.api.service import service
 from timekeeper.api.views import workload
 from timekeeper.store import workloads

@@ -21,7 +21,7 @@ from slicekeeper.cli.main import cli
 from slicekeeper.config.settings import Classes
 from slicekeeper.gpu import inventory, machine
 from slicekeeper.gpu.machine import Machine
-from slicekeeper.kube import released
+from slicekeeper.kube import break_glass_record
 
 ROOT = Path(__file__).parents[4]
 DEPLOYMENTS = "/apis/apps/v1/namespaces/slicekeeper-system/deployments"
@@ -564,7 +564,7 @@ def test_what_is_left_from_an_older_release_is_named_with_the_command_that_remov
 def test_records_that_wait_for_the_timekeeper_are_named(server: Server) -> None:
     server.install()
     pods = [{"metadata": {"name": "a", "namespace": "team", "uid": "u", "resourceVersion": "1"}, "spec": {}}]
-    [(record, _)] = released.records(pods, {"team": "uid"}, {})
+    [(record, _)] = break_glass_record.records(pods, {"team": "uid"}, {})
     server.objects["/api/v1/namespaces/slicekeeper-system/configmaps"] = [record]
     [told] = problems(check(server, "-o", "json"))
     name = record["metadata"]["name"]

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from slicekeeper import names
 from slicekeeper.errors import Forbidden, NotFound, ServiceError
-from slicekeeper.kube import released
+from slicekeeper.kube import break_glass_record
 from slicekeeper.kube.client import CONFIG_MAPS, KubeClient, Object
 from timekeeper.cluster.watches import ClusterNodes, Pods
 
@@ -40,7 +40,7 @@ class Released:
         for config_map in self._listed():
             name = config_map["metadata"]["name"]
             try:
-                record = released.read(config_map)
+                record = break_glass_record.read(config_map)
             except ValueError as error:
                 log.error("configmap %s: the record of released pods cannot be read: %s", name, error)
                 continue
@@ -53,7 +53,9 @@ class Released:
             }
             self._open[name] = set(missing)
             for uid, pod in missing.items():
-                if uid not in newest or released.version_of(pod) >= released.version_of(newest[uid]):
+                if uid not in newest or break_glass_record.version_of(pod) >= break_glass_record.version_of(
+                    newest[uid]
+                ):
                     newest[uid] = pod
         return {uid: _without_finalizer(pod) for uid, pod in newest.items()}
 
@@ -74,7 +76,9 @@ class Released:
 
     def _listed(self) -> list[Object]:
         try:
-            return self._client.list(CONFIG_MAPS, namespace=self._namespace, label_selector=f"{released.LABEL}=true")[0]
+            return self._client.list(
+                CONFIG_MAPS, namespace=self._namespace, label_selector=f"{break_glass_record.LABEL}=true"
+            )[0]
         except NotFound:
             return []
         except Forbidden as error:

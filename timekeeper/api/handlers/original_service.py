@@ -9,10 +9,10 @@ from flask import Response
 
 from slicekeeper.units import MS_PER_MINUTE, GpuMilliseconds
 from timekeeper.api import reporter, requests
-from timekeeper.api.holder import NamespaceHolder
+from timekeeper.api.budget_owner import NamespaceOwner
 from timekeeper.api.idempotency import idempotency_key
 from timekeeper.api.problems import Problem
-from timekeeper.api.schemas.original import IncreaseBody, OriginalBudget, SignOfLife, Terminate
+from timekeeper.api.schemas.original_service import IncreaseBody, OriginalBudget, SignOfLife, Terminate
 from timekeeper.api.service import Service, service
 from timekeeper.ledger import movement
 from timekeeper.ledger.movement import Order
@@ -27,7 +27,7 @@ def shown(namespace: str) -> Response:
 
 
 def _answer(it: Service, name: str) -> Response:
-    budget, _ = NamespaceHolder(it, name).current()
+    budget, _ = NamespaceOwner(it, name).current()
     return requests.answer(
         OriginalBudget(
             budget_available=budget.state not in ("exhausted", "suspended"),
@@ -62,6 +62,6 @@ def increase(namespace: str) -> Response:
     order = Order(
         GpuMilliseconds(given.minutes * MS_PER_MINUTE), given.reason, key, requests.canonical(), caller.name, now
     )
-    movement.grant(it.books, NamespaceHolder(it, name).place(), order, valid_from=now, valid_to=None)
+    movement.grant(it.books, NamespaceOwner(it, name).place(), order, valid_from=now, valid_to=None)
     it.controller.nudge()
     return _answer(it, name)

@@ -27,7 +27,7 @@ from timekeeper.store.accounts import BudgetAccount
 
 
 @dataclass(frozen=True)
-class Holder(ABC):
+class BudgetOwner(ABC):
     """The owner of a budget, by name; it need not exist."""
 
     it: Service
@@ -61,7 +61,7 @@ class Holder(ABC):
 
 
 @dataclass(frozen=True)
-class NamespaceHolder(Holder):
+class NamespaceOwner(BudgetOwner):
     """A namespace: rights are those on its budget, and its account is created when something is booked.
 
     A name that is used again has several accounts, by UID. Without `uid`, it is the account of the existing namespace,
@@ -130,7 +130,7 @@ class NamespaceHolder(Holder):
         return budget, version_of(position.rule) if position else unseen
 
 
-class ParentHolder(Holder):
+class ParentOwner(BudgetOwner):
     """A team or an organisation: it spans namespaces, so all rights are the cluster's, on `parents`."""
 
     def allow(self, verb: str, subresource: str = "") -> Caller:  # noqa: ARG002 - one right for all operations
@@ -163,24 +163,24 @@ class ParentHolder(Holder):
         return self.it.books.require_parent(self.name)
 
 
-def holder(it: Service, namespace: str = "", parent: str = "") -> NamespaceHolder | ParentHolder:
+def owner(it: Service, namespace: str = "", parent: str = "") -> NamespaceOwner | ParentOwner:
     """Return whose budget a path names.
 
     Raises Problem if it cannot be a name.
     """
     if parent:
-        return ParentHolder(it, requests.parent(parent))
-    return NamespaceHolder(it, requests.namespace(namespace), requests.plain("uid", 64))
+        return ParentOwner(it, requests.parent(parent))
+    return NamespaceOwner(it, requests.namespace(namespace), requests.plain("uid", 64))
 
 
-def named(it: Service) -> NamespaceHolder | None:
+def named(it: Service) -> NamespaceOwner | None:
     """Return the namespace that the query names; None if it names none, which selects all.
 
     Raises Problem if it is not a valid name, or if there is a UID without a name.
     """
     uid = requests.plain("uid", 64)
     if name := request.args.get("namespace", ""):
-        return NamespaceHolder(it, requests.namespace(name), uid)
+        return NamespaceOwner(it, requests.namespace(name), uid)
     if uid:
         raise Problem(422, "query-invalid", "uid: name the namespace too, as in namespace=team&uid=…", "uid")
     return None

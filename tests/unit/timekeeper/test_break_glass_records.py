@@ -20,7 +20,7 @@ from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings
 from slicekeeper.errors import Unavailable
 from slicekeeper.gpu import inventory
-from slicekeeper.kube import released
+from slicekeeper.kube import break_glass_record
 from slicekeeper.kube.client import CONFIG_MAPS, NAMESPACES, NODES, PODS, KubeClient, Object
 from slicekeeper.units import format_instant, format_seconds
 from timekeeper.cluster.controller import Controller
@@ -334,7 +334,7 @@ def test_nothing_is_closed_by_guess_while_the_record_cannot_be_read(
 
 
 def test_a_record_that_cannot_be_read_is_left_and_hinders_nothing(stage: Stage) -> None:
-    broken = {"metadata": {"name": "slicekeeper-released-x", "labels": {released.LABEL: "true"}}, "data": {}}
+    broken = {"metadata": {"name": "slicekeeper-released-x", "labels": {break_glass_record.LABEL: "true"}}, "data": {}}
     stage.kube.create(CONFIG_MAPS, broken, HOME)
     stage.create("a")
     stage.end("a", T0 + MINUTE)
@@ -356,9 +356,9 @@ def test_thousands_of_pods_make_several_records_below_what_a_config_map_may_hold
         for n in range(3000)
     ]
     nodes = {f"n-{n}": {"metadata": {"name": f"n-{n}", "labels": {"nvidia.com/gpu.memory": "1"}}} for n in range(50)}
-    made = list(released.records(pods, {"team": "uid"}, nodes))
+    made = list(break_glass_record.records(pods, {"team": "uid"}, nodes))
     assert len(made) > 3
     assert max(len(str(config_map)) for config_map, _ in made) < 1 << 20
     assert [pod for _, recorded in made for pod in recorded] == pods
-    back = [pod["metadata"]["uid"] for config_map, _ in made for pod in released.read(config_map).pods]
+    back = [pod["metadata"]["uid"] for config_map, _ in made for pod in break_glass_record.read(config_map).pods]
     assert back == [pod["metadata"]["uid"] for pod in pods]
