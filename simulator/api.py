@@ -328,7 +328,7 @@ def _take_apart(path: str, query: dict[str, str], body: Any, content_type: str) 
 class ApiServer:
     """Serves an Api on 127.0.0.1. `extra` are paths of the simulator's own, each with what answers it."""
 
-    def __init__(self, api: Api, port: int = 0, extra: dict[str, Callable[[], Any]] | None = None) -> None:
+    def __init__(self, api: Api, extra: dict[str, Callable[[], Any]] | None = None) -> None:
         self._stop = threading.Event()
         paths: dict[str, Callable[[], Any]] = {
             "/readyz": lambda: {"status": "ok"},
@@ -336,7 +336,7 @@ class ApiServer:
             **(extra or {}),
         }
         handler = type("Handler", (_RequestHandler,), {"api": api, "stop": self._stop, "extra": paths})
-        self._server = _Server(("127.0.0.1", port), handler)
+        self._server = _Server(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="api", daemon=True)
 
     @property

@@ -174,8 +174,8 @@ class Controllers:
                 log.info("pod %s/%s is gone already: %s", metadata["namespace"], metadata["name"], error)
 
 
-def write_event(cluster: Cluster, obj: Object, reason: str, note: str, reporter: str, kind: str = "Warning") -> None:
-    """Write an event on an object, as Kubernetes' own components do."""
+def write_event(cluster: Cluster, obj: Object, reason: str, note: str, reporter: str) -> None:
+    """Write a warning on an object, as Kubernetes' own components do."""
     metadata, now = obj["metadata"], format_seconds(cluster.clock.now_ms())
     event = {
         "metadata": {"name": f"{metadata['name'][:200]}.{uuid.uuid4().hex[:16]}"},
@@ -187,7 +187,7 @@ def write_event(cluster: Cluster, obj: Object, reason: str, note: str, reporter:
             "name": metadata["name"],
             "uid": metadata["uid"],
         },
-        "type": kind,
+        "type": "Warning",
         "reason": reason,
         "message": note[:1024],
         "firstTimestamp": now,

@@ -112,8 +112,8 @@ def show(found: list[Row]) -> str:
     )
 
 
-def _cut(text: str, length: int = 60) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def _time(ms: int | None) -> str:

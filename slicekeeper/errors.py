@@ -63,18 +63,14 @@ class RequestRefused(SlicekeeperError):
 
 
 class ServiceError(SlicekeeperError):
-    """Another process answered with an error. `status` is 0 if there was no answer.
-
-    `field` names the wrong part of the request if the reason does not.
-    """
+    """Another process answered with an error. `status` is 0 if there was no answer."""
 
     code = "service-error"
 
-    def __init__(self, message: str, status: int = 0, reason: str = "", field: str = "") -> None:
+    def __init__(self, message: str, status: int = 0, reason: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
-        self.field = field
 
 
 class Unavailable(ServiceError):

@@ -19,12 +19,12 @@ MOST_PER_PAGE: Final = 500
 _LARGEST: Final = 2**62
 
 
-def limit(default: int = 100) -> int:
+def limit() -> int:
     """Return how many items a page may have.
 
     Raises Problem if the query says something else than 1 to 500.
     """
-    text = request.args.get("limit", str(default))
+    text = request.args.get("limit", "100")
     if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= MOST_PER_PAGE):
         raise Problem(422, "limit-invalid", f"limit must be a whole number from 1 to {MOST_PER_PAGE}", "limit")
     return int(text)

@@ -51,10 +51,10 @@ def entries(posting: Posting) -> tuple[tuple[AccountKind, int], ...]:
     return ((source, -posting.amount), (target, posting.amount)) if posting.amount else ()
 
 
-def effect(kind: PostingKind, account: AccountKind, amount: GpuMilliseconds) -> GpuMilliseconds:
-    """Return by how much a posting of a kind changes an account."""
+def effect(kind: PostingKind, amount: GpuMilliseconds) -> GpuMilliseconds:
+    """Return by how much a posting of a kind changes the account `budget`."""
     source, target = _ROUTE[kind]
-    return GpuMilliseconds(amount * ((target == account) - (source == account)))
+    return GpuMilliseconds(amount * ((target == "budget") - (source == "budget")))
 
 
 def difference(booked: Iterable[Booked], wanted: Iterable[Posting]) -> tuple[list[Booked], list[Posting]]:

@@ -81,10 +81,10 @@ class Books:
         with self.database.reading() as session:
             return self._positions_of(session, accounts.accounts(session, self.cluster, after, limit))
 
-    def positions(self, after: str = "", limit: int | None = None) -> list[Position]:
+    def positions(self) -> list[Position]:
         """Return the standings of all namespaces, in the order of names."""
         with self.database.reading() as session:
-            return self._positions_of(session, accounts.newest(session, self.cluster, after, limit))
+            return self._positions_of(session, accounts.newest(session, self.cluster))
 
     def require_parent(self, name: str) -> Position:
         """Return the standing of a team or an organisation.

@@ -136,12 +136,12 @@ class _Causes:
             cause = f"takes back transaction {booked.reverses}: {cause}"
         if booked.corrects:
             cause += f"; correction, effective {format_instant(booked.effective_at)}"
-        amount = effect(posting.kind, "budget", posting.amount)
+        amount = effect(posting.kind, posting.amount)
         return BalanceStep(format_instant(posting.at), booked.transaction, posting.kind, amount, NO_TIME, cause)
 
     def of_due(self, posting: Posting) -> BalanceStep:
         """Return the line of what is not booked yet."""
-        amount = effect(posting.kind, "budget", posting.amount)
+        amount = effect(posting.kind, posting.amount)
         pod = self._find(posting.key)
         name = "" if pod is None else pod.pod_name
         cause = self._cause(posting, name, pod.end_source if pod and pod.ended_at == posting.at else "")

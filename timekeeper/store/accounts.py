@@ -90,12 +90,12 @@ def require_parent(session: Session, cluster: str, name: str) -> BudgetAccount:
     return found
 
 
-def newest(session: Session, cluster: str, after: str = "", limit: int | None = None) -> list[BudgetAccount]:
+def newest(session: Session, cluster: str) -> list[BudgetAccount]:
     """Return the newest namespace of each name, in the order of names."""
     latest = select(func.max(Namespace.id)).where(Namespace.cluster == cluster, Namespace.kind == "namespace")
     latest = latest.group_by(Namespace.name)
-    query = select(*_COLUMNS).where(Namespace.id.in_(latest), Namespace.name > after).order_by(Namespace.name)
-    return [BudgetAccount(*row) for row in session.execute(query.limit(limit))]
+    query = select(*_COLUMNS).where(Namespace.id.in_(latest)).order_by(Namespace.name)
+    return [BudgetAccount(*row) for row in session.execute(query)]
 
 
 def accounts(session: Session, cluster: str, after: tuple[str, int], limit: int) -> list[BudgetAccount]:
@@ -105,7 +105,7 @@ def accounts(session: Session, cluster: str, after: tuple[str, int], limit: int)
     return [BudgetAccount(*row) for row in session.execute(query.order_by(Namespace.name, Namespace.id).limit(limit))]
 
 
-def parents(session: Session, cluster: str, after: str = "", limit: int | None = None) -> list[BudgetAccount]:
+def parents(session: Session, cluster: str, after: str, limit: int | None) -> list[BudgetAccount]:
     """Return a cluster's teams and organisations, in the order of names."""
     query = select(*_COLUMNS).where(Namespace.cluster == cluster, Namespace.kind != "namespace", Namespace.name > after)
     return [BudgetAccount(*row) for row in session.execute(query.order_by(Namespace.name).limit(limit))]

@@ -96,7 +96,7 @@ def opening(session: Session, namespace: AccountId, at: Instant) -> GpuMilliseco
     begins = query.where(Transaction.effective_at == at, _kind.not_in(_ENDS))
     for rows, sign in ((since, 1), (begins, -1)):
         for kind, amount in session.execute(rows):
-            balance += sign * effect(cast(PostingKind, kind), "budget", GpuMilliseconds(int(amount)))
+            balance += sign * effect(cast(PostingKind, kind), GpuMilliseconds(int(amount)))
     return GpuMilliseconds(balance)
 
 

@@ -10,7 +10,7 @@ import asyncio
 import io
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import IO, Any, Final
@@ -33,13 +33,9 @@ _IN_MEMORY: Final = 1 << 20
 class WsgiBridge:
     """An ASGI application that wraps a WSGI one, with its own threads."""
 
-    def __init__(
-        self, app: WsgiApp, *, threads: int, apart: Mapping[str, int] | None = None, max_body_bytes: int = 1 << 20
-    ) -> None:
-        """Wrap `app`. `apart` maps paths whose calls may wait for long to their numbers of separate threads."""
+    def __init__(self, app: WsgiApp, *, threads: int, max_body_bytes: int = 1 << 20) -> None:
         self._app = app
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="request")
-        self._apart = {path: ThreadPoolExecutor(n, thread_name_prefix=path[1:]) for path, n in (apart or {}).items()}
         self._bodies = Bodies(max_body_bytes)
         self._too_large = str(max_body_bytes + 1)
 
@@ -67,8 +63,7 @@ class WsgiBridge:
             content.close()
 
     async def _run(self, scope: Any, *call: Any) -> tuple[int, list[tuple[bytes, bytes]], IO[bytes]]:
-        pool = self._apart.get(scope["path"], self._threads)
-        return await asyncio.get_running_loop().run_in_executor(pool, self._call, scope, *call)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._call, scope, *call)
 
     def _call(
         self, scope: Any, body: bytes | bytearray, length: str

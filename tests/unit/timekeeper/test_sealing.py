@@ -188,7 +188,7 @@ class Sealed(RuleBasedStateMachine):
                     paged += page
         assert paged == pods
         for (before, after), totals in zip(pairwise(openings), parts, strict=True):
-            assert before + sum(effect(one.kind, "budget", one.amount) for one in totals) == after
+            assert before + sum(effect(one.kind, one.amount) for one in totals) == after
         assert openings[-1] == balances(self.books)["budget"]
         assert sum(t.amount for t in whole) == sum(t.amount for totals in parts for t in totals)
         booked = balances(self.books)

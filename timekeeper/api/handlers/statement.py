@@ -100,7 +100,7 @@ def _summed(
             correction=total.correction,
             count=total.count,
             amount_ms=total.amount,
-            balance_ms=posting.effect(total.kind, "budget", total.amount),
+            balance_ms=posting.effect(total.kind, total.amount),
         )
         for total in totals
     ]
