@@ -32,9 +32,19 @@ VERSION: Final = f"python{sys.version_info.major}.{sys.version_info.minor}"
 SITE: Final = f"usr/local/lib/{VERSION}/site-packages"
 
 _NOT_NEEDED: Final = (
-    "test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "distutils", "pydoc_data",
-    "site-packages", "dist-packages", "__pycache__",
-)  # fmt: skip
+    "test",
+    "tests",
+    "idlelib",
+    "tkinter",
+    "turtledemo",
+    "lib2to3",
+    "ensurepip",
+    "distutils",
+    "pydoc_data",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+)
 _NOT_LOADED: Final = re.compile(r"(config-.*|_tkinter.*|_test.*|_ctypes_test.*|xxlimited.*|_crypt.*|nis.*|ossaudio.*)")
 
 KEPT_LAYERS: Final = 3

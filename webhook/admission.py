@@ -33,15 +33,33 @@ _STATUS: Final = {
     "priority-class-unknown": 503,
     **dict.fromkeys(
         (
-            "budget-exhausted", "capability", "device-mount", "device-refused", "env-from", "host-ipc", "host-path",
-            "host-pid", "node-name", "priority-class-not-allowed", "privileged", "proc-mount",
-            "reserved-annotation", "reserved-container", "reserved-env", "reserved-finalizer", "reserved-gate",
+            "budget-exhausted",
+            "capability",
+            "device-mount",
+            "device-refused",
+            "env-from",
+            "host-ipc",
+            "host-path",
+            "host-pid",
+            "node-name",
+            "not-as-admitted",
+            "priority-class-not-allowed",
+            "privileged",
+            "proc-mount",
+            "reserved-annotation",
+            "reserved-container",
+            "reserved-env",
+            "reserved-finalizer",
+            "reserved-gate",
             "reserved-label",
-            "reserved-resource", "reserved-volume", "scheduler-name", "sharing-not-allowed", "not-as-admitted",
+            "reserved-resource",
+            "reserved-volume",
+            "scheduler-name",
+            "sharing-not-allowed",
         ),
         403,
     ),
-}  # fmt: skip
+}
 """Refusals by a rule of the cluster are 403, by a temporary state 503, all others (the manifest is wrong) 422."""
 
 _IN_THE_WAY: Final = ("reserved-container", "reserved-volume")

@@ -17,25 +17,72 @@ from slicekeeper.untyped import as_list, as_map, show
 
 _CAPABILITIES: Final = frozenset(
     (
-        "ALL", "BPF", "DAC_READ_SEARCH", "MAC_ADMIN", "MAC_OVERRIDE", "PERFMON", "SYS_ADMIN", "SYS_BOOT", "SYS_MODULE",
-        "SYS_RAWIO", "SYS_TIME",
+        "ALL",
+        "BPF",
+        "DAC_READ_SEARCH",
+        "MAC_ADMIN",
+        "MAC_OVERRIDE",
+        "PERFMON",
+        "SYS_ADMIN",
+        "SYS_BOOT",
+        "SYS_MODULE",
+        "SYS_RAWIO",
+        "SYS_TIME",
     )
-)  # fmt: skip
+)
 """Capabilities with which a process can leave its container, or change the clock that pods are charged by.
 
 Those that affect only the pod itself are not refused: debuggers need SYS_PTRACE, RDMA needs IPC_LOCK.
 """
 
 _PATHS: Final = (
-    "/run/slicekeeper", "/dev/kmem", "/dev/mem", "/dev/nvidia*", "/etc/cdi", "/etc/kubernetes", "/etc/ld.so.preload",
-    "/etc/nvidia-container-runtime", "/proc", "/run/cdi", "/run/containerd", "/run/crio", "/run/docker*", "/run/k0s",
-    "/run/k3s", "/run/nvidia*", "/run/runc", "/sys/bus", "/sys/devices", "/sys/fs", "/sys/kernel", "/sys/module",
-    "/var/lib/containerd", "/var/lib/containers", "/var/lib/docker", "/var/lib/k0s", "/var/lib/kubelet",
-    "/var/lib/rancher", "/var/lib/slicekeeper", "/var/snap",
+    "/run/slicekeeper",
+    "/dev/kmem",
+    "/dev/mem",
+    "/dev/nvidia*",
+    "/etc/cdi",
+    "/etc/kubernetes",
+    "/etc/ld.so.preload",
+    "/etc/nvidia-container-runtime",
+    "/proc",
+    "/run/cdi",
+    "/run/containerd",
+    "/run/crio",
+    "/run/docker*",
+    "/run/k0s",
+    "/run/k3s",
+    "/run/nvidia*",
+    "/run/runc",
+    "/sys/bus",
+    "/sys/devices",
+    "/sys/fs",
+    "/sys/kernel",
+    "/sys/module",
+    "/var/lib/containerd",
+    "/var/lib/containers",
+    "/var/lib/docker",
+    "/var/lib/k0s",
+    "/var/lib/kubelet",
+    "/var/lib/rancher",
+    "/var/lib/slicekeeper",
+    "/var/snap",
     # What the node itself runs, or is told to run.
-    "/bin", "/boot", "/etc/cron*", "/etc/systemd", "/lib/systemd", "/root", "/run/dbus", "/run/systemd", "/sbin",
-    "/usr/bin", "/usr/lib/systemd", "/usr/local/bin", "/usr/local/sbin", "/usr/sbin", "/var/spool/cron",
-)  # fmt: skip
+    "/bin",
+    "/boot",
+    "/etc/cron*",
+    "/etc/systemd",
+    "/lib/systemd",
+    "/root",
+    "/run/dbus",
+    "/run/systemd",
+    "/sbin",
+    "/usr/bin",
+    "/usr/lib/systemd",
+    "/usr/local/bin",
+    "/usr/local/sbin",
+    "/usr/sbin",
+    "/var/spool/cron",
+)
 """Seats, GPUs, CDI specifications, the runtime and kubelet, which allocate them, and ways to become root. A star
 matches the rest of a name."""
 

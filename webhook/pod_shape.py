@@ -18,13 +18,24 @@ _EXAMPLE: Final = {dict: "{}", list: "[]", str: "text", bool: "false", int: "360
 
 _METADATA: Final = (("labels", dict), ("annotations", dict), ("finalizers", list))
 _SPEC: Final = (
-    ("volumes", list), ("priorityClassName", str), ("schedulerName", str), ("nodeName", str), ("hostPID", bool),
-    ("hostIPC", bool), ("schedulingGates", list), ("activeDeadlineSeconds", int),
-)  # fmt: skip
+    ("volumes", list),
+    ("priorityClassName", str),
+    ("schedulerName", str),
+    ("nodeName", str),
+    ("hostPID", bool),
+    ("hostIPC", bool),
+    ("schedulingGates", list),
+    ("activeDeadlineSeconds", int),
+)
 _CONTAINER: Final = (
-    ("name", str), ("env", list), ("envFrom", list), ("resources", dict), ("securityContext", dict),
-    ("volumeMounts", list), ("command", list),
-)  # fmt: skip
+    ("name", str),
+    ("env", list),
+    ("envFrom", list),
+    ("resources", dict),
+    ("securityContext", dict),
+    ("volumeMounts", list),
+    ("command", list),
+)
 _TEXT: Final = (str, type(None))
 _CONTAINER_LISTS: Final = ("initContainers", "containers", "ephemeralContainers")
 

@@ -125,11 +125,23 @@ def _reasons(view: View, demand: Demand) -> Ints:
 
 
 def _only(view: View, rows: Ints) -> View:
+    """Return some nodes of a view, without their MIG slices, which are by index and not needed here."""
     return View(
-        view.capacity[rows], view.core[rows], view.memory[rows], view.healthy[rows], view.idle[rows],
-        view.model[rows], view.named[rows], view.friend[rows], view.foe[rows], view.admits[rows],
-        view.has_friends, view.code[rows], view.cpu[rows], view.ram[rows],
-    )  # fmt: skip
+        capacity=view.capacity[rows],
+        core=view.core[rows],
+        memory=view.memory[rows],
+        healthy=view.healthy[rows],
+        idle=view.idle[rows],
+        model=view.model[rows],
+        named=view.named[rows],
+        friend=view.friend[rows],
+        foe=view.foe[rows],
+        admits=view.admits[rows],
+        has_friends=view.has_friends,
+        code=view.code[rows],
+        cpu=view.cpu[rows],
+        ram=view.ram[rows],
+    )
 
 
 def _gpus(view: View) -> Gpus:

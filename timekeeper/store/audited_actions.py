@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Row, or_, select
+from sqlalchemy import ColumnElement, Row, Select, or_, select
 from sqlalchemy.orm import Session
 
 from timekeeper.store.db.models import (
@@ -51,6 +51,7 @@ def differences(session: Session) -> Iterator[str]:
 
 
 def _digest(key: tuple[Any, ...]) -> bytes:
+    """Return a short stand-in for a key: millions of them are in memory together."""
     return hashlib.sha256(msgspec.json.encode(key)).digest()[:16]
 
 
@@ -66,6 +67,7 @@ def _recorded(session: Session) -> dict[bytes, tuple[int, str]]:
 
 
 def _key(record: AuditRecord, detail: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Return what an audit record and the record of the same action have in common; None if it is no such action."""
     action, who = record.action, (record.cluster, record.namespace, record.actor)
     if action in _MOVEMENTS:
         return action, *who, *map(detail.get, ("id", "amountMs", "reason", "counterpart"))
@@ -89,48 +91,53 @@ def _key(record: AuditRecord, detail: Mapping[str, Any]) -> tuple[Any, ...] | No
 _Act = tuple[str, tuple[Any, ...]]
 
 
+def _with_account(model: Any, account: Any, *conditions: ColumnElement[bool]) -> Select[Any]:
+    """Select records together with the account in whose name they were made, which `account` refers to."""
+    query = select(model, Namespace.cluster, Namespace.kind, Namespace.name).join(Namespace, Namespace.id == account)
+    return query.where(*conditions)
+
+
 def _done(session: Session) -> Iterator[_Act]:
-    """Yield people's actions from the records: a description, and what the audit log must contain."""
-    of = (Namespace.cluster, Namespace.kind, Namespace.name)
-    steps: tuple[tuple[Any, Callable[[Any, tuple[str, str]], _Act]], ...] = (
+    """Yield people's actions from the records: a description, and what the audit log must contain (see `_key`)."""
+    steps: tuple[tuple[Select[Any], Callable[[Any, tuple[str, str]], _Act]], ...] = (
         (
-            select(BudgetGrant, *of).join(Namespace, Namespace.id == BudgetGrant.namespace_id),
+            _with_account(BudgetGrant, BudgetGrant.namespace_id),
             lambda r, at: (f"{r.kind} {r.id}", (r.kind, *at, r.actor, r.id, r.amount_ms, r.reason, r.counterpart)),
         ),
         (
-            select(BudgetGrant, *of).join(Namespace, Namespace.id == BudgetGrant.namespace_id)
-            .where(BudgetGrant.withdrawn_at.is_not(None)),
+            _with_account(BudgetGrant, BudgetGrant.namespace_id, BudgetGrant.withdrawn_at.is_not(None)),
             lambda r, at: (f"the withdrawal of grant {r.id}", ("withdraw", *at, r.id)),
         ),
         (
-            select(IntervalCorrectionRow, *of).join(Namespace, Namespace.id == IntervalCorrectionRow.namespace_id),
-            lambda r, at: (f"correction {r.id} of the interval of pod {r.pod_uid}",
-                           ("interval", *at, r.actor, r.id, r.pod_uid, r.started_at, r.ended_at, r.reason)),
+            _with_account(IntervalCorrectionRow, IntervalCorrectionRow.namespace_id),
+            lambda r, at: (
+                f"correction {r.id} of the interval of pod {r.pod_uid}",
+                ("interval", *at, r.actor, r.id, r.pod_uid, r.started_at, r.ended_at, r.reason),
+            ),
         ),
         (
-            select(BudgetRule, *of).join(Namespace, Namespace.id == BudgetRule.namespace_id)
-            .where(or_(BudgetRule.source == "own", BudgetRule.actor != "policy")),
+            _with_account(
+                BudgetRule, BudgetRule.namespace_id, or_(BudgetRule.source == "own", BudgetRule.actor != "policy")
+            ),
             lambda r, at: (f"budget rule {r.id}", ("rule", *at, r.actor, r.effective_at)),
         ),
         (
-            select(Membership, *of).join(Namespace, Namespace.id == Membership.child_id),
+            _with_account(Membership, Membership.child_id),
             lambda r, at: (f"membership {r.id}", ("parent", *at, r.actor, r.effective_at)),
         ),
         (
-            select(Seal, *of).join(Namespace, Namespace.id == Seal.namespace_id).where(Seal.actor != BY_ITSELF),
+            _with_account(Seal, Seal.namespace_id, Seal.actor != BY_ITSELF),
             lambda r, at: (f"the seal of {at[1]} up to {r.until}", ("seal", *at, r.actor, r.until)),
         ),
         (
-            select(ReservationRow, *of).join(Namespace, Namespace.id == ReservationRow.namespace_id)
-            .where(ReservationRow.pod_uid.is_(None)),
+            _with_account(ReservationRow, ReservationRow.namespace_id, ReservationRow.pod_uid.is_(None)),
             lambda r, at: (f"reservation {r.id}", ("reservation", *at, r.actor, r.id, r.amount_ms, r.reason)),
         ),
         (
-            select(ReservationRow, *of).join(Namespace, Namespace.id == ReservationRow.namespace_id)
-            .where(ReservationRow.outcome == "released"),
+            _with_account(ReservationRow, ReservationRow.namespace_id, ReservationRow.outcome == "released"),
             lambda r, at: (f"the release of reservation {r.id}", ("release", *at, r.id)),
         ),
-    )  # fmt: skip
+    )
     for query, act_of in steps:
         for row in session.execute(query.execution_options(yield_per=1000)):
             yield act_of(row[0], _place(row))

@@ -55,6 +55,7 @@ class _Statements(NamedTuple):
 
 
 def _statements(
+    *,
     array_of: str,
     array: str,
     among: str,
@@ -64,6 +65,12 @@ def _statements(
     place_type: str = "",
     running_by: str = "",
 ) -> _Statements:
+    """Return the statements in one database's SQL.
+
+    `array_of` aggregates rows into a JSON array, `array` makes one of a row's values; `among` tests for one of the
+    given keys; `rows` are the elements of a JSON array, of which `field` returns one by index and type; `place` is the
+    column of a row's physical place, of type `place_type`; `running_by` names the index of running pods.
+    """
     numbers = [field(n, "bigint") for n in range(8)]
     read = partial(_READ.format, array_of=array_of, array=array, among=among, place=place)
     return _Statements(
@@ -76,14 +83,24 @@ def _statements(
 
 _OF: Final = {
     "sqlite": _statements(
-        "json_group_array", "json_array", "IN (SELECT value FROM json_each(?))", "json_each(?)",
-        "rowid", lambda n, _type: f"json_extract(r.value, '$[{n}]')", running_by=f"INDEXED BY {RUNNING_INDEX}",
+        array_of="json_group_array",
+        array="json_array",
+        among="IN (SELECT value FROM json_each(?))",
+        rows="json_each(?)",
+        place="rowid",
+        field=lambda n, _type: f"json_extract(r.value, '$[{n}]')",
+        running_by=f"INDEXED BY {RUNNING_INDEX}",
     ),
     "postgresql": _statements(
-        "json_agg", "json_build_array", "= ANY(%s::varchar[])", "jsonb_array_elements(%s)",
-        "ctid", lambda n, of_type: f"(r->>{n})::{of_type}", place_type="tid",
+        array_of="json_agg",
+        array="json_build_array",
+        among="= ANY(%s::varchar[])",
+        rows="jsonb_array_elements(%s)",
+        place="ctid",
+        field=lambda n, of_type: f"(r->>{n})::{of_type}",
+        place_type="tid",
     ),
-}  # fmt: skip
+}
 
 
 class MeteredPod(NamedTuple):
