@@ -51,6 +51,11 @@ class Column(Generic[T]):
     narrow: bool = False
 
 
+def key_column(head: str, key: str, *, wide: bool = False) -> Column[dict[str, Any]]:
+    """Return the column that shows one value of each row."""
+    return Column(head, lambda row: row[key] or "-", wide=wide)
+
+
 def output_option(*formats: str) -> Callable[[F], F]:
     """Return the `-o` option; the first format is the default."""
     choices = formats or ("table", "json", "yaml")
@@ -127,6 +132,16 @@ def rounded(ms: int) -> str:
     first, second = ((hours, "h"), (minutes, "m")) if hours else ((minutes, "m"), (seconds, "s"))
     small = f"{second[0]}{second[1]}" if second[0] and hours < 100 else ""
     return f"{sign}{first[0]}{first[1]}{small}" if first[0] else f"{sign if seconds else ''}{seconds}s"
+
+
+def percent(value: float | None) -> str:
+    """Return a share in percent; a dash if it is unknown."""
+    return "-" if value is None else f"{value:g}%"
+
+
+def memory(mib: int | None) -> str:
+    """Return an amount of memory; a dash if it is unknown."""
+    return "-" if mib is None else f"{mib}Mi"
 
 
 def brief(instant: str | None) -> str:

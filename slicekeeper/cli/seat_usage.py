@@ -15,7 +15,7 @@ from typing import Any, Final
 from slicekeeper import typed
 from slicekeeper.cli.connection import cluster
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.output import Column
+from slicekeeper.cli.output import Column, memory, percent
 from slicekeeper.errors import ServiceError
 from slicekeeper.gpu.inventory import Gpu, Part
 from slicekeeper.kube import agent_address
@@ -96,8 +96,7 @@ FIGURES: Final = ("GIVEN", "USED", "MEMORY-USED")
 
 def cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
     """Return what is under `FIGURES` in a table."""
-    memory = row["memoryUsedMib"]
-    return percent(row["givenPercent"]), percent(row["usedPercent"]), "-" if memory is None else f"{memory}Mi"
+    return percent(row["givenPercent"]), percent(row["usedPercent"]), memory(row["memoryUsedMib"])
 
 
 def figure_columns() -> tuple[Column[dict[str, Any]], ...]:
@@ -112,11 +111,6 @@ def figure_columns() -> tuple[Column[dict[str, Any]], ...]:
 def short(uuids: str) -> str:
     """Return a text with the UUIDs of GPUs and MIG slices in it shortened for people."""
     return _UUID.sub(r"\1", uuids)
-
-
-def percent(value: float | None) -> str:
-    """Return a share in a form for people."""
-    return "-" if value is None else f"{value:g}%"
 
 
 def _sum(values: Sequence[float | None] | None) -> float | None:

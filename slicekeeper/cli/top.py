@@ -13,8 +13,8 @@ import click
 
 from slicekeeper.cli.connection import cluster, cluster_options
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.output import WIDTH, output_option, show, table
-from slicekeeper.cli.seat_usage import FIGURES, Agents, cells, described, figures, percent, short
+from slicekeeper.cli.output import WIDTH, memory, output_option, percent, show, table
+from slicekeeper.cli.seat_usage import FIGURES, Agents, cells, described, figures, short
 from slicekeeper.gpu import inventory
 from slicekeeper.gpu.inventory import Part
 from slicekeeper.kube.client import NODES, KubeClient
@@ -100,11 +100,11 @@ def _rows(gpus: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for gpu in gpus:
         state = gpu["model"] if gpu["healthy"] else f"{gpu['model']}, not healthy"
-        asked, memory = percent(gpu["askedPercent"]), f"{gpu['memoryMib']}Mi"
-        rows.append((gpu["node"], gpu["gpu"], state, "", "", asked, "", *cells(gpu), memory))
+        asked, size = percent(gpu["askedPercent"]), memory(gpu["memoryMib"])
+        rows.append((gpu["node"], gpu["gpu"], state, "", "", asked, "", *cells(gpu), size))
         for seat in gpu["seats"]:
             pod = f"{seat['namespace']}/{seat['pod']}"
             asked, limit = percent(seat["askedPercent"]), percent(seat["limitPercent"])
-            memory = f"{seat['memoryMib']}Mi"
-            rows.append(("", "", pod, seat["container"], seat["class"], asked, limit, *cells(seat), memory))
+            size = memory(seat["memoryMib"])
+            rows.append(("", "", pod, seat["container"], seat["class"], asked, limit, *cells(seat), size))
     return rows

@@ -320,7 +320,7 @@ def test_the_library_is_needed_only_for_a_kubeconfig(
     api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = (
-        "import sys; import slicekeeper.cli.cluster, slicekeeper.cli.check.command; print('kubernetes' in sys.modules)"
+        "import sys; import slicekeeper.cli.pods, slicekeeper.cli.check.command; print('kubernetes' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"
     file = write(tmp_path / "config", api.cluster, {"token": "secret"})

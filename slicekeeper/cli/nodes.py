@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slicekeeper nodes`: the GPUs of nodes, what is allocated of them, and who holds it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import click
+
+from slicekeeper import names
+from slicekeeper.cli.connection import cluster, cluster_options
+from slicekeeper.cli.main import Context
+from slicekeeper.cli.output import LISTS, Column, key_column, output_option, show_list
+from slicekeeper.cli.seat_usage import Agents, described, figure_columns, figures, short
+from slicekeeper.config.settings import Resources
+from slicekeeper.gpu import inventory
+from slicekeeper.gpu.parse import parse_admitted
+from slicekeeper.gpu.pod_manifest import annotations_of, sharing_mode
+from slicekeeper.kube.client import NODES, PODS, Object
+from slicekeeper.kube.pod import has_ended
+from slicekeeper.units import CORES_PER_GPU
+from slicekeeper.wire.node import SeatUse
+
+_Row = dict[str, Any]
+
+_COLUMNS: Final[Sequence[Column[_Row]]] = (
+    key_column("NODE", "node"),
+    Column("GPU", lambda row: short(row["gpu"]), narrow=True),
+    key_column("GPU", "gpu", wide=True),
+    Column("MODEL", lambda row: row["model"] + ("" if row["healthy"] else ", not healthy"), narrow=True),
+    key_column("MODEL", "model", wide=True),
+    key_column("MEMORY-MIB", "memoryMib", wide=True),
+    Column("HEALTHY", lambda row: f"no: {row['trouble']}" if row["trouble"] else row["healthy"], wide=True),
+    Column("ALLOCATED", lambda row: f"{row['coreAllocated']}%"),
+    *figure_columns(),
+    Column("PODS", lambda row: ",".join(row["pods"]) or "-"),
+)
+
+
+@click.command()
+@cluster_options
+@output_option(*LISTS)
+@click.pass_obj
+def nodes(context: Context, output: str) -> None:
+    """Show the GPUs of nodes: model, memory, the allocated share, and its current usage."""
+    settings = context.loaded.settings
+    client = cluster(context)
+    objects, _ = client.list(NODES)
+    held, _ = client.list(PODS, label_selector=names.MANAGED_SELECTOR)
+    shares = _shares(held, settings.resources)
+    by_node = Agents(context).ask(objects)
+    rows = [
+        {
+            **described(node, gpu, part),
+            "coreAllocated": _allocated(part, shares.get(part.uuid, {})),
+            **figures(_seats_on(part.uuid, by_node.get(node["metadata"]["name"]))),
+            "pods": [*shares.get(part.uuid, ())],
+        }
+        for node in objects
+        for gpu in inventory.readable_of(node)
+        for part in gpu.parts
+    ]
+    show_list(rows, output, _COLUMNS, lambda row: str(row["gpu"]))
+
+
+def _allocated(part: inventory.Part, holders: Mapping[str, int]) -> int:
+    """Return the allocated compute of a GPU, in percent; for a MIG slice, all of it or nothing."""
+    if inventory.is_slice(part.uuid):
+        return part.core if holders else 0
+    return sum(holders.values())
+
+
+def _seats_on(uuid: str, seats: list[SeatUse] | None) -> list[SeatUse] | None:
+    return None if seats is None else [seat for seat in seats if seat.gpu == uuid]
+
+
+def _shares(pods: list[Object], resources: Resources) -> dict[str, dict[str, int]]:
+    """Return for each GPU the running pods that hold a share of it, in percent."""
+    shares: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for pod in pods:
+        if has_ended(pod):
+            continue
+        name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+        alone = sharing_mode(pod) == names.EXCLUSIVE
+        for request in parse_admitted(pod, resources)[0].requests:
+            chosen = annotations_of(pod).get(names.gpu_annotation(request.container), "")
+            for uuid in filter(None, chosen.split(",")):
+                held = shares[uuid].get(name, 0) + request.core
+                shares[uuid][name] = CORES_PER_GPU if alone else min(held, CORES_PER_GPU)
+    return shares
