@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from run import GPU_MIB, GPUS, pod
+from run import node, pod
 
 from scheduler.extender import filter_nodes, gpu_pod
 from scheduler.placement.learner import Learner
@@ -22,7 +22,6 @@ from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.settings import Settings
-from slicekeeper.gpu import inventory
 from slicekeeper.untyped import as_map
 
 NODES = 100
@@ -38,16 +37,13 @@ class Churn:
             Settings().resources, Learner("expected-fill"), SystemClock(), hold_seconds=30, lost_seconds=60
         )
         for n in range(NODES):
-            gpus = [inventory.Gpu(f"GPU-{n:05}-{g}", "NVIDIA A100-SXM4-80GB", GPU_MIB) for g in range(GPUS)]
-            annotations = {names.NODE_GPUS: inventory.encode(gpus)}
-            self.state.intake.set_node({"metadata": {"name": f"node-{n:05}", "annotations": annotations}})
+            self.state.intake.set_node(node(n))
         self._names = orjson.dumps([f"node-{n:05}" for n in range(NODES)])
         self.left_out = 0
 
     def come(self, number: int) -> dict[str, Any] | None:
         """Have a pod placed and bound as kube-scheduler and the watch do; return it, None if it fits nowhere."""
         made = pod(f"pod-{number}", SIZES[number % len(SIZES)])
-        made["metadata"]["uid"] = uid = f"uid-{number}"
         self.state.intake.set_pod(made)
         read = gpu_pod(self.state, made)
         assert read is not None
@@ -55,12 +51,12 @@ class Churn:
         answer = orjson.loads(filter_nodes(self.state, gangs, read, self._names, best_alone=True))
         if not answer["NodeNames"]:
             self.left_out += 1
-            self.state.intake.drop_pod(uid)
+            self.state.intake.drop_pod(read.uid)
             return None
-        [node] = answer["NodeNames"]
-        place = self.state.bindings.choose(read, node)
-        self.state.bindings.bound(uid, node)
-        made["spec"]["nodeName"] = node
+        [chosen] = answer["NodeNames"]
+        place = self.state.bindings.choose(read, chosen)
+        self.state.bindings.bound(read.uid, chosen)
+        made["spec"]["nodeName"] = chosen
         given = {names.gpu_annotation(container): ",".join(gpus) for container, gpus in place.gpus.items()}
         made["metadata"]["annotations"] = {**as_map(made["metadata"].get("annotations")), **given}
         self.state.intake.set_pod(made)

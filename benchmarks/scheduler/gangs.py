@@ -18,9 +18,9 @@ from typing import Any
 
 import orjson
 from look import NOWHERE, tenant
-from run import GPU_MIB, GPUS, percentile, pod
+from run import GPUS, node, percentile, pod
 
-from scheduler.extender import filter_nodes
+from scheduler.extender import filter_nodes, gpu_pod
 from scheduler.gangs import Gangs
 from scheduler.placement.learner import Learner
 from scheduler.reclaim.nudge import Nudger
@@ -28,7 +28,6 @@ from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.settings import KubernetesSettings, Settings
-from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import KubeClient
 
 HOLD = 30.0
@@ -39,15 +38,7 @@ MISSING = 12
 def member(gang: int, n: int, size: int) -> dict[str, Any]:
     """Return a pod of a gang that wants a whole GPU."""
     made = pod(f"g{gang}-{n}", 100)
-    made["metadata"]["uid"] = f"uid-g{gang}-{n}"
     made["metadata"]["annotations"] |= {names.GANG: f"g{gang}", names.GANG_SIZE: str(size)}
-    return made
-
-
-def single(n: int) -> dict[str, Any]:
-    """Return a pod without a gang."""
-    made = pod(f"single-{n}", 100)
-    made["metadata"]["uid"] = f"uid-single-{n}"
     return made
 
 
@@ -55,10 +46,7 @@ def fill(state: SchedulerState, nodes: int, free: int) -> None:
     """Give the state nodes of which `free` GPUs are idle."""
     pods: list[dict[str, Any]] = []
     for n in range(nodes):
-        gpus = [inventory.Gpu(f"GPU-{n:05}-{g}", "NVIDIA A100-SXM4-80GB", GPU_MIB) for g in range(GPUS)]
-        state.intake.set_node(
-            {"metadata": {"name": f"node-{n:05}", "annotations": {names.NODE_GPUS: inventory.encode(gpus)}}}
-        )
+        state.intake.set_node(node(n))
         pods += [tenant(n, column, names.IN_BUDGET) for column in range(1 if n < free else 0, GPUS)]
     state.intake.set_pods(pods)
 
@@ -81,9 +69,9 @@ def main() -> None:
         state.intake.set_pod(made)
     trial, looks = state.trial, 0
 
-    def timed(verb: Any, *arguments: Any) -> float:
+    def timed(asked: dict[str, Any]) -> float:
         begin = time.perf_counter()
-        verb(*arguments)
+        filter_nodes(state, gangs, gpu_pod(state, asked), every)
         return time.perf_counter() - begin
 
     def counted(without: Any) -> Any:
@@ -102,8 +90,8 @@ def main() -> None:
         gone = tenant(turn % options.nodes, GPUS - 1, names.IN_BUDGET)
         state.intake.drop_pod(gone["metadata"]["uid"])
         state.intake.set_pod(gone)
-        alone.append(timed(filter_nodes, state, gangs, single(turn), every))
-        together.append(timed(filter_nodes, state, gangs, chance.choice(members[turn % options.gangs]), every))
+        alone.append(timed(pod(f"single-{turn}", 100)))
+        together.append(timed(chance.choice(members[turn % options.gangs])))
         turn += 1
     stopped.set()
     gangs.stop()

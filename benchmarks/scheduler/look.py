@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 import orjson
-from run import GPU_MIB, GPUS, pod
+from run import GPUS, node, pod
 
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.learner import Learner
@@ -26,7 +26,6 @@ from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.settings import KubernetesSettings, Settings
-from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.kube.leader import LeaderElection
 
@@ -36,7 +35,6 @@ NOWHERE = "http://127.0.0.1:9"
 def tenant(n: int, column: int, state: str) -> dict[str, Any]:
     """Return the pod that holds a GPU of node `n`."""
     made = pod(f"held-{n}-{column}", 100, f"node-{n:05}", f"GPU-{n:05}-{column}")
-    made["metadata"]["uid"] = f"uid-{n}-{column}"
     made["metadata"]["annotations"][names.BUDGET_STATE] = state
     return made
 
@@ -45,16 +43,9 @@ def fill(state: SchedulerState, nodes: int, waiting: int) -> None:
     """Give the state full nodes, and pods that wait."""
     pods: list[dict[str, Any]] = []
     for n in range(nodes):
-        gpus = [inventory.Gpu(f"GPU-{n:05}-{g}", "NVIDIA A100-SXM4-80GB", GPU_MIB) for g in range(GPUS)]
-        state.intake.set_node(
-            {"metadata": {"name": f"node-{n:05}", "annotations": {names.NODE_GPUS: inventory.encode(gpus)}}}
-        )
+        state.intake.set_node(node(n))
         pods += [tenant(n, column, names.IN_BUDGET if column else names.OVER_BUDGET) for column in range(GPUS)]
-    for n in range(waiting):
-        made = pod(f"waits-{n}", 100 * GPUS)
-        made["metadata"]["uid"] = f"uid-waits-{n}"
-        pods.append(made)
-    state.intake.set_pods(pods)
+    state.intake.set_pods([*pods, *(pod(f"waits-{n}", 100 * GPUS) for n in range(waiting))])
 
 
 def main() -> None:

@@ -66,6 +66,12 @@ serve(
 """
 
 
+def node(n: int) -> dict[str, Any]:
+    """Return a node of 8 GPUs."""
+    gpus = [inventory.Gpu(f"GPU-{n:05}-{g}", "NVIDIA A100-SXM4-80GB", GPU_MIB) for g in range(GPUS)]
+    return {"metadata": {"name": f"node-{n:05}", "annotations": {names.NODE_GPUS: inventory.encode(gpus)}}}
+
+
 def pod(name: str, core: int, node: str = "", gpu: str = "") -> dict[str, Any]:
     """Return an admitted pod of about the size that real ones have."""
     annotations = {names.BUDGET_STATE: names.IN_BUDGET, **({names.gpu_annotation("main"): gpu} if gpu else {})}
@@ -73,6 +79,7 @@ def pod(name: str, core: int, node: str = "", gpu: str = "") -> dict[str, Any]:
         "metadata": {
             "name": name,
             "namespace": "team",
+            "uid": f"uid-{name}",
             "labels": {names.MANAGED_LABEL: names.MANAGED_VALUE},
             "annotations": annotations,
         },
@@ -101,10 +108,7 @@ def fill(cluster: Cluster, count: int) -> None:
     store = cluster.store
     held = [(0, 60), (0, 20), (1, 60), (2, 60), (3, 60), (4, 100), (5, 100), (6, 100)]
     for n in range(count):
-        gpus = [inventory.Gpu(f"GPU-{n:05}-{g}", "NVIDIA A100-SXM4-80GB", GPU_MIB) for g in range(GPUS)]
-        annotations = {names.NODE_GPUS: inventory.encode(gpus)}
-        status = {"allocatable": {"cpu": "96", "memory": "384Gi"}}
-        store.create(NODES, {"metadata": {"name": f"node-{n:05}", "annotations": annotations}, "status": status})
+        store.create(NODES, {**node(n), "status": {"allocatable": {"cpu": "96", "memory": "384Gi"}}})
         for index, (g, core) in enumerate(held):
             store.create(PODS, pod(f"held-{n}-{index}", core, f"node-{n:05}", f"GPU-{n:05}-{g}"), "team")
     for n in range(WAITING):

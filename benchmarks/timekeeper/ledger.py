@@ -10,7 +10,6 @@ PostgreSQL is started here, on loopback, as the tests do it; its only setting be
 from __future__ import annotations
 
 import argparse
-import socket
 import sqlite3
 import statistics
 import subprocess
@@ -20,7 +19,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,9 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent.parent / "tests")]
 
 from load import BATCH, NAMESPACES, report, uid  # noqa: E402
+from support import openings  # noqa: E402
 from support.databases import Postgres  # noqa: E402
+from support.ports import free_port  # noqa: E402
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy  # noqa: E402
 from timekeeper.core.caller import OPERATOR  # noqa: E402
@@ -92,22 +93,10 @@ def plain(url: str, statement: str) -> Any:
     return value
 
 
-def opening(pod: int, start: int, namespace: str = "") -> Opening:
+def opening(pod: int, start: int) -> Opening:
     """Return a pod's opening."""
-    name = namespace or f"ns{pod % NAMESPACES}"
-    return Opening(
-        uid(pod),
-        f"pod-{pod}",
-        name,
-        f"uid-{name}",
-        "n",
-        ("GPU-1",),
-        '{"main":1}',
-        "standard",
-        {"A100": Fraction(1, 2)},
-        start,
-        (),
-    )
+    made = openings.opening(uid(pod), start, Fraction(1, 2), f"ns{pod % NAMESPACES}", model="A100")
+    return replace(made, pod_name=f"pod-{pod}")
 
 
 def fill(it: Made, rows: int, live: int) -> None:
@@ -147,9 +136,7 @@ def fill(it: Made, rows: int, live: int) -> None:
 def serving(url: str, *more: str) -> Iterator[int]:
     """Run the server as a process of its own, with `more` arguments; give its port."""
     with tempfile.TemporaryFile() as log:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
+        port = free_port()
         command = [sys.executable, str(HERE / "server.py"), url, str(port), str(THREADS), *more]
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
@@ -289,7 +276,7 @@ def measure_growth(kind: str, folder: Path) -> None:
         live = min(SIZES)
         for turn in range(120):
             for size, database in databases:
-                batch = [report((turn * BATCH + k) % live, turn + 2, 1) for k in range(BATCH)]
+                batch = [report((turn * BATCH + k) % live, turn + 2) for k in range(BATCH)]
                 begun = time.perf_counter()
                 outcomes = take(database, OPERATOR, batch, NOW)
                 took[size].append((time.perf_counter() - begun) / BATCH * 1e6)
@@ -320,7 +307,7 @@ def measure_churn(it: Made) -> None:
     closed = time.perf_counter()
     for turn in range(1, 11):
         for start in range(0, PODS, BATCH):
-            batch = [report(pod, turn, 1) for pod in range(start, start + BATCH)]
+            batch = [report(pod, turn) for pod in range(start, start + BATCH)]
             take(book.database, OPERATOR, batch, NOW + 60_000)
     differences = verify(book.database.engine, carry=False).differences
     book.database.close()

@@ -30,14 +30,14 @@ def uid(pod: int) -> str:
     return f"{pod * 2654435761 % 2**32:08x}-0000-4000-8000-{pod:012x}"
 
 
-def report(pod: int, seq: int, epoch: int) -> UsageReport:
+def report(pod: int, seq: int) -> UsageReport:
     """Return a pod's report: a second later, nothing used."""
     return UsageReport(
         namespace=f"ns{pod % NAMESPACES}",
         pod_name=f"pod-{pod}",
         pod_uid=uid(pod),
         container="main",
-        epoch=epoch,
+        epoch=1,
         seq=seq,
         used_ms=0,
         monotonic_ns=seq * 10**9,
@@ -47,7 +47,7 @@ def report(pod: int, seq: int, epoch: int) -> UsageReport:
 
 def body(pods: list[int], seq: int) -> bytes:
     """Return the body of a request."""
-    return msgspec.json.encode(ReportBatch(reports=[report(pod, seq, 1) for pod in pods]))
+    return msgspec.json.encode(ReportBatch(reports=[report(pod, seq) for pod in pods]))
 
 
 def main() -> None:

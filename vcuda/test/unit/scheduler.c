@@ -14,12 +14,18 @@ static struct ar_member member(uint32_t request, uint32_t vclass) {
   return m;
 }
 
+/* Two seats at the GPU's first instant, which is returned. */
+static uint64_t begin(struct ar_sched *s, struct ar_member *a, struct ar_member *b) {
+  uint64_t now = 1000 * MS;
+  ar_sched_init(s, ar_rule_slicekeeper, now);
+  CHECK(ar_sched_add(s, a, now) && ar_sched_add(s, b, now));
+  return now;
+}
+
 static void hand_over(void) {
   struct ar_sched s;
   struct ar_member a = member(500, VC_IN_BUDGET), b = member(500, VC_IN_BUDGET);
-  uint64_t now = 1000 * MS;
-  ar_sched_init(&s, ar_rule_slicekeeper, now);
-  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  uint64_t now = begin(&s, &a, &b);
   a.seen.waiting = true;
   ar_sched_step(&s, now);
   CHECK(a.open && !b.open);
@@ -45,9 +51,7 @@ static void hand_over(void) {
 static void background_gives_way(void) {
   struct ar_sched s;
   struct ar_member a = member(500, VC_IN_BUDGET), b = member(100, VC_BACKGROUND);
-  uint64_t now = 1000 * MS;
-  ar_sched_init(&s, ar_rule_slicekeeper, now);
-  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  uint64_t now = begin(&s, &a, &b);
   b.seen.waiting = true;
   ar_sched_step(&s, now);
   CHECK(b.open);
@@ -68,9 +72,7 @@ static void background_gives_way(void) {
 static void stopped_holder(void) {
   struct ar_sched s;
   struct ar_member a = member(500, VC_IN_BUDGET), b = member(500, VC_IN_BUDGET);
-  uint64_t now = 1000 * MS;
-  ar_sched_init(&s, ar_rule_slicekeeper, now);
-  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  uint64_t now = begin(&s, &a, &b);
   a.seen.waiting = true;
   ar_sched_step(&s, now);
   b.seen.waiting = true;
@@ -98,9 +100,7 @@ static uint64_t kept_by(struct ar_sched *s, struct ar_member *b, int steps, uint
 static void endless_claims(void) {
   struct ar_sched s;
   struct ar_member a = member(400, VC_IN_BUDGET), b = member(600, VC_IN_BUDGET);
-  uint64_t now = 1000 * MS, longest = 0, waited = 0;
-  ar_sched_init(&s, ar_rule_slicekeeper, now);
-  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  uint64_t now = begin(&s, &a, &b), longest = 0, waited = 0;
   a.seen.unit = UINT64_MAX;
   a.seen.active = a.seen.waiting = true;
   for (int i = 0; i < 10000; i++) {
@@ -122,10 +122,8 @@ static void endless_claims(void) {
 static void below_its_ceiling(void) {
   struct ar_sched s;
   struct ar_member a = member(400, VC_IN_BUDGET), b = member(400, VC_IN_BUDGET);
-  uint64_t now = 1000 * MS;
   a.share.limit = 400;
-  ar_sched_init(&s, ar_rule_slicekeeper, now);
-  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  uint64_t now = begin(&s, &a, &b);
   ar_sched_step(&s, now);
   for (int i = 0; i < 500; i++) ar_sched_step(&s, now += MS);
   CHECK(a.ceiling == 40 * MS);
@@ -150,10 +148,8 @@ static void below_its_ceiling(void) {
 static void within_pauses(void) {
   struct ar_sched s;
   struct ar_member a = member(500, VC_IN_BUDGET), b = member(100, VC_BACKGROUND);
-  uint64_t now = 1000 * MS, began = 0;
   int ran = 0, late = 0;
-  ar_sched_init(&s, ar_rule_slicekeeper, now);
-  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  uint64_t now = begin(&s, &a, &b), began = 0;
   b.seen.unit = 10 * MS;
   for (int step = 0; step < 20; step++) {
     for (int tick = 0; tick < 600; tick++) {
@@ -212,9 +208,7 @@ static void crowd(void) {
   for (unsigned i = 0; i < sizeof list / sizeof *list; i++) {
     struct ar_sched s;
     struct ar_member a = member(list[i].request, VC_IN_BUDGET), b = member(300, VC_IN_BUDGET);
-    uint64_t now = 1000 * MS;
-    ar_sched_init(&s, ar_rule_slicekeeper, now);
-    CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+    uint64_t now = begin(&s, &a, &b);
     pauses_from(&a, now, list[i].pause * MS);
     a.share.credit = list[i].owed * (int64_t)MS;
     a.demand = list[i].demand;
@@ -234,9 +228,7 @@ static void crowd(void) {
 static void in_full(void) {
   struct ar_sched s;
   struct ar_member a = member(500, VC_IN_BUDGET), b = member(300, VC_IN_BUDGET);
-  uint64_t now = 1000 * MS;
-  ar_sched_init(&s, ar_rule_slicekeeper, now);
-  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  uint64_t now = begin(&s, &a, &b);
   a.seen.waiting = true;
   ar_sched_step(&s, now);
   CHECK(a.open);
@@ -257,9 +249,7 @@ static void in_full(void) {
 static void late(void) {
   struct ar_sched s;
   struct ar_member a = member(500, VC_IN_BUDGET), b = member(300, VC_IN_BUDGET);
-  uint64_t now = 1000 * MS;
-  ar_sched_init(&s, ar_rule_slicekeeper, now);
-  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  uint64_t now = begin(&s, &a, &b);
   b.share.residual = MS / 10;
   for (int owed = 0; owed < 2; owed++) {
     a.share.credit = (owed ? 100 : 10) * (int64_t)MS;
@@ -296,9 +286,7 @@ static void lingers(void) {
   for (unsigned i = 0; i < sizeof list / sizeof *list; i++) {
     struct ar_sched s;
     struct ar_member a = member(500, VC_IN_BUDGET), b = member(500, VC_IN_BUDGET);
-    uint64_t now = 1000 * MS, lasts = list[i].lasts * 1000;
-    ar_sched_init(&s, ar_rule_slicekeeper, now);
-    CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+    uint64_t now = begin(&s, &a, &b), lasts = list[i].lasts * 1000;
     a.seen.waiting = true;
     ar_sched_step(&s, now);
     a.seen.waiting = false;
@@ -321,9 +309,7 @@ static void garbage(void) {
   struct ar_sched s;
   struct ar_member a = member(500, VC_IN_BUDGET), b = member(500, VC_IN_BUDGET);
   unsigned state = 3;
-  uint64_t now = 1000 * MS;
-  ar_sched_init(&s, ar_rule_slicekeeper, now);
-  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  uint64_t now = begin(&s, &a, &b);
   for (int i = 0; i < 200000; i++) {
     a.seen.waiting = unit_random(&state) & 1;
     a.seen.active = unit_random(&state) & 1;
