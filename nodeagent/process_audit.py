@@ -106,11 +106,17 @@ class Audit:
         self._now = now
         self._stop = threading.Event()
         self._since: dict[tuple[str, str, str], float] = {}
+        """Since when each stray has been found at every check, by key."""
         self._logged_at: dict[tuple[str, str, str], float] = {}
+        """When each stray was last reported, or would have been, by key."""
         self._tried: dict[str, float] = {}
+        """When the eviction of each pod was last requested, by UID."""
         self._put_off: set[str] = set()
+        """UIDs of the pods for which an event says that a disruption budget protects them."""
         self._others: list[Object] = []
+        """All pods of the node as last listed: the watch shows only GPU pods."""
         self._listed = float("-inf")
+        """When that was."""
         self._sought: dict[str, float] = {}
         """Control groups of no known pod, and since when."""
         self.strays: list[Stray] = []
@@ -172,13 +178,14 @@ class Audit:
         return stray.pod is not None or not _in_pod(stray.cgroup) or now - self._since[stray.key] >= UNKNOWN_SECONDS
 
     def _owner(self, cgroup: str) -> tuple[Object | None, str]:
-        """Return the owner of a control group: the watch shows only GPU pods, others are requested."""
+        """Return the owner of a control group; pods that the watch does not show are listed, but not at every check."""
         found = owner(cgroup, self._pods.all())
         if found[0] is None:
             found = owner(cgroup, self._others)
         if found[0] is None and _in_pod(cgroup):
             now = self._now()
             fresh = now - self._sought.setdefault(cgroup, now) < 2 * UNKNOWN_SECONDS
+            # A new control group is soon in the list. One that is not may never be: a static pod without its mirror.
             if now - self._listed > (LOOK_SECONDS / 2 if fresh else LIST_SECONDS):
                 self._listed = now
                 try:
@@ -204,6 +211,7 @@ class Audit:
             return
         self._tried[uid] = now
         try:
+            # Read again, because what was seen may be old: a pod that has ended needs no eviction.
             here = f"metadata.name={metadata['name']},spec.nodeName={self._node}"
             there, _ = self._client.list(PODS, namespace=metadata["namespace"], field_selector=here)
             going = [one for one in there if one["metadata"]["uid"] == uid and may_start(one)]

@@ -37,7 +37,6 @@ LONGEST_PAUSE: Final = 64
 CHOICES: Final = 4
 """How often the next choice is tried at once if a disruption budget forbids the first."""
 
-
 IDLE_SECONDS: Final = 5.0
 """How soon all is looked at again after a look that could do nothing, if nothing changes before."""
 
@@ -76,10 +75,12 @@ class Reclaimer:
         self._nudger = nudger
         self._hold_ns = int(hold_seconds * 1_000_000_000)
         self._served: dict[str, _Service] = {}
+        """By the UIDs of waiting pods for which room was made."""
         self._idle_ns = int(IDLE_SECONDS * settings.clock.speed * 1_000_000_000)
         self._idle_at: tuple[int, int] | None = None
         """The state's changes, and how many waited, at a look that could do nothing."""
         self._idle_until_ns = 0
+        """When all is looked at again nevertheless: time alone may have changed something."""
         self._picture: Picture | None = None
 
     def run(self, stopped: threading.Event) -> None:
@@ -130,6 +131,7 @@ class Reclaimer:
                 self._nudger.nudge(pod)
 
     def _make_room(self, waiting: list[Pod], gangs: list[Muster]) -> None:
+        """Serve pods and gangs one after the other, in the order of priority; a gang has the place of its first pod."""
         now, changes = self._clock.monotonic_ns(), self._state.changes()
         count = len(waiting) + sum(len(gang.waiting) for gang in gangs)
         if (changes, count) == self._idle_at and now < self._idle_until_ns:
@@ -139,6 +141,7 @@ class Reclaimer:
         members = {pod.uid: gang for gang in gangs for pod in gang.waiting[:1]}
         everyone = [*waiting, *(pod for gang in gangs for pod in gang.waiting)]
         held = {place.pod.uid for place in self._state.places_of(pod.uid for pod in everyone)}
+        # Serving one returns None if that changed who holds what; then the next one needs a new picture.
         picture: Picture | None = None
         acted = False
         first = [*waiting, *(gang.waiting[0] for gang in gangs if gang.waiting)]
@@ -174,6 +177,7 @@ class Reclaimer:
                 self._nudger.nudge(place.pod)
 
     def _put_off(self, service: _Service) -> None:
+        """Leave a served pod alone until it had time to take its place, for twice as long each time."""
         pause = min(2**service.times, LONGEST_PAUSE) * self._hold_ns
         service.not_before_ns = self._clock.monotonic_ns() + pause
 
@@ -202,6 +206,7 @@ class Reclaimer:
                     return picture
                 choice, hold = chosen
                 victims = picture.victims(choice)
+            # Reserved first: otherwise a third pod might take the room before the one for which it is made.
             if not self._state.reserve(pod, hold):
                 return None
             service = self._served.setdefault(pod.uid, _Service())

@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from slicekeeper import threads
 from slicekeeper.config.patterns import is_pattern, leave_nothing, problem_of
 from slicekeeper.config.policy import NamespacePolicy, NamespaceRule, PolicyBook
 from slicekeeper.config.policy_entry import plain, policy_of
 from slicekeeper.config.settings import PolicySettings
-from slicekeeper.config.yaml_file import convert, read_yaml
+from slicekeeper.config.yaml_file import Document, convert, read_yaml
 from slicekeeper.errors import SettingsError
 
 log = logging.getLogger(__name__)
+
+
+class _Rule(NamedTuple):
+    """A name or a pattern, where it is in the file (line, and index of its entry), and the policy for it."""
+
+    line: int
+    entry: int
+    match: str
+    policy: NamespacePolicy
 
 
 def read_book(settings: PolicySettings) -> PolicyBook:
@@ -44,37 +54,44 @@ def read_book(settings: PolicySettings) -> PolicyBook:
         raise SettingsError(f"{place(unknown[0])}: unknown key {unknown[0]}; known here: default, namespaces")
     base = plain(tree.get("default", {}))
     default = policy_of({}, base, lambda path: f"{place('default', *path)}: default")
-    rules: list[tuple[int, int, str, NamespacePolicy]] = []
     entries = tree.get("namespaces", [])
     if not isinstance(entries, list):
         raise SettingsError(f"{place('namespaces')}: namespaces must be a list of entries with `match`")
+    rules: list[_Rule] = []
     for index, entry in enumerate(entries):
-
-        def where(path: tuple[str, ...], index: int = index) -> str:
-            return f"{place('namespaces', index, *path)}: namespaces[{index}]"
-
-        if not isinstance(entry, dict) or not entry.get("match"):
-            raise SettingsError(f"{where(())}: `match` is missing; for example match: [team-a, research-*]")
-        matches = [entry["match"]] if isinstance(entry["match"], str) else entry["match"]
-        rule = convert({"match": matches}, NamespaceRule, where)
-        policy = policy_of(base, {k: v for k, v in entry.items() if k != "match"}, where)
-        for position, match in enumerate(rule.match):
-            rules.append((document.line("namespaces", index, "match", position), index, match, policy))
-    _check_matches(file, [rule[:3] for rule in rules])
+        rules += _rules_of(entry, index, base, document, place)
+    _check_matches(file, rules)
     return PolicyBook(
         default,
-        {match: policy for *_, match, policy in rules if not is_pattern(match)},
-        tuple((match, policy) for *_, match, policy in rules if is_pattern(match)),
+        {rule.match: rule.policy for rule in rules if not is_pattern(rule.match)},
+        tuple((rule.match, rule.policy) for rule in rules if is_pattern(rule.match)),
         settings.exempt_namespaces,
-        tuple(_never_applied(file, [rule[:3] for rule in rules], settings.exempt_namespaces)),
+        tuple(_never_applied(file, rules, settings.exempt_namespaces)),
         base,
     )
 
 
-def _check_matches(file: Path, rules: list[tuple[int, int, str]]) -> None:
+def _rules_of(
+    entry: Any, index: int, base: Mapping[str, Any], document: Document, place: Callable[..., str]
+) -> Iterator[_Rule]:
+    """Yield the rules of one entry of `namespaces`, one for each name or pattern in its `match`."""
+
+    def where(path: tuple[str, ...]) -> str:
+        return f"{place('namespaces', index, *path)}: namespaces[{index}]"
+
+    if not isinstance(entry, dict) or not entry.get("match"):
+        raise SettingsError(f"{where(())}: `match` is missing; for example match: [team-a, research-*]")
+    matches = [entry["match"]] if isinstance(entry["match"], str) else entry["match"]
+    rule = convert({"match": matches}, NamespaceRule, where)
+    policy = policy_of(base, {k: v for k, v in entry.items() if k != "match"}, where)
+    for position, match in enumerate(rule.match):
+        yield _Rule(document.line("namespaces", index, "match", position), index, match, policy)
+
+
+def _check_matches(file: Path, rules: list[_Rule]) -> None:
     """Refuse names and patterns that no namespace can have, and those that appear twice."""
     seen: dict[str, tuple[int, int]] = {}
-    for line, index, match in rules:
+    for line, index, match, _ in rules:
         where = f"{file}: line {line}: namespaces[{index}]"
         if problem := problem_of(match):
             raise SettingsError(f"{where}: match {match!r}: {problem}; for example team-a, or team-*")
@@ -84,17 +101,17 @@ def _check_matches(file: Path, rules: list[tuple[int, int, str]]) -> None:
         seen[match] = line, index
 
 
-def _never_applied(file: Path, rules: list[tuple[int, int, str]], exempt: tuple[str, ...]) -> Iterator[str]:
+def _never_applied(file: Path, rules: list[_Rule], exempt: tuple[str, ...]) -> Iterator[str]:
     """Yield a warning for each name and pattern whose matches are all taken by others.
 
     These are no errors, because the file is still unambiguous, and a server must be able to start.
     """
     # Exact names take precedence over patterns in any order.
-    before = [match for *_, match in rules if not is_pattern(match)]
-    for line, index, match in rules:
+    before = [rule.match for rule in rules if not is_pattern(rule.match)]
+    for line, index, match, _ in rules:
         where = f"{file}: line {line}: namespaces[{index}]: match {match} never applies"
         if leave_nothing(match, exempt):
-            yield f"{where}: policy.exemptNamespaces goes before it; take it out of one of the two"
+            yield f"{where}: policy.exemptNamespaces goes before it; remove it from one of the two"
         if not is_pattern(match):
             continue
         if leave_nothing(match, before):

@@ -39,20 +39,9 @@ class ContainerReader:
             return None
         core_field = f"{path}.resources.limits[{self._resources.core}]"
         if kind in ("init", "ephemeral"):
-            self._refusals.add(
-                code=f"gpu-in-{kind}-container",
-                container=name,
-                field=core_field,
-                value=self._declared(container, self._resources.core),
-                rule="a plain init container cannot hold a GPU, because kubelet passes its devices on to the app "
-                "containers; move the work to an app container or make it a native sidecar"
-                if kind == "init"
-                else "an ephemeral container cannot hold a GPU; ask for it in spec.containers",
-                example="restartPolicy: Always"
-                if kind == "init"
-                else f"{self._resources.core}: 50 in spec.containers[0]",
-            )
+            self._refuse_kind(core_field, kind, name, container)
             return None
+        # Both are read before either is judged, so that all that is wrong is reported at once.
         core = self._quantity(path, name, container, self._resources.core, "50")
         blocks = self._quantity(path, name, container, self._resources.memory, "15")
         if not core:
@@ -66,26 +55,7 @@ class ContainerReader:
                     example=f"{self._resources.core}: 50 beside {self._resources.memory}: {blocks}",
                 )
             return None
-        if core > CORES_PER_GPU and core % CORES_PER_GPU:
-            lower = core // CORES_PER_GPU * CORES_PER_GPU
-            self._refusals.add(
-                code="core-not-whole",
-                container=name,
-                field=core_field,
-                value=core,
-                rule=_CORE_RULE,
-                example=f"{self._resources.core}: {lower}",
-            )
-            return None
-        if core > MAX_GPUS * CORES_PER_GPU:
-            self._refusals.add(
-                code="core-too-large",
-                container=name,
-                field=core_field,
-                value=core,
-                rule=f"a container can hold at most {MAX_GPUS} GPUs",
-                example=f"{self._resources.core}: {CORES_PER_GPU}",
-            )
+        if not self._is_possible(core, core_field, name):
             return None
         if core < CORES_PER_GPU and not blocks:
             if self._declared(container, self._resources.memory) is None:
@@ -99,6 +69,51 @@ class ContainerReader:
                 )
             return None
         return GpuRequest(name, core, blocks)
+
+    def _refuse_kind(self, field: str, kind: str, name: str, container: Mapping[str, Any]) -> None:
+        """Refuse a request of a container that cannot hold a GPU."""
+        if kind == "init":
+            rule = (
+                "a plain init container cannot hold a GPU, because kubelet passes its devices on to the app "
+                "containers; move the work to an app container or make it a native sidecar"
+            )
+            example = "restartPolicy: Always"
+        else:
+            rule = "an ephemeral container cannot hold a GPU; ask for it in spec.containers"
+            example = f"{self._resources.core}: 50 in spec.containers[0]"
+        self._refusals.add(
+            code=f"gpu-in-{kind}-container",
+            container=name,
+            field=field,
+            value=self._declared(container, self._resources.core),
+            rule=rule,
+            example=example,
+        )
+
+    def _is_possible(self, core: int, field: str, name: str) -> bool:
+        """Return whether a container can have as much compute; refuse it otherwise."""
+        if core > CORES_PER_GPU and core % CORES_PER_GPU:
+            lower = core // CORES_PER_GPU * CORES_PER_GPU
+            self._refusals.add(
+                code="core-not-whole",
+                container=name,
+                field=field,
+                value=core,
+                rule=_CORE_RULE,
+                example=f"{self._resources.core}: {lower}",
+            )
+            return False
+        if core > MAX_GPUS * CORES_PER_GPU:
+            self._refusals.add(
+                code="core-too-large",
+                container=name,
+                field=field,
+                value=core,
+                rule=f"a container can hold at most {MAX_GPUS} GPUs",
+                example=f"{self._resources.core}: {CORES_PER_GPU}",
+            )
+            return False
+        return True
 
     def _declared(self, container: Mapping[str, Any], resource: str) -> object:
         """Return the manifest's value for a resource, limits first; None if there is none."""

@@ -39,6 +39,9 @@ class Heard(NamedTuple):
     now: Instant
 
 
+_ACCEPTED, _DUPLICATE = ReportOutcome(outcome="accepted"), ReportOutcome(outcome="duplicate")
+
+
 def take(database: Database, caller: Caller, reports: Sequence[UsageReport], now: Instant) -> list[ReportOutcome]:
     """Process reports; return their outcomes in order. Accepted reports are on disk by then."""
     return database.write_reports(_take, Heard(caller, reports, now), len(reports))
@@ -47,57 +50,57 @@ def take(database: Database, caller: Caller, reports: Sequence[UsageReport], now
 def _take(session: Session, requests: Sequence[Heard]) -> list[list[ReportOutcome]]:
     uids = {r.pod_uid for it in requests for r in it.reports if it.caller.operator or r.pod_uid == it.caller.pod_uid}
     known = watermarks.read(session, uids)
-    changed: dict[MarkKey, tuple[Watermark, Instant]] = {}
-    over: list[tuple[str, str, HourUsed]] = []
-    answers = []
-    for it in requests:
-        newest = _newest(it.reports)
-        answers.append([_judge(report, it, known.pods, known.marks, changed, over, newest) for report in it.reports])
-    watermarks.keep(session, changed, known.places)
-    usage.add(session, over)
+    intake = _Intake(known.pods, known.marks)
+    answers = [intake.outcomes(request) for request in requests]
+    watermarks.keep(session, intake.changed, known.places)
+    usage.add(session, intake.over)
     return answers
 
 
-def _newest(reports: Sequence[UsageReport]) -> dict[MarkKey, int]:
-    """Return the monotonic instant of each counter's last report, which was read just before it was sent."""
-    return {(one.pod_uid, one.container, one.epoch): one.monotonic_ns for one in reports}
+class _Intake:
+    """Compares reports with what is known of their pods, and collects what must be written.
+
+    A later report is compared with the watermark that an earlier one has just moved, written or not.
+    """
+
+    def __init__(self, pods: dict[str, MeteredPod], marks: Marks) -> None:
+        self._pods = pods
+        self._marks = marks
+        self.changed: dict[MarkKey, tuple[Watermark, Instant]] = {}
+        """The new watermarks, each with the instant at which its report arrived."""
+        self.over: list[tuple[str, str, HourUsed]] = []
+        """The hours that are over, by pod and container."""
+
+    def outcomes(self, request: Heard) -> list[ReportOutcome]:
+        """Return the outcomes of a request's reports, in order."""
+        # The last report of a counter was read just before it was sent; how much older the others are, their own
+        # monotonic clock says. So reports that waited on the pod's disk count in the hours in which they were read.
+        newest_ns = {(one.pod_uid, one.container, one.epoch): one.monotonic_ns for one in request.reports}
+        return [self._outcome(report, request, newest_ns) for report in request.reports]
+
+    def _outcome(self, report: UsageReport, request: Heard, newest_ns: dict[MarkKey, int]) -> ReportOutcome:
+        pod = self._pods.get(report.pod_uid)
+        refusal = _refusal(report, request.caller, pod)
+        if refusal or pod is None:
+            return ReportOutcome(outcome="refused", reason=refusal)
+        epochs = self._marks.setdefault((report.pod_uid, report.container), {})
+        until = request.now if pod.ended_at is None else min(request.now, pod.ended_at)
+        bounds = Bounds(holders_of(pod.holders)[report.container], pod.started_at, until)
+        outcome, reason, mark = judge(report, epochs, bounds)
+        if mark is not None:
+            key = (report.pod_uid, report.container, report.epoch)
+            read_at = Instant(request.now - max(newest_ns[key] - report.monotonic_ns, 0) // 1_000_000)
+            mark, hour = advance(epochs.get(report.epoch), mark, read_at)
+            if hour is not None:
+                self.over.append((report.pod_uid, report.container, hour))
+            epochs[report.epoch] = mark
+            self.changed[key] = mark, request.now
+        if outcome == "refused":
+            return ReportOutcome(outcome="refused", reason=reason)
+        return _ACCEPTED if outcome == "accepted" else _DUPLICATE
 
 
-_ACCEPTED, _DUPLICATE = ReportOutcome(outcome="accepted"), ReportOutcome(outcome="duplicate")
-
-
-def _judge(
-    report: UsageReport,
-    it: Heard,
-    pods: dict[str, MeteredPod],
-    marks: Marks,
-    changed: dict[MarkKey, tuple[Watermark, Instant]],
-    over: list[tuple[str, str, HourUsed]],
-    newest: dict[MarkKey, int],
-) -> ReportOutcome:
-    uid, container = report.pod_uid, report.container
-    pod = pods.get(uid)
-    refusal = _stranger(report, it.caller, pod)
-    if refusal or pod is None:
-        return ReportOutcome(outcome="refused", reason=refusal)
-    epochs = marks.setdefault((uid, container), {})
-    until = it.now if pod.ended_at is None else min(it.now, pod.ended_at)
-    bounds = Bounds(holders_of(pod.holders)[container], pod.started_at, until)
-    outcome, reason, mark = judge(report, epochs, bounds)
-    if mark is not None:
-        key = (uid, container, report.epoch)
-        read_at = Instant(it.now - max(newest[key] - report.monotonic_ns, 0) // 1_000_000)
-        mark, hour = advance(epochs.get(report.epoch), mark, read_at)
-        if hour is not None:
-            over.append((uid, container, hour))
-        epochs[report.epoch] = mark
-        changed[key] = mark, it.now
-    if outcome == "refused":
-        return ReportOutcome(outcome="refused", reason=reason)
-    return _ACCEPTED if outcome == "accepted" else _DUPLICATE
-
-
-def _stranger(report: UsageReport, caller: Caller, pod: MeteredPod | None) -> str:
+def _refusal(report: UsageReport, caller: Caller, pod: MeteredPod | None) -> str:
     """Return why a report does not count at all, empty if it does."""
     if not caller.operator and caller.pod_uid != report.pod_uid:
         return WRONG_POD

@@ -42,20 +42,9 @@ def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: ReferenceGpu, read
         count, mib, percentage, cores = (whole(reading, name, path, amounts, key) for key in names.all)
         if len(reading.violations) > before or count == 0:
             continue
+        if not _are_percentages(path, name, percentage, cores, names, reading):
+            continue
         count = 1 if count is None else count
-        if cores is not None and cores > CORES_PER_GPU:
-            rule = "it must be a percentage of each GPU's compute, at most 100"
-            reading.refuse(name, f"{path}[{names.cores}]", cores, rule, f"{names.cores}: 50")
-            continue
-        if percentage is not None and not 0 < percentage <= CORES_PER_GPU:
-            reading.refuse(
-                name,
-                f"{path}[{names.percentage}]",
-                percentage,
-                "it must be a percentage of each GPU's memory, from 1 to 100",
-                f"{names.percentage}: 50",
-            )
-            continue
         if mib and percentage is not None:
             reading.notes.append(f"{name}: {names.percentage} is ignored beside {names.memory}")
         all_memory = not mib and percentage in (None, 100)
@@ -65,22 +54,13 @@ def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: ReferenceGpu, read
             reading.shares[name] = ConvertedShare(count * CORES_PER_GPU)
             continue
         if count > 1:
-            reading.refuse(
-                name,
-                f"{path}[{names.count}]",
-                count,
-                "shares of several GPUs in one container are not supported: request whole GPUs, or for a share of one",
-                f"{names.count}: 1",
+            rule = (
+                "shares of several GPUs in one container are not supported: request whole GPUs, or for a share of one"
             )
+            reading.refuse(name, f"{path}[{names.count}]", count, rule, f"{names.count}: 1")
             continue
-        share = gpu.share(
-            reading,
-            name,
-            path,
-            core=cores or None,
-            part=None if mib else Fraction(percentage or 100, 100),
-            mib=Fraction(mib) if mib else None,
-        )
+        part, memory = (None, Fraction(mib)) if mib else (Fraction(percentage or 100, 100), None)
+        share = gpu.share(reading, name, path, core=cores or None, part=part, mib=memory)
         if share is not None:
             reading.shares[name] = share
     if reading.shares and annotations_of(pod).get(names.mode) == "mig":
@@ -91,3 +71,18 @@ def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: ReferenceGpu, read
             "MIG slices are not created on demand; request a share",
             f"{names.mode}: hami-core",
         )
+
+
+def _are_percentages(
+    path: str, container: str, percentage: int | None, cores: int | None, names: VgpuNames, reading: Reading
+) -> bool:
+    """Return whether compute and memory are percentages of one GPU; refuse the container otherwise."""
+    if cores is not None and cores > CORES_PER_GPU:
+        rule = "it must be a percentage of each GPU's compute, at most 100"
+        reading.refuse(container, f"{path}[{names.cores}]", cores, rule, f"{names.cores}: 50")
+        return False
+    if percentage is not None and not 0 < percentage <= CORES_PER_GPU:
+        rule = "it must be a percentage of each GPU's memory, from 1 to 100"
+        reading.refuse(container, f"{path}[{names.percentage}]", percentage, rule, f"{names.percentage}: 50")
+        return False
+    return True
