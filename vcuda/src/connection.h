@@ -24,7 +24,7 @@ static inline bool vc_gate_open(void) {
 /* Odd while the process may launch although the arbiter is gone. */
 extern _Atomic uint32_t vc_own_gate;
 
-/* What a connection makes the other modules do, see life.c. */
+/* What a connection makes the other modules do, see process_life.c. */
 struct vc_life {
   bool (*start)(void);              /* at the first connection of a process */
   void (*moves)(void);              /* at each connection: its pages are about to be replaced */

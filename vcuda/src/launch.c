@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launch.h"
 #include "context_limit.h"
-#include "flight.h"
-#include "room.h"
-#include "turn.h"
+#include "in_flight.h"
+#include "launch_room.h"
+#include "process_turn.h"
 
 #define GATE_LOOK_NS (20 * VC_MS)
 #define POLL_NS (2 * VC_US)

@@ -3,7 +3,7 @@
 #define VC_MEMORY_H
 
 #include "hook.h"
-#include "table.h"
+#include "handle_table.h"
 
 /* Before the driver's call: reserve the bytes for the current context; false if they do not fit. */
 bool vc_memory_begin(uint64_t bytes);

@@ -3,7 +3,7 @@
 #ifndef VC_MEMORY_ACCOUNT_H
 #define VC_MEMORY_ACCOUNT_H
 
-#include "table.h"
+#include "handle_table.h"
 
 /* Take bytes from the container's cap; false if they do not fit. It first waits until the sum over the container's
  * processes is known again after an arbiter's restart, at most 3 s. */

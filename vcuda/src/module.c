@@ -7,9 +7,9 @@
 #include "module.h"
 #include "connection.h"
 #include "context_limit.h"
-#include "image.h"
 #include "memory.h"
 #include "memory_account.h"
+#include "module_image.h"
 
 #include <stdlib.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "stream.h"
-#include "flight.h"
+#include "in_flight.h"
 
 #include <linux/membarrier.h>
 #include <pthread.h>

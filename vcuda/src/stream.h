@@ -8,7 +8,7 @@
 
 #include "duration.h"
 #include "hook.h"
-#include "lane.h"
+#include "stream_lane.h"
 
 #define VC_CACHED 16u
 #define VC_STEP_MAX 64u

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sync.h"
 #include "connection.h"
-#include "flight.h"
+#include "in_flight.h"
 #include "stream.h"
 
 #define SYNC_NS (5 * VC_US) /* a synchronising call that took longer has waited for the GPU */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "audit.h"
-#include "nv.h"
+#include "nvml_library.h"
 #include "procfs.h"
 #include "seats.h"
 #include "usage.h"
@@ -50,7 +50,7 @@ static bool make_room(void) {
   return true;
 }
 
-static void note(int gpu, const struct ar_nv_process *p, struct ar_seat *of, const char *how,
+static void note(int gpu, const struct ar_nvml_process *p, struct ar_seat *of, const char *how,
                  uint64_t now) {
   struct finding *f = NULL;
   for (int i = 0; i < found_count && !f; i++)
@@ -146,13 +146,13 @@ static void look_time(int gpu, bool strangers, uint64_t now) {
   struct ar_seat *sly = NULL;
   for (struct ar_seat *s = ar_seat_first(); s; s = s->next)
     if (s->config.gpu == gpu) s->used[oldest] = 0;
-  struct ar_nv_use *use = ar_nv_uses(gpu, &count);
+  struct ar_nvml_use *use = ar_nvml_uses(gpu, &count);
   for (int i = 0; i < count; i++) {
     struct ar_seat *s = ar_seat_of((pid_t)use[i].pid);
     if (s && s->config.gpu == gpu) s->used[oldest] += use[i].sm;
   }
   free(use);
-  int busy = ar_nv_busy(gpu, &timing[gpu].sampled[oldest]);
+  int busy = ar_nvml_busy(gpu, &timing[gpu].sampled[oldest]);
   for (struct ar_seat *s = ar_seat_first(); s; s = s->next) {
     if (s->config.gpu != gpu) continue;
     int charge = charge_of(s, &s->timed[oldest], span), beyond = mean_of(s->used) - charge;
@@ -170,7 +170,7 @@ static void look_time(int gpu, bool strangers, uint64_t now) {
  * is none without memory: then nothing is known of the whole seat. */
 static void look(int gpu, uint64_t now) {
   int count;
-  struct ar_nv_process *list = ar_nv_processes(gpu, &count);
+  struct ar_nvml_process *list = ar_nvml_processes(gpu, &count);
   bool tells = list != NULL, strangers = false;
   for (int i = 0; i < count; i++) {
     tells &= list[i].memory != AR_NV_UNKNOWN;

@@ -2,8 +2,8 @@
 #define _GNU_SOURCE
 #include "control.h"
 #include "audit.h"
-#include "door.h"
 #include "loop.h"
+#include "seat_socket.h"
 #include "seats.h"
 #include "usage.h"
 
@@ -55,7 +55,7 @@ static void set(const struct ar_object *request, bool change, struct ar_text *ou
   if (change && !known) return refuse(out, why);
   if (!ar_state_read(request, &config, &why)) return refuse(out, why);
   struct ar_seat *seat = ar_seat_set(&config, &made, &why);
-  if (seat && made && !ar_door_open(seat, &why)) {
+  if (seat && made && !ar_seat_socket_open(seat, &why)) {
     ar_seat_drop(seat);
     seat = NULL;
   }

@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "probe.h"
 #include "gpu.h"
-#include "nv.h"
+#include "nvml_library.h"
 
 #include <dlfcn.h>
 #include <poll.h>
@@ -59,7 +59,7 @@ static struct child start(const char *library, const char *uuid) {
 static uint64_t held_by(int gpu, pid_t pid) {
   int count;
   uint64_t bytes = 0;
-  struct ar_nv_process *list = ar_nv_processes(gpu, &count);
+  struct ar_nvml_process *list = ar_nvml_processes(gpu, &count);
   for (int i = 0; i < count; i++)
     if ((pid_t)list[i].pid == pid && list[i].memory != AR_NV_UNKNOWN) bytes += list[i].memory;
   free(list);

@@ -3,7 +3,7 @@
 #ifndef AR_SEAT_H
 #define AR_SEAT_H
 
-#include "bell.h"
+#include "seat_bell.h"
 #include "state.h"
 
 #define AR_ROOTS 64

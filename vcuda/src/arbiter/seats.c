@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "seats.h"
-#include "kept.h"
 #include "pages.h"
 #include "process.h"
 #include "procfs.h"
+#include "saved_processes.h"
 #include "usage.h"
 
 #include <stdio.h>
@@ -177,7 +177,7 @@ static bool (*open_door)(struct ar_seat *, const char **);
 static void restore_one(const struct ar_config *config) {
   const char *why;
   struct ar_seat *s = config_ok(config, &why) ? create(config, &why) : NULL;
-  if (s) ar_kept_adopt(s);
+  if (s) ar_saved_adopt(s);
   if (s && !open_door(s, &why)) {
     ar_seat_drop(s);
     s = NULL;
@@ -204,14 +204,14 @@ void ar_seat_tick(uint64_t now) {
     next = s->next;
     for (unsigned i = 0; i < VC_SLOTS; i++)
       if (s->client[i]) ar_process_look(s->client[i], now);
-    ar_kept_settle(s, now);
+    ar_saved_settle(s, now);
     if (over(s))
       ar_seat_drop(s);
     else
-      ar_kept_write(s, now);
+      ar_saved_write(s, now);
   }
 }
 
 void ar_seat_keep_all(void) {
-  for (struct ar_seat *s = seats; s; s = s->next) ar_kept_write(s, UINT64_MAX);
+  for (struct ar_seat *s = seats; s; s = s->next) ar_saved_write(s, UINT64_MAX);
 }

@@ -3,10 +3,10 @@
 #include "cli.h"
 #include "audit.h"
 #include "control.h"
-#include "door.h"
 #include "loop.h"
-#include "nv.h"
+#include "nvml_library.h"
 #include "probe.h"
+#include "seat_socket.h"
 #include "seats.h"
 
 #include <fcntl.h>
@@ -65,7 +65,7 @@ static bool open_gpus(bool fake, const char **why) {
     ar_beside(library, sizeof library, "fake/libnvidia-ml.so.1");
     ar_beside(cuda, sizeof cuda, "fake/libcuda.so.1");
   }
-  if (!ar_nv_open(library, why)) return false;
+  if (!ar_nvml_open(library, why)) return false;
   ar_probe(cuda);
   return true;
 }
@@ -96,11 +96,11 @@ int ar_serve(const struct ar_options *o) {
   for (int i = 0; i < ar_gpu_count; i++)
     if (!ar_gpu_start(&ar_gpus[i], rule)) return fail("a GPU's thread cannot be started");
   if (!ar_loop_start(&why)) return fail(why);
-  ar_seat_restore(ar_door_open);
+  ar_seat_restore(ar_seat_socket_open);
   if (!ar_control_open(&why)) return fail(why);
   ar_loop_every(folder_tick);
   ar_loop_every(ar_seat_tick);
-  ar_loop_every(ar_door_tick);
+  ar_loop_every(ar_seat_socket_tick);
   ar_loop_every(ar_control_tick);
   ar_loop_every(ar_audit_tick);
   if (pthread_create(&waiter, NULL, wait_for_signal, &set)) return fail("no thread for signals");

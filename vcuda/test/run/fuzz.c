@@ -10,7 +10,7 @@
  */
 #define _GNU_SOURCE
 #include "hook.h"
-#include "table.h"
+#include "handle_table.h"
 
 #include <dlfcn.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
  * and a clock of our own; and that no other is named. */
 #include "arbiter/audit.h"
 #include "arbiter/gpu.h"
-#include "arbiter/nv.h"
+#include "arbiter/nvml_library.h"
 #include "arbiter/procfs.h"
 #include "arbiter/seats.h"
 #include "arbiter/usage.h"
@@ -48,22 +48,22 @@ pid_t ar_procfs_parent(pid_t pid) {
 void ar_procfs_cgroup(pid_t pid, char *out, size_t size) {
   snprintf(out, size, "/%d", (int)pid);
 }
-struct ar_nv_process *ar_nv_processes(int gpu, int *count) {
-  struct ar_nv_process *list = calloc(PROCESSES, sizeof *list);
+struct ar_nvml_process *ar_nvml_processes(int gpu, int *count) {
+  struct ar_nvml_process *list = calloc(PROCESSES, sizeof *list);
   CHECK(list && !gpu);
   for (int i = 0; i < PROCESSES; i++) list[i].pid = (unsigned)(SLY + i);
   *count = PROCESSES;
   return list;
 }
-struct ar_nv_use *ar_nv_uses(int gpu, int *count) {
-  struct ar_nv_use *list = calloc(PROCESSES, sizeof *list);
+struct ar_nvml_use *ar_nvml_uses(int gpu, int *count) {
+  struct ar_nvml_use *list = calloc(PROCESSES, sizeof *list);
   CHECK(list && !gpu);
   for (int i = 0; i < PROCESSES; i++)
-    list[i] = (struct ar_nv_use){.pid = (unsigned)(SLY + i), .sm = use[i]};
+    list[i] = (struct ar_nvml_use){.pid = (unsigned)(SLY + i), .sm = use[i]};
   *count = PROCESSES;
   return list;
 }
-int ar_nv_busy(int gpu, uint64_t *since) {
+int ar_nvml_busy(int gpu, uint64_t *since) {
   unsigned sum = 0, count = 0;
   for (unsigned i = 0; i < SAMPLES && i < samples && !gpu; i++) {
     if (ring[i].until <= *since) continue;

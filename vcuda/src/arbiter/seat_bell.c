@@ -6,7 +6,7 @@
  * bell, and one that rings without end is heard less often.
  */
 #define _GNU_SOURCE
-#include "bell.h"
+#include "seat_bell.h"
 #include "pages.h"
 
 #include <limits.h>

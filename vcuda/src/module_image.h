@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef VC_IMAGE_H
-#define VC_IMAGE_H
+#ifndef VC_MODULE_IMAGE_H
+#define VC_MODULE_IMAGE_H
 
 #include <stdint.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "flight.h"
+#include "in_flight.h"
 #include "connection.h"
 
 #define OWN_DEPTH_NS (1 * VC_MS)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "room.h"
+#include "launch_room.h"
 
 #define SHARED_NS (2 * VC_MS)
-#define PAIR_NS (10 * VC_MS)
+#define OVERLAP_NS (10 * VC_MS)
 #define FEW_NS (200 * VC_US)
 #define FEW_MOST_NS (20 * VC_MS)
 
@@ -33,7 +33,7 @@ bool vc_room_fits(const struct vc_duration *d, struct vc_load load, uint64_t dep
   if (!vc_duration_known(d)) return depth >= VC_ROOM_ALONE_NS && load.launches < 2;
   if (depth < SHARED_NS) return false;
   /* One waits behind another, so that the GPU does not idle in between. */
-  if (load.launches == 1 && (load.ns + each <= PAIR_NS || 2 * d->mean <= FEW_NS)) return true;
+  if (load.launches == 1 && (load.ns + each <= OVERLAP_NS || 2 * d->mean <= FEW_NS)) return true;
   return (load.launches + 1) * d->mean <= FEW_NS && load.ns + each <= FEW_MOST_NS;
 }
 
@@ -53,5 +53,5 @@ bool vc_room_is_long(const struct vc_duration *d, uint64_t depth) {
 
 uint64_t vc_room_turn(const struct vc_duration *d, uint64_t depth) {
   uint64_t each = vc_room_expected(d, depth);
-  return vc_duration_known(d) || each > PAIR_NS ? each : PAIR_NS;
+  return vc_duration_known(d) || each > OVERLAP_NS ? each : OVERLAP_NS;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kept.h"
+#include "saved_processes.h"
 #include "process.h"
 #include "procfs.h"
 #include "usage.h"
@@ -29,7 +29,7 @@ static int collect(struct ar_seat *s, struct record *out) {
   return count;
 }
 
-void ar_kept_write(struct ar_seat *s, uint64_t now) {
+void ar_saved_write(struct ar_seat *s, uint64_t now) {
   struct record list[RECORDS];
   memset(list, 0, sizeof list);
   size_t bytes = (size_t)collect(s, list) * sizeof *list;
@@ -52,7 +52,7 @@ static void count_on(struct ar_seat *s, const struct record *r) {
 
 /* Processes that still live keep their slots, and come back to them. Only then is known what they hold by now: until
  * then, but no longer than RESTORED_NS, no process of the seat gets memory. */
-void ar_kept_adopt(struct ar_seat *s) {
+void ar_saved_adopt(struct ar_seat *s) {
   struct record list[RECORDS];
   size_t count = ar_state_kept(s->config.name, list, sizeof list) / sizeof *list;
   for (size_t i = 0; i < count; i++) {
@@ -78,7 +78,7 @@ void ar_kept_adopt(struct ar_seat *s) {
   ar_process_show_high(s);
 }
 
-void ar_kept_settle(struct ar_seat *s, uint64_t now) {
+void ar_saved_settle(struct ar_seat *s, uint64_t now) {
   bool missing = false;
   if (!s->settle_until) return;
   for (unsigned i = 0; i < VC_SLOTS; i++) missing |= s->client[i] && s->client[i]->restored;

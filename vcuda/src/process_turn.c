@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "turn.h"
+#include "process_turn.h"
 #include "connection.h"
 
 #define FRESH_NS (10 * VC_MS)   /* a waiting process says so more often; nothing waits for a stopped one */
-#define PAIR_NS (10 * VC_MS)    /* two launches that end within this time may be in flight together */
+#define OVERLAP_NS (10 * VC_MS) /* two launches that end within this time may be in flight together */
 #define BEFORE_NS (200 * VC_US) /* how long before a launch's end the next one may follow it */
 #define LATE_NS (5 * VC_MS)     /* a launch this late is over, unless it takes longer than any of its function */
 
@@ -21,7 +21,7 @@ static bool is_before(const struct vc_slot *o, const struct vc_slot *mine, uint6
 static bool in_the_way(uint64_t end, uint64_t takes, uint64_t now) {
   if (!end) return false;
   if (end <= now) return now - end < takes + LATE_NS; /* it takes longer than expected */
-  return end - now > BEFORE_NS && end - now + takes > PAIR_NS;
+  return end - now > BEFORE_NS && end - now + takes > OVERLAP_NS;
 }
 
 /* The launch runs behind what of this process is in flight or about to be, and behind others' launches. */

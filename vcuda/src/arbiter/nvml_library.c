@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "nv.h"
+#include "nvml_library.h"
 #include "gpu.h"
 
 #include <dlfcn.h>
@@ -21,7 +21,7 @@ struct sample {
   } value;
 };
 
-typedef int list_t(void *, unsigned *, struct ar_nv_process *);
+typedef int list_t(void *, unsigned *, struct ar_nvml_process *);
 
 enum { NV_OK = 0, NV_TOO_SMALL = 7, NV_UTILIZATION = 1, NV_UNSIGNED = 1 };
 
@@ -34,7 +34,7 @@ static struct {
   int (*memory)(void *, struct memory *);
   list_t *processes, *graphics; /* NULL: not in this library */
   int (*samples)(void *, int, unsigned long long, int *, unsigned *, struct sample *);
-  int (*uses)(void *, struct ar_nv_use *, unsigned *, unsigned long long);
+  int (*uses)(void *, struct ar_nvml_use *, unsigned *, unsigned long long);
 } nv;
 
 static bool load(void *library) {
@@ -97,7 +97,7 @@ static void list_gpus(unsigned count) {
   }
 }
 
-bool ar_nv_open(const char *library, const char **why) {
+bool ar_nvml_open(const char *library, const char **why) {
   unsigned count = 0;
   void *handle = dlopen(library, RTLD_NOW);
   *why = "no NVIDIA management library on this machine (try --fake)";
@@ -113,18 +113,18 @@ bool ar_nv_open(const char *library, const char **why) {
 }
 
 /* Append the processes of another list that are not in this one yet. */
-static bool append(list_t *list, void *device, struct ar_nv_process **all, int *count) {
+static bool append(list_t *list, void *device, struct ar_nvml_process **all, int *count) {
   unsigned room = 64, found;
-  struct ar_nv_process *more = NULL;
+  struct ar_nvml_process *more = NULL;
   int r = NV_TOO_SMALL;
   for (int i = 0; list && r == NV_TOO_SMALL && i < 8; i++, room *= 4) {
-    struct ar_nv_process *grown = realloc(more, room * sizeof *more);
+    struct ar_nvml_process *grown = realloc(more, room * sizeof *more);
     if (!grown) break;
     more = grown;
     found = room;
     r = list(device, &found, more);
   }
-  struct ar_nv_process *grown =
+  struct ar_nvml_process *grown =
       r == NV_OK ? realloc(*all, ((unsigned)*count + found + 1) * sizeof *grown) : NULL;
   if (grown) *all = grown;
   for (unsigned i = 0; grown && i < found; i++) {
@@ -137,8 +137,8 @@ static bool append(list_t *list, void *device, struct ar_nv_process **all, int *
   return grown != NULL;
 }
 
-struct ar_nv_process *ar_nv_processes(int gpu, int *count) {
-  struct ar_nv_process *all = NULL;
+struct ar_nvml_process *ar_nvml_processes(int gpu, int *count) {
+  struct ar_nvml_process *all = NULL;
   void *device = ar_gpus[gpu].nvml;
   *count = 0;
   bool compute = append(nv.processes, device, &all, count);
@@ -148,7 +148,7 @@ struct ar_nv_process *ar_nv_processes(int gpu, int *count) {
   return NULL;
 }
 
-int ar_nv_busy(int gpu, uint64_t *since) {
+int ar_nvml_busy(int gpu, uint64_t *since) {
   unsigned most = 0, room;
   int kind, mean = -1;
   void *device = ar_gpus[gpu].nvml;
@@ -175,9 +175,9 @@ int ar_nv_busy(int gpu, uint64_t *since) {
   return mean;
 }
 
-struct ar_nv_use *ar_nv_uses(int gpu, int *count) {
+struct ar_nvml_use *ar_nvml_uses(int gpu, int *count) {
   unsigned room = 256;
-  struct ar_nv_use *list = nv.uses ? calloc(room, sizeof *list) : NULL;
+  struct ar_nvml_use *list = nv.uses ? calloc(room, sizeof *list) : NULL;
   bool ok = list && nv.uses(ar_gpus[gpu].nvml, list, &room, 0) == NV_OK;
   *count = ok ? (int)room : 0;
   if (ok) return list;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A seat's bell, and the thread that hears it and wakes the GPU's. */
-#ifndef AR_BELL_H
-#define AR_BELL_H
+#ifndef AR_SEAT_BELL_H
+#define AR_SEAT_BELL_H
 
 #include "gpu.h"
 

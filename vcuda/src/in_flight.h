@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* This process's and its seat's time on the GPU: the union of the times with some lane active. */
-#ifndef VC_FLIGHT_H
-#define VC_FLIGHT_H
+#ifndef VC_IN_FLIGHT_H
+#define VC_IN_FLIGHT_H
 
 #include "os.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A fat binary with a cubin and a text, whole, cut off anywhere and with wrong bytes anywhere. */
-#include "image.h"
+#include "module_image.h"
 #include "unit.h"
 
 #include <elf.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What this process holds on the device, by its handle or address. */
-#ifndef VC_TABLE_H
-#define VC_TABLE_H
+#ifndef VC_HANDLE_TABLE_H
+#define VC_HANDLE_TABLE_H
 
 #include "os.h"
 

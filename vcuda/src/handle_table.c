@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "table.h"
+#include "handle_table.h"
 
 #include <stdlib.h>
 

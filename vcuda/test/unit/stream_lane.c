@@ -17,7 +17,7 @@
  *
  * States are compared whole, so each is looked at once, in whatever order it was reached.
  */
-#include "lane.h"
+#include "stream_lane.h"
 #include "unit.h"
 
 #include <string.h>

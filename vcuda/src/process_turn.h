@@ -4,8 +4,8 @@
  * the processes began to wait, so that a seat of many keeps the GPU past its gate no longer than one
  * process would. What the others publish is a hint: if it is wrong, a launch runs early or late, and no more.
  */
-#ifndef VC_TURN_H
-#define VC_TURN_H
+#ifndef VC_PROCESS_TURN_H
+#define VC_PROCESS_TURN_H
 
 #include "os.h"
 

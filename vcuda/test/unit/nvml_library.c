@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The driver's answers: how busy a GPU was, by samples that bear the machine's time, while that is set
  * forward and back; and GPUs of which one is lost. */
-#include "../../src/arbiter/nv.c"
+#include "../../src/arbiter/nvml_library.c"
 #include "unit.h"
 
 struct ar_gpu ar_gpus[AR_GPUS];
@@ -54,19 +54,19 @@ static void lost(void) {
 
 int main(void) {
   uint64_t since = 0;
-  CHECK(ar_nv_busy(0, &since) == -1); /* a library without samples */
+  CHECK(ar_nvml_busy(0, &since) == -1); /* a library without samples */
   nv.samples = samples;
-  CHECK(ar_nv_busy(0, &since) == -1 && since == 0);
+  CHECK(ar_nvml_busy(0, &since) == -1 && since == 0);
   sample(1000, 50);
   sample(1001, 70);
-  CHECK(ar_nv_busy(0, &since) == 60 && since == 1001);
-  CHECK(ar_nv_busy(0, &since) == -1 && since == 1001);
+  CHECK(ar_nvml_busy(0, &since) == 60 && since == 1001);
+  CHECK(ar_nvml_busy(0, &since) == -1 && since == 1001);
   sample(5000, 10);
-  CHECK(ar_nv_busy(0, &since) == 10 && since == 5000);
+  CHECK(ar_nvml_busy(0, &since) == 10 && since == 5000);
   for (unsigned i = 0; i < KEPT; i++) sample(200 + i, 90); /* set back */
-  CHECK(ar_nv_busy(0, &since) == -1 && since == 203);
+  CHECK(ar_nvml_busy(0, &since) == -1 && since == 203);
   sample(204, 30);
-  CHECK(ar_nv_busy(0, &since) == 30 && since == 204);
+  CHECK(ar_nvml_busy(0, &since) == 30 && since == 204);
   lost();
   return 0;
 }

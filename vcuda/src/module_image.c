@@ -4,7 +4,7 @@
  * ends with a zero, a cubin (an ELF file) says where its sections are, a fat binary how long it is,
  * and the driver reads them the same way. What is compressed in a fat binary is not looked into.
  */
-#include "image.h"
+#include "module_image.h"
 #include "os.h"
 
 #include <elf.h>

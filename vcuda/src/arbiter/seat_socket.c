@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "door.h"
+#include "seat_socket.h"
 #include "loop.h"
 #include "process.h"
 #include "seats.h"
@@ -125,7 +125,7 @@ static void close_door(struct ar_seat *s) {
   if (ar_path(path, "seats/%s", s->config.name)) rmdir(path);
 }
 
-bool ar_door_open(struct ar_seat *s, const char **why) {
+bool ar_seat_socket_open(struct ar_seat *s, const char **why) {
   char path[AR_PATH];
   int before = s->door;
   *why = "the seat's folder cannot be made";
@@ -139,7 +139,7 @@ bool ar_door_open(struct ar_seat *s, const char **why) {
   return s->door >= 0 && ar_loop_watch(s->door, door_ready, s);
 }
 
-void ar_door_tick(uint64_t now) {
+void ar_seat_socket_tick(uint64_t now) {
   for (struct stranger *x = strangers, *next; x; x = next) {
     next = x->next;
     if (now - x->since > STRANGER_NS) show_out(x);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How much may be in flight: by what is known of a launch, and by how many share the GPU. */
-#include "../../src/room.c"
+#include "../../src/launch_room.c"
 #include "unit.h"
 
 #define ALONE (10 * VC_MS)

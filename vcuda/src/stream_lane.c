@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "lane.h"
+#include "stream_lane.h"
 
 bool vc_lane_dirty(const struct vc_lane *l) {
   return atomic_load(&l->begun) != l->fenced;

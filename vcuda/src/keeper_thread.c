@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "keeper.h"
-#include "memory_account.h"
-#include "flight.h"
-#include "launch.h"
-#include "pool.h"
+#include "keeper_thread.h"
 #include "connection.h"
+#include "in_flight.h"
+#include "launch.h"
+#include "memory_account.h"
+#include "pool.h"
 
 #include <pthread.h>
 #include <signal.h>

@@ -7,13 +7,13 @@
 #include "connection.h"
 #include "context.h"
 #include "context_limit.h"
-#include "flight.h"
-#include "keeper.h"
+#include "handle_table.h"
+#include "in_flight.h"
+#include "keeper_thread.h"
 #include "launch.h"
 #include "memory.h"
 #include "nvml.h"
 #include "pool.h"
-#include "table.h"
 
 static void forget_parent(void) {
   vc_account_reset();

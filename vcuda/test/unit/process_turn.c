@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "turn.h"
+#include "process_turn.h"
 
 #include "connection.h"
 #include "unit.h"

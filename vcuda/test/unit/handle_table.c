@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table against a plain array, through growth and many removals. */
-#include "table.h"
+#include "handle_table.h"
 #include "unit.h"
 
 #define KEYS 3000

@@ -3,8 +3,8 @@
  * How much work this process may have in flight: by how long launches of each function take, and by the depth that the
  * arbiter allows, in nanoseconds of work (0: any amount).
  */
-#ifndef VC_ROOM_H
-#define VC_ROOM_H
+#ifndef VC_LAUNCH_ROOM_H
+#define VC_LAUNCH_ROOM_H
 
 #include "stream.h"
 

@@ -5,12 +5,12 @@
  * Pure state, no driver: the thread counts a launch before and after the driver's call, a fence (an
  * event recorded in the stream) covers all launches that had ended when it was recorded, and launches are complete only
  * if the driver says so, of a fence or of the whole stream. Age never makes them so.
- * test/unit/lane.c walks every interleaving of these steps.
+ * test/unit/stream_lane.c walks every interleaving of these steps.
  *
  * The two counters belong to the launching thread; all else is written under the owner's lock.
  */
-#ifndef VC_LANE_H
-#define VC_LANE_H
+#ifndef VC_STREAM_LANE_H
+#define VC_STREAM_LANE_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
