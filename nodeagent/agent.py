@@ -159,12 +159,14 @@ class Agent:
             time.sleep(0.1)
 
     def _not_ready(self) -> str:
+        unsaved = self._store.trouble()  # kubelet fails each pod whose seat cannot be saved
         parts = {
             "it is about to stop": not self._stopping,
             "GPUs not published": self._publisher.published.is_set(),
             "pods of the node not listed": self._pods.synced,
             "seats not registered with kubelet": self._plugin.registered.is_set(),
             "the arbiter does not answer": self._shares.ready,
+            f"no seat can be saved: {unsaved}": not unsaved,
         }
         return ", ".join(text for text, ready in parts.items() if not ready)
 

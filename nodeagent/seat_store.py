@@ -12,6 +12,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -20,6 +21,9 @@ from slicekeeper.gpu.inventory import is_slice
 from slicekeeper.units import CORES_PER_GPU
 
 log = logging.getLogger(__name__)
+
+_ROOM: Final = 4096
+"""More bytes than a seat's record has."""
 
 
 class Seat(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -91,6 +95,16 @@ class SeatStore:
         """Return every seat."""
         with self._lock:
             return list(self._seats.values())
+
+    def trouble(self) -> str:
+        """Return why no seat can be saved now, because the disk is full for example; empty if one can."""
+        room = self._folder / ".room"
+        try:
+            room.write_bytes(bytes(_ROOM))
+            room.unlink()
+        except OSError as error:
+            return str(error.strerror)
+        return ""
 
     def put(self, seat: Seat) -> Seat | None:
         """Save a seat, on disk first; return the one that it replaces."""

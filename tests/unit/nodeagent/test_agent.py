@@ -100,6 +100,10 @@ def test_it_is_ready_while_kubelet_has_the_seats_and_goes_when_kubelet_has_its_p
             wait_for(lambda: one.ready()[0] == 503, "kubelet is gone")
         kubelet.start()
         wait_for(lambda: one.ready()[0] == 200, "kubelet has the seats")
+        (folder / "state/seats/.room").mkdir()  # as good as a full disk
+        assert one.ready() == (503, "no seat can be saved: Is a directory\n")
+        (folder / "state/seats/.room").rmdir()
+        assert one.ready()[0] == 200
         assert one.published() == f"127.0.0.1:{one.port}"
         found = machine.of_node(small.client.get(NODES, "node-1"))
         assert found == Machine(driver="550.54.14"), "whether a runtime reads the CDI folder is not known so soon"
