@@ -204,7 +204,7 @@ def _editor(site: Site, namespace: str) -> Kubectl:
         ({"annotations": {names.CORE_LIMIT: None}}, "is reserved and cannot be changed"),
         ({"annotations": {names.CORE_LIMIT: "101"}}, "from 1 to 100"),
         ({"annotations": {names.CORE_LIMIT: "60", names.BOUND_AT: "2030"}}, "bound-at is reserved and cannot"),
-        ({"annotations": {names.limit_annotation("train"): "60"}}, "is reserved and cannot be changed"),
+        ({"annotations": {names.limit_annotation("train"): "0"}}, "from 1 to 100"),
         ({"annotations": {"io.kubernetes.cri-o.Devices": "/dev/nvidia0"}}, "is reserved and cannot be changed"),
         ({"labels": {names.MANAGED_LABEL: None}}, "is reserved and cannot be changed"),
         ({"finalizers": None}, "the timekeeper removes it"),
@@ -218,7 +218,8 @@ def test_an_editor_cannot_change_what_we_wrote(
     alice = _editor(site, namespace)
     with pytest.raises(Refused, match=told):
         alice.patch("pod", "one", {"metadata": metadata}, namespace)
-    own = {"annotations": {"mine": "yes", names.CORE_LIMIT: "60"}, "labels": {"team": "mine"}}
+    ceilings = {names.CORE_LIMIT: "60", names.limit_annotation("train"): "70"}
+    own = {"annotations": {"mine": "yes", **ceilings}, "labels": {"team": "mine"}}
     alice.patch("pod", "one", {"metadata": own}, namespace)
     after = site.pod(namespace, "one")
     assert after["metadata"]["finalizers"] == before["metadata"]["finalizers"]
