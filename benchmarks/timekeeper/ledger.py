@@ -93,9 +93,9 @@ def plain(url: str, statement: str) -> Any:
     return value
 
 
-def opening(pod: int, start: int) -> Opening:
+def opening(pod: int, start: int, namespace: str = "") -> Opening:
     """Return a pod's opening."""
-    made = openings.opening(uid(pod), start, Fraction(1, 2), f"ns{pod % NAMESPACES}", model="A100")
+    made = openings.opening(uid(pod), start, Fraction(1, 2), namespace or f"ns{pod % NAMESPACES}", model="A100")
     return replace(made, pod_name=f"pod-{pod}")
 
 

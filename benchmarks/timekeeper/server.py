@@ -5,7 +5,7 @@
 
 The bare view `POST /bare` reads its body as JSON and writes it back: what the server itself costs. `GET /peak` tells
 the most bytes that the process had resident since it was last asked, and its CPU seconds so far. NOW, in milliseconds,
-stops the clock there. No cluster is followed.
+stops the clock there. No cluster is followed, and `/metrics` is served beside the rest.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 from flask import Flask, Response, request
+from prometheus_client import generate_latest
 
 from slicekeeper.clock import Clock, ManualClock, SystemClock
 from slicekeeper.config.policy_file import PolicyFile
@@ -30,6 +31,7 @@ from slicekeeper.config.settings import (
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.net.serving.process import serve
 from slicekeeper.net.serving.wsgi import WsgiBridge
+from timekeeper.api import metrics
 from timekeeper.api.app import routed
 from timekeeper.api.identity import Identity
 from timekeeper.api.service import Service
@@ -68,7 +70,10 @@ def make(url: str, folder: Path, clock: Clock) -> Flask:
     policy = PolicyFile(settings.policy)
     identity = Identity(client, "timekeeper", settings.timekeeper.operator_token_file)
     controller = Controller(settings, clock, client, books, policy, identity.forget)
-    app = routed(Service(settings, clock, books, policy, controller, identity))
+    service = Service(settings, clock, books, policy, controller, identity)
+    registry = metrics.registry(service)
+    app = routed(service)
+    app.add_url_rule("/metrics", "metrics", lambda: Response(generate_latest(registry)))
     app.add_url_rule("/bare", "bare", bare, methods=["POST"])
     app.add_url_rule("/peak", "peak", peak)
     return app

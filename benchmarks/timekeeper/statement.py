@@ -11,6 +11,7 @@ own process, commands are processes; a peak is the most memory that such a proce
 from __future__ import annotations
 
 import argparse
+import base64
 import http.client
 import multiprocessing
 import os
@@ -32,7 +33,6 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.units import format_instant
-from timekeeper.api.requests import next_cursor
 from timekeeper.core.period import bounds
 from timekeeper.ledger import intake
 from timekeeper.ledger.books import Books
@@ -252,7 +252,7 @@ class Client:
 
 def cursor(place: object) -> str:
     """Return the cursor of a page, as the server writes it; empty for the first page."""
-    return "&cursor=" + urllib.parse.quote(next_cursor(place)) if place else ""
+    return "&cursor=" + urllib.parse.quote(base64.urlsafe_b64encode(msgspec.json.encode(place))) if place else ""
 
 
 def run(rows: Rows, url: str, what: str, *words: str, statement: str = "") -> None:
