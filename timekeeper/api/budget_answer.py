@@ -9,15 +9,15 @@ from timekeeper.api import requests
 from timekeeper.api.budget_owner import BudgetOwner
 
 
-def answer(whose: BudgetOwner, status: int = 200) -> Response:
+def answer(owner: BudgetOwner, status: int = 200) -> Response:
     """Return a budget as it is, or 304 to a reader who has that version."""
-    budget, etag = whose.current()
+    budget, etag = owner.current()
     # RFC 9110 §13.1.2 defines If-None-Match for writes as well, but as a condition, and none of ours offers it.
     unchanged = requests.not_modified(etag) if request.method == "GET" and "If-None-Match" in request.headers else None
     return unchanged or requests.answer(budget, status, etag=etag)
 
 
-def changed(whose: BudgetOwner, *, made: bool = False) -> Response:
+def changed(owner: BudgetOwner, *, made: bool = False) -> Response:
     """Wake the controller, and return a budget after a change, with status 201 if it was `made`."""
-    whose.it.controller.nudge()
-    return answer(whose, 201 if made else 200)
+    owner.service.controller.nudge()
+    return answer(owner, 201 if made else 200)

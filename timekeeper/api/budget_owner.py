@@ -30,7 +30,7 @@ from timekeeper.store.accounts import BudgetAccount
 class BudgetOwner(ABC):
     """The owner of a budget, by name; it need not exist."""
 
-    it: Service
+    service: Service
     name: str
 
     @abstractmethod
@@ -76,15 +76,15 @@ class NamespaceOwner(BudgetOwner):
         For a deleted namespace, the right in all namespaces is required: whoever has rights in a new namespace of the
         same name may be another tenant.
         """
-        gone = self.uid and self.uid != self.it.controller.namespaces.uid(self.name)
-        return self.it.allow(verb, "" if gone else self.name, subresource)
+        gone = self.uid and self.uid != self.service.controller.namespaces.uid(self.name)
+        return self.service.allow(verb, "" if gone else self.name, subresource)
 
     def find(self, session: Session) -> BudgetAccount | None:
         """Return the namespace's account.
 
         Raises Unknown if there is a UID, and the ledger has no such account.
         """
-        cluster, uid = self.it.books.cluster, self.uid or self.it.controller.namespaces.uid(self.name)
+        cluster, uid = self.service.books.cluster, self.uid or self.service.controller.namespaces.uid(self.name)
         if uid is None:
             return accounts.find_name(session, cluster, self.name)
         found = accounts.find(session, cluster, uid)
@@ -105,25 +105,27 @@ class NamespaceOwner(BudgetOwner):
     def place(self) -> NamespaceRef:
         """Return the namespace as the cluster has it now; one that is named by its UID must have an account."""
         if self.uid:
-            with self.it.books.database.reading() as session:
+            with self.service.books.database.reading() as session:
                 self.require(session)
-        uid = self.uid or self.it.controller.namespace_uid(self.name)
-        return NamespaceRef(uid, self.name, self.it.policy.of(self.name))
+        uid = self.uid or self.service.controller.namespace_uid(self.name)
+        return NamespaceRef(uid, self.name, self.service.policy.of(self.name))
 
     def position(self) -> Position | None:
         """Return the standing of the namespace; None while it has no account."""
-        with self.it.books.database.reading() as session:
+        with self.service.books.database.reading() as session:
             account = self.find(session)
-        return None if account is None else self.it.books.position_of(account.uid)
+        return None if account is None else self.service.books.position_of(account.uid)
 
     def current(self) -> tuple[Budget, str]:
         """Return the budget; one never seen has its policy's default."""
-        position, now = self.position(), self.it.clock.now_ms()
-        held = reservation.held(self.it.books, now, position.account.id)[position.account.id] if position else NO_TIME
-        namespaces_there = self.it.controller.namespaces
+        position, now = self.position(), self.service.clock.now_ms()
+        held = (
+            reservation.held(self.service.books, now, position.account.id)[position.account.id] if position else NO_TIME
+        )
+        namespaces_there = self.service.controller.namespaces
         uid = position.account.uid if position else namespaces_there.uid(self.name) or ""
         gone = position is not None and namespaces_there.is_gone(self.name, uid)
-        policy = self.it.policy.of(self.name)
+        policy = self.service.policy.of(self.name)
         budget = budget_views.budget(self.name, position, policy, now, held, uid=uid, gone=gone)
         rule = (budget.amount_ms, budget.period, budget.time_zone, budget.credit_ms, budget.rollover_ms, budget.anchor)
         unseen = f'"policy-{"-".join(map(str, rule))}"'
@@ -135,7 +137,7 @@ class ParentOwner(BudgetOwner):
 
     def allow(self, verb: str, subresource: str = "") -> Caller:  # noqa: ARG002 - one right for all operations
         """Require the right on `parents`, for any operation."""
-        return self.it.allow(verb, "", "parents")
+        return self.service.allow(verb, "", "parents")
 
     def find(self, session: Session) -> BudgetAccount | None:
         """Return the team or organisation."""
@@ -143,7 +145,7 @@ class ParentOwner(BudgetOwner):
 
     def require(self, session: Session) -> BudgetAccount:
         """Return the team or organisation."""
-        return accounts.require_parent(session, self.it.books.cluster, self.name)
+        return accounts.require_parent(session, self.service.books.cluster, self.name)
 
     def place(self) -> NamespaceRef:
         """Return its account; unlike a namespace it must have been created."""
@@ -151,8 +153,8 @@ class ParentOwner(BudgetOwner):
 
     def current(self) -> tuple[Parent, str]:
         """Return the budget."""
-        position, now = self.position(), self.it.clock.now_ms()
-        held = reservation.held_below(self.it.books, [position], now)[position.account.id]
+        position, now = self.position(), self.service.clock.now_ms()
+        held = reservation.held_below(self.service.books, [position], now)[position.account.id]
         return budget_views.parent(position, now, held), version_of(position.rule)
 
     def position(self) -> Position:
@@ -160,27 +162,27 @@ class ParentOwner(BudgetOwner):
 
         Raises Unknown if there is none of that name.
         """
-        return self.it.books.require_parent(self.name)
+        return self.service.books.require_parent(self.name)
 
 
-def owner(it: Service, namespace: str = "", parent: str = "") -> NamespaceOwner | ParentOwner:
+def owner_of(service: Service, namespace: str = "", parent: str = "") -> NamespaceOwner | ParentOwner:
     """Return whose budget a path names.
 
     Raises Problem if it cannot be a name.
     """
     if parent:
-        return ParentOwner(it, requests.parent(parent))
-    return NamespaceOwner(it, requests.namespace(namespace), requests.plain("uid", 64))
+        return ParentOwner(service, requests.parent(parent))
+    return NamespaceOwner(service, requests.namespace(namespace), requests.plain("uid", 64))
 
 
-def named(it: Service) -> NamespaceOwner | None:
+def named(service: Service) -> NamespaceOwner | None:
     """Return the namespace that the query names; None if it names none, which selects all.
 
     Raises Problem if it is not a valid name, or if there is a UID without a name.
     """
     uid = requests.plain("uid", 64)
     if name := request.args.get("namespace", ""):
-        return NamespaceOwner(it, requests.namespace(name), uid)
+        return NamespaceOwner(service, requests.namespace(name), uid)
     if uid:
         raise Problem(422, "query-invalid", "uid: name the namespace too, as in namespace=team&uid=…", "uid")
     return None

@@ -20,16 +20,16 @@ _LOOKED_BACK_MS = 24 * MS_PER_HOUR
 """Without a limit, each scrape would read all pods that ever ended."""
 
 
-def registry(it: Service) -> CollectorRegistry:
+def registry(service: Service) -> CollectorRegistry:
     """Return a registry of this service's metrics."""
     made = CollectorRegistry()
-    made.register(_Books(it))
+    made.register(_Books(service))
     return made
 
 
 class _Books(Collector):
-    def __init__(self, it: Service) -> None:
-        self._it = it
+    def __init__(self, service: Service) -> None:
+        self._service = service
 
     def describe(self) -> list[Metric]:
         """Return nothing: the registry need not query the database when it is created."""
@@ -37,9 +37,9 @@ class _Books(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics as of now."""
-        it, now = self._it, self._it.clock.now_ms()
-        spaces, parents, held = it.books.positions(), it.books.parents(), reservation.held(it.books, now)
-        below = reservation.held_below(it.books, parents, now)
+        service, now = self._service, self._service.clock.now_ms()
+        spaces, parents, held = service.books.positions(), service.books.parents(), reservation.held(service.books, now)
+        below = reservation.held_below(service.books, parents, now)
         yield from self._budgets(
             "gpu_budget", ["namespace"], {p: ([p.account.name], held[p.account.id]) for p in spaces}, now
         )
@@ -65,7 +65,7 @@ class _Books(Collector):
         charged = CounterMetricFamily(
             f"{prefix}_charged_seconds", "GPU time of ended stretches, by account.", labels=[*labels, "account"]
         )
-        with self._it.books.database.reading() as session:
+        with self._service.books.database.reading() as session:
             for position, (names, held) in positions.items():
                 state = position.at(now)
                 limit.add_metric(names, (state.period.amount + state.granted) / 1000)
@@ -81,11 +81,11 @@ class _Books(Collector):
         yield from (limit, left, reserved, uncovered, exhausted, charged)
 
     def _reports(self, now: Instant) -> Iterator[Metric]:
-        it = self._it
-        with it.books.database.reading() as session:
-            still_open = workloads.open_ones(session, it.books.cluster)
+        service = self._service
+        with service.books.database.reading() as session:
+            still_open = workloads.open_ones(session, service.books.cluster)
             heard = workloads.last_heard(session, list(still_open))
-            unobserved = workloads.unobserved_ms(session, it.books.cluster, Instant(now - _LOOKED_BACK_MS))
+            unobserved = workloads.unobserved_ms(session, service.books.cluster, Instant(now - _LOOKED_BACK_MS))
         lag = GaugeMetricFamily("timekeeper_report_lag_seconds", "Age of the oldest last report of a running pod.")
         lag.add_metric([], max((now - at for at in heard.values()), default=0) / 1000)
         silent = GaugeMetricFamily(

@@ -9,15 +9,15 @@ from timekeeper.core.caller import Caller
 from timekeeper.core.interval import others_ended
 
 
-def reporter(it: Service) -> Caller:
+def reporter(service: Service) -> Caller:
     """Return the reporter: a pod, by a token that is bound to it, or the operator."""
-    caller = it.caller()
+    caller = service.caller()
     if not caller.pod_uid and not caller.operator:
         raise Problem(403, "token-not-bound", "a report needs a token that is bound to its pod")
     return caller
 
 
-def may_leave(it: Service, uids: set[str]) -> bool:
+def may_leave(service: Service, uids: set[str]) -> bool:
     """Whether all other containers of the pods have ended."""
-    pods = [it.controller.pods.find(uid) for uid in uids]
+    pods = [service.controller.pods.find(uid) for uid in uids]
     return bool(pods) and all(pod is not None and others_ended(pod) for pod in pods)

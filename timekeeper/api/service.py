@@ -68,7 +68,7 @@ def kept_name(user: str) -> str:
     return f"{user[: LONGEST_ACTOR - len(digest) - 1]}…{digest}"
 
 
-def service() -> Service:
+def current_service() -> Service:
     """Return the service of the application that runs this request."""
     found = current_app.extensions[EXTENSION]
     if not isinstance(found, Service):

@@ -11,29 +11,29 @@ from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import named
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.audit import AuditEntry, AuditList
-from timekeeper.api.service import service
+from timekeeper.api.service import current_service
 from timekeeper.store import accounts, audit_chain
 from timekeeper.store.db.models import AuditRecord
 
 
 def listed() -> Response:
     """Return a page of the audit log, of one namespace or parent if it is named."""
-    it = service()
-    whose, above = named(it), request.args.get("parent", "")
-    if whose and above:
+    service = current_service()
+    owner, above = named(service), request.args.get("parent", "")
+    if owner and above:
         raise Problem(422, "query-invalid", "parent: name either a namespace or a parent", "parent")
-    if whose is None:
-        it.allow("list", "", "audit")
+    if owner is None:
+        service.allow("list", "", "audit")
     else:
-        whose.allow("list", "audit")
+        owner.allow("list", "audit")
     limit, after = paging.limit(), paging.cursor(int) or 0
-    with it.books.database.reading() as session:
+    with service.books.database.reading() as session:
         rows: list[AuditRecord] = []
-        if whose is None:
-            parent = accounts.require_parent(session, it.books.cluster, requests.parent(above)) if above else None
-            rows = audit_chain.page(session, it.books.cluster, parent.title if parent else "", after, limit + 1)
-        elif account := whose.find(session):
-            rows = audit_chain.page(session, it.books.cluster, account.title, after, limit + 1, uid=account.uid)
+        if owner is None:
+            parent = accounts.require_parent(session, service.books.cluster, requests.parent(above)) if above else None
+            rows = audit_chain.page(session, service.books.cluster, parent.title if parent else "", after, limit + 1)
+        elif account := owner.find(session):
+            rows = audit_chain.page(session, service.books.cluster, account.title, after, limit + 1, uid=account.uid)
     rows, more = paging.page(rows, limit, lambda row: row.id)
     items = [
         AuditEntry(

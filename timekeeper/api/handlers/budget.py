@@ -8,11 +8,11 @@ from flask import Response
 from slicekeeper.wire.timekeeper import BudgetList
 from timekeeper.api import paging, requests
 from timekeeper.api.budget_answer import answer, changed
-from timekeeper.api.budget_owner import NamespaceOwner, owner
+from timekeeper.api.budget_owner import NamespaceOwner, owner_of
 from timekeeper.api.budget_rule import patched, rule_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.budget import BudgetBody, BudgetPatch, StatusBody
-from timekeeper.api.service import service
+from timekeeper.api.service import current_service
 from timekeeper.api.views import budget
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import reservation
@@ -22,22 +22,22 @@ from timekeeper.ledger.rule import ANY_VERSION, Change
 
 def listed() -> Response:
     """Return a page of budgets."""
-    it = service()
-    it.allow("list")
+    service = current_service()
+    service.allow("list")
     limit, after = paging.limit(), paging.cursor(tuple[str, int])
-    positions = it.books.all_positions(after or ("", 0), limit + 1)
+    positions = service.books.all_positions(after or ("", 0), limit + 1)
     positions, more = paging.page(positions, limit, lambda p: (p.account.name, p.account.id))
-    now = it.clock.now_ms()
-    held = reservation.held(it.books, now)
+    now = service.clock.now_ms()
+    held = reservation.held(service.books, now)
     items = [
         budget.budget(
             p.account.name,
             p,
-            it.policy.of(p.account.name),
+            service.policy.of(p.account.name),
             now,
             held[p.account.id],
             uid=p.account.uid,
-            gone=it.controller.namespaces.is_gone(p.account.name, p.account.uid),
+            gone=service.controller.namespaces.is_gone(p.account.name, p.account.uid),
         )
         for p in positions
     ]
@@ -46,57 +46,59 @@ def listed() -> Response:
 
 def shown(**path: str) -> Response:
     """Return one budget."""
-    whose = owner(service(), **path)
-    whose.allow("get")
-    return answer(whose)
+    owner = owner_of(current_service(), **path)
+    owner.allow("get")
+    return answer(owner)
 
 
 def put(namespace: str) -> Response:
     """Give a namespace a budget of its own."""
-    it = service()
-    whose = NamespaceOwner(it, requests.namespace(namespace))
-    caller = whose.allow("update")
-    return _set(whose, rule_of(it, requests.body(BudgetBody)), caller)
+    service = current_service()
+    owner = NamespaceOwner(service, requests.namespace(namespace))
+    caller = owner.allow("update")
+    return _set(owner, rule_of(service, requests.body(BudgetBody)), caller)
 
 
 def patch(namespace: str) -> Response:
     """Give a namespace a budget of its own that differs from its current one in the fields of the body."""
-    it = service()
-    whose = NamespaceOwner(it, requests.namespace(namespace))
-    caller = whose.allow("update")
+    service = current_service()
+    owner = NamespaceOwner(service, requests.namespace(namespace))
+    caller = owner.allow("update")
     given = requests.body(BudgetPatch)
-    return answer(whose) if given == BudgetPatch() else _set(whose, patched(it, given), caller)
+    return answer(owner) if given == BudgetPatch() else _set(owner, patched(service, given), caller)
 
 
 def unset(namespace: str) -> Response:
     """Give a namespace the policy's budget again."""
-    it = service()
-    whose = NamespaceOwner(it, requests.namespace(namespace))
-    caller = whose.allow("delete")
+    service = current_service()
+    owner = NamespaceOwner(service, requests.namespace(namespace))
+    caller = owner.allow("delete")
     reason = requests.plain("reason", 1024) or "unset"
-    place = whose.place()
-    if whose.position() is not None:  # one without an account has the policy's
-        wanted, now = requests.if_match(), it.clock.now_ms()
-        unset_budget(it.books, place, reason=reason, actor=caller.name, if_match=wanted, now=now)
-    return changed(whose)
+    place = owner.place()
+    if owner.position() is not None:  # one without an account has the policy's
+        wanted, now = requests.if_match(), service.clock.now_ms()
+        unset_budget(service.books, place, reason=reason, actor=caller.name, if_match=wanted, now=now)
+    return changed(owner)
 
 
-def _set(whose: NamespaceOwner, change: Change, caller: Caller) -> Response:
-    it, wanted = whose.it, requests.if_match()
-    if wanted is not None and whose.position() is None:
-        if wanted.isdisjoint({whose.current()[1], ANY_VERSION}):
-            detail = f"budget of {whose.name}: it has changed since you read it; read it again"
+def _set(owner: NamespaceOwner, change: Change, caller: Caller) -> Response:
+    service, wanted = owner.service, requests.if_match()
+    if wanted is not None and owner.position() is None:
+        if wanted.isdisjoint({owner.current()[1], ANY_VERSION}):
+            detail = f"budget of {owner.name}: it has changed since you read it; read it again"
             raise Problem(412, "version-mismatch", detail, "If-Match")
         wanted = None
-    set_budget(it.books, whose.place(), change, actor=caller.name, if_match=wanted)
-    return changed(whose)
+    set_budget(service.books, owner.place(), change, actor=caller.name, if_match=wanted)
+    return changed(owner)
 
 
 def status(**path: str) -> Response:
     """Suspend a budget, close it, or reactivate it."""
-    it = service()
-    whose = owner(it, **path)
-    caller = whose.allow("update")
+    service = current_service()
+    owner = owner_of(service, **path)
+    caller = owner.allow("update")
     given = requests.body(StatusBody)
-    set_status(it.books, whose.place(), given.status, reason=given.reason, actor=caller.name, now=it.clock.now_ms())
-    return changed(whose)
+    set_status(
+        service.books, owner.place(), given.status, reason=given.reason, actor=caller.name, now=service.clock.now_ms()
+    )
+    return changed(owner)

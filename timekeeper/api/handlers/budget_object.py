@@ -6,11 +6,11 @@ from __future__ import annotations
 from flask import Response
 
 from timekeeper.api import budget_answer, requests
-from timekeeper.api.budget_owner import NamespaceOwner, owner
+from timekeeper.api.budget_owner import NamespaceOwner, owner_of
 from timekeeper.api.budget_rule import rule_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.budget_object import ObjectBody, ParentObjectBody
-from timekeeper.api.service import Service, kept_name, service
+from timekeeper.api.service import Service, current_service, kept_name
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import budget_object
 from timekeeper.ledger.budget_object import Desired
@@ -21,38 +21,38 @@ _RIGHT = "objects"
 
 def put(namespace: str) -> Response:
     """Let an object keep a namespace's budget."""
-    it = service()
-    caller = it.allow("update", "", _RIGHT)
-    whose = NamespaceOwner(it, requests.namespace(namespace))
-    budget_object.keep(it.books, whose.place(), _desired(it, requests.body(ObjectBody), caller))
-    return budget_answer.changed(whose)
+    service = current_service()
+    caller = service.allow("update", "", _RIGHT)
+    owner = NamespaceOwner(service, requests.namespace(namespace))
+    budget_object.keep(service.books, owner.place(), _desired(service, requests.body(ObjectBody), caller))
+    return budget_answer.changed(owner)
 
 
 def put_parent(parent: str) -> Response:
     """Let an object keep a team or an organisation, which is created if there is none."""
-    it = service()
-    caller = it.allow("update", "", _RIGHT)
-    whose = owner(it, parent=parent)
+    service = current_service()
+    caller = service.allow("update", "", _RIGHT)
+    owner = owner_of(service, parent=parent)
     given = requests.body(ParentObjectBody)
-    budget_object.keep_parent(it.books, parent, given.kind, _desired(it, given, caller))
-    return budget_answer.changed(whose)
+    budget_object.keep_parent(service.books, parent, given.kind, _desired(service, given, caller))
+    return budget_answer.changed(owner)
 
 
 def deleted(**path: str) -> Response:
     """Note that the object that kept a budget was deleted; a repetition changes nothing."""
-    it = service()
-    caller = it.allow("delete", "", _RIGHT)
-    whose = owner(it, **path)
+    service = current_service()
+    caller = service.allow("delete", "", _RIGHT)
+    owner = owner_of(service, **path)
     uid = requests.plain("object", 64)
     if not uid:
         raise Problem(422, "query-invalid", "object: name the UID of the object, as in object=…", "object")
-    budget_object.release(it.books, whose.place(), uid, actor=caller.name, now=it.clock.now_ms())
-    return budget_answer.changed(whose)
+    budget_object.release(service.books, owner.place(), uid, actor=caller.name, now=service.clock.now_ms())
+    return budget_answer.changed(owner)
 
 
-def _desired(it: Service, given: ObjectBody, caller: Caller) -> Desired:
-    rule = rule_of(it, given)
+def _desired(service: Service, given: ObjectBody, caller: Caller) -> Desired:
+    rule = rule_of(service, given)
     parent = requests.parent(given.parent) if given.parent else given.parent
     state = Kept(given.uid, requests.instant(given.created_at, "createdAt"), given.generation, parent)
     who = kept_name(given.changed_by or "")
-    return Desired(state, given.object_version, rule, who, caller.name, it.clock.now_ms())
+    return Desired(state, given.object_version, rule, who, caller.name, service.clock.now_ms())

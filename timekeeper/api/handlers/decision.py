@@ -12,7 +12,7 @@ from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import DecisionList
 from timekeeper.api import requests
 from timekeeper.api.budget_owner import NamespaceOwner
-from timekeeper.api.service import Service, service
+from timekeeper.api.service import Service, current_service
 from timekeeper.api.views import decision as decision_views
 from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.ledger import reservation
@@ -21,14 +21,14 @@ from timekeeper.ledger.standing import Position
 
 def listed() -> Response:
     """Return all namespaces' decisions."""
-    it = service()
-    it.allow("list")
-    now = it.clock.now_ms()
-    held = reservation.held(it.books, now)
+    service = current_service()
+    service.allow("list")
+    now = service.clock.now_ms()
+    held = reservation.held(service.books, now)
     items = [
-        decision_views.decision(p, it.policy.of(p.account.name), it.settings, now, held[p.account.id])
-        for p in it.books.positions()
-        if _is_there(it, p)
+        decision_views.decision(p, service.policy.of(p.account.name), service.settings, now, held[p.account.id])
+        for p in service.books.positions()
+        if _is_there(service, p)
     ]
     etag = decision_views.decisions_tag(items)
     return requests.not_modified(etag) or requests.answer(
@@ -38,17 +38,17 @@ def listed() -> Response:
 
 def shown(namespace: str) -> Response:
     """Return one namespace's decision."""
-    it, name = service(), requests.namespace(namespace)
-    it.allow("get", name)
-    position = NamespaceOwner(it, name).position()
-    if position is None or not _is_there(it, position):
+    service, name = current_service(), requests.namespace(namespace)
+    service.allow("get", name)
+    position = NamespaceOwner(service, name).position()
+    if position is None or not _is_there(service, position):
         raise NamespaceUnknown(f"namespace {name} has no account yet: it is in budget")
-    now = it.clock.now_ms()
-    held = reservation.held(it.books, now, position.account.id)[position.account.id]
-    decision = decision_views.decision(position, it.policy.of(name), it.settings, now, held)
+    now = service.clock.now_ms()
+    held = reservation.held(service.books, now, position.account.id)[position.account.id]
+    decision = decision_views.decision(position, service.policy.of(name), service.settings, now, held)
     etag = decision_views.decisions_tag([decision])
     return requests.not_modified(etag) or requests.answer(decision, etag=etag)
 
 
-def _is_there(it: Service, position: Position) -> bool:
-    return not it.controller.namespaces.is_gone(position.account.name, position.account.uid)
+def _is_there(service: Service, position: Position) -> bool:
+    return not service.controller.namespaces.is_gone(position.account.name, position.account.uid)

@@ -10,9 +10,9 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.units import format_if_known, format_instant
 from timekeeper.api import paging, requests
-from timekeeper.api.budget_owner import owner
+from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.schemas.entry import EntryList, LedgerEntry
-from timekeeper.api.service import service
+from timekeeper.api.service import current_service
 from timekeeper.core.record import AccountId
 from timekeeper.core.timeline import CHILD
 from timekeeper.store import accounts, bookings
@@ -21,12 +21,12 @@ from timekeeper.store.bookings import StatementEntry
 
 def listed(**path: str) -> Response:
     """Return a page of ledger entries."""
-    it = service()
-    whose = owner(it, **path)
-    whose.allow("get", "statement")
+    service = current_service()
+    owner = owner_of(service, **path)
+    owner.allow("get", "statement")
     limit, after = paging.limit(), paging.cursor(int)
-    with it.books.database.reading() as session:
-        account = whose.require(session)
+    with service.books.database.reading() as session:
+        account = owner.require(session)
         lines = bookings.lines(session, account.id, after or 0, limit + 1)
         lines, more = paging.page(lines, limit, lambda line: line.id)
         subjects = _subjects(session, lines)

@@ -10,34 +10,34 @@ from slicekeeper import threads
 from slicekeeper.errors import SettingsError
 from timekeeper.api import requests
 from timekeeper.api.schemas.health import Health
-from timekeeper.api.service import service
+from timekeeper.api.service import current_service
 from timekeeper.store.db import migrate
 
 
 def live() -> Response:
     """Return whether the server does its work; a restart may help if it does not."""
-    it = service()
+    service = current_service()
     reason = (
         threads.trouble()
-        or it.controller.trouble()
-        or ("" if it.books.database.alive else "the ledger's writer has stopped")
+        or service.controller.trouble()
+        or ("" if service.books.database.alive else "the ledger's writer has stopped")
     )
     return _answer(reason)
 
 
 def ready() -> Response:
     """Return whether the server is ready for requests."""
-    it = service()
+    service = current_service()
     try:
-        migrate.check(it.books.database.engine)
+        migrate.check(service.books.database.engine)
         reason = ""
     except SettingsError as error:
         reason = str(error)
     except SQLAlchemyError:
         reason = "the database does not answer"
-    if not it.policy.complete.is_set():
+    if not service.policy.complete.is_set():
         reason = reason or "GpuPolicies have not been listed yet"
-    return _answer(reason or ("" if it.controller.synced else "the cluster's pods have not been listed yet"))
+    return _answer(reason or ("" if service.controller.synced else "the cluster's pods have not been listed yet"))
 
 
 def _answer(reason: str) -> Response:

@@ -8,11 +8,11 @@ from flask import Response
 from slicekeeper.units import NO_TIME, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import IntervalCorrection, IntervalCorrectionList
 from timekeeper.api import budget_answer, paging, requests
-from timekeeper.api.budget_owner import owner
+from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.interval import IntervalBody
-from timekeeper.api.service import service
+from timekeeper.api.service import current_service
 from timekeeper.ledger import correction
 from timekeeper.ledger.correction import RequestedInterval
 from timekeeper.store import corrections as store
@@ -20,12 +20,12 @@ from timekeeper.store import corrections as store
 
 def listed(namespace: str) -> Response:
     """Return a page of corrected intervals."""
-    it = service()
-    whose = owner(it, namespace)
-    whose.allow("get", "intervals")
+    service = current_service()
+    owner = owner_of(service, namespace)
+    owner.allow("get", "intervals")
     limit, before = paging.limit(), paging.cursor(int)
-    with it.books.database.reading() as session:
-        account = whose.find(session)
+    with service.books.database.reading() as session:
+        account = owner.find(session)
         rows = store.page(session, account.id, before, limit + 1) if account else []
     rows, more = paging.page(rows, limit, lambda row: row.id)
     items = [
@@ -47,18 +47,18 @@ def listed(namespace: str) -> Response:
 
 def correct(namespace: str) -> Response:
     """Correct a pod's interval; return the budget afterwards."""
-    it = service()
-    whose = owner(it, namespace)
-    caller = whose.allow("create", "intervals")
+    service = current_service()
+    owner = owner_of(service, namespace)
+    caller = owner.allow("create", "intervals")
     given = requests.body(IntervalBody)
     if given.start is None and given.end is None:
         raise Problem(
             422, "body-invalid", "start: name a start, an end, or both; for example 2026-11-30T12:00:00Z", "start"
         )
-    order = order_of(it, caller, NO_TIME, given.reason)
+    order = order_of(service, caller, NO_TIME, given.reason)
     start, end = (
         None if value is None else requests.instant(value, field)
         for field, value in (("start", given.start), ("end", given.end))
     )
     wanted = RequestedInterval(given.pod_uid, start, end, given.reason, order.key, order.body, order.actor, order.now)
-    return budget_answer.changed(whose, made=correction.correct(it.books, whose.require, wanted))
+    return budget_answer.changed(owner, made=correction.correct(service.books, owner.require, wanted))

@@ -10,11 +10,11 @@ from flask import Response
 from slicekeeper.units import Instant, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Grant, GrantList
 from timekeeper.api import budget_answer, paging, requests
-from timekeeper.api.budget_owner import BudgetOwner, ParentOwner, owner
+from timekeeper.api.budget_owner import BudgetOwner, ParentOwner, owner_of
 from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.movement import AdjustmentBody, GrantBody, Movement, MovementList, RefundBody, TransferBody
-from timekeeper.api.service import service
+from timekeeper.api.service import current_service
 from timekeeper.core.refusal import Unknown
 from timekeeper.ledger import movement
 from timekeeper.ledger.movement import Order
@@ -79,26 +79,26 @@ def _moved(path: dict[str, str], kind: str, right: str) -> Response:
 
 
 def _page(path: dict[str, str], kind: str, right: str) -> tuple[list[BudgetGrant], str | None]:
-    it = service()
-    whose = owner(it, **path)
-    whose.allow("get", right)
+    service = current_service()
+    owner = owner_of(service, **path)
+    owner.allow("get", right)
     limit, before = paging.limit(), paging.cursor(int)
-    with it.books.database.reading() as session:
-        account = whose.find(session)
+    with service.books.database.reading() as session:
+        account = owner.find(session)
         rows = movements_store.grants(session, account.id, kind, before, limit + 1) if account else []
     return paging.page(rows, limit, lambda row: row.id)
 
 
 def grant(**path: str) -> Response:
     """Book a grant; return the budget afterwards."""
-    it = service()
-    whose = owner(it, **path)
-    caller = whose.allow("create", "grants")
+    service = current_service()
+    owner = owner_of(service, **path)
+    caller = owner.allow("create", "grants")
     given = requests.body(GrantBody)
-    order = order_of(it, caller, given.amount_ms, given.reason)
-    start, end = _validity(given, order, repeated=_booked(whose, order.key))
-    made = movement.grant(it.books, whose.place(), order, valid_from=start, valid_to=end, priority=given.priority)
-    return budget_answer.changed(whose, made=made)
+    order = order_of(service, caller, given.amount_ms, given.reason)
+    start, end = _validity(given, order, repeated=_booked(owner, order.key))
+    made = movement.grant(service.books, owner.place(), order, valid_from=start, valid_to=end, priority=given.priority)
+    return budget_answer.changed(owner, made=made)
 
 
 def _validity(given: GrantBody, order: Order, *, repeated: bool) -> tuple[Instant, Instant | None]:
@@ -117,75 +117,81 @@ def _validity(given: GrantBody, order: Order, *, repeated: bool) -> tuple[Instan
 
 def withdraw(grant: str, **path: str) -> Response:
     """Withdraw a grant that has not begun."""
-    it = service()
-    whose = owner(it, **path)
-    caller = whose.allow("delete", "grants")
+    service = current_service()
+    owner = owner_of(service, **path)
+    caller = owner.allow("delete", "grants")
     key = int(grant) if grant.isascii() and grant.isdecimal() and len(grant) <= 18 else 0
     reason = requests.plain("reason", 1024) or "withdrawn"
-    row = movement.withdraw(it.books, whose.require, key, reason=reason, actor=caller.name, now=it.clock.now_ms())
-    it.controller.nudge()
+    row = movement.withdraw(
+        service.books, owner.require, key, reason=reason, actor=caller.name, now=service.clock.now_ms()
+    )
+    service.controller.nudge()
     return requests.answer(_grant(row))
 
 
 def refund(namespace: str) -> Response:
     """Refund an ended pod's charge, or a part of it."""
-    it = service()
-    whose = owner(it, namespace)
-    caller = whose.allow("create", "refunds")
+    service = current_service()
+    owner = owner_of(service, namespace)
+    caller = owner.allow("create", "refunds")
     given = requests.body(RefundBody)
-    order = order_of(it, caller, given.amount_ms, given.reason)
-    return budget_answer.changed(whose, made=movement.refund(it.books, whose.place(), order, pod_uid=given.pod_uid))
+    order = order_of(service, caller, given.amount_ms, given.reason)
+    return budget_answer.changed(
+        owner, made=movement.refund(service.books, owner.place(), order, pod_uid=given.pod_uid)
+    )
 
 
 def adjust(**path: str) -> Response:
     """Adjust GPU time by hand."""
-    it = service()
-    whose = owner(it, **path)
-    caller = whose.allow("create", "adjustments")
+    service = current_service()
+    owner = owner_of(service, **path)
+    caller = owner.allow("create", "adjustments")
     given = requests.body(AdjustmentBody)
     if given.amount_ms == 0:
         raise Problem(
             422, "body-invalid", "amountMs: 0 changes nothing; use a positive or a negative amount", "amountMs"
         )
-    order = order_of(it, caller, given.amount_ms, given.reason)
-    return budget_answer.changed(whose, made=movement.adjust(it.books, whose.place(), order))
+    order = order_of(service, caller, given.amount_ms, given.reason)
+    return budget_answer.changed(owner, made=movement.adjust(service.books, owner.place(), order))
 
 
 def transfer(**path: str) -> Response:
     """Move GPU time into another budget; the right is needed in both."""
-    it = service()
-    whose = owner(it, **path)
-    caller = whose.allow("create", "transfers")
+    service = current_service()
+    owner = owner_of(service, **path)
+    caller = owner.allow("create", "transfers")
     given = requests.body(TransferBody)
-    target = _target(whose, given)
+    target = _target(owner, given)
     target.allow("create", "transfers")
-    if target == whose:
+    if target == owner:
         raise Problem(422, "body-invalid", "to: it must be a different budget from the source", "to")
-    order = order_of(it, caller, given.amount_ms, given.reason)
+    order = order_of(service, caller, given.amount_ms, given.reason)
     end = None if given.valid_to is None else requests.instant(given.valid_to, "validTo")
-    if end is not None and end <= order.now and not _booked(whose, order.key):
+    if end is not None and end <= order.now and not _booked(owner, order.key):
         raise Problem(422, "instant-past", "validTo is in the past", "validTo")
     try:
         there = target.place()
     except Unknown as error:
         raise type(error)(f"to: {error}", "to") from error
-    return budget_answer.changed(whose, made=movement.transfer(it.books, whose.place(), there, order, valid_to=end))
+    return budget_answer.changed(
+        owner, made=movement.transfer(service.books, owner.place(), there, order, valid_to=end)
+    )
 
 
-def _target(whose: BudgetOwner, given: TransferBody) -> BudgetOwner:
+def _target(owner: BudgetOwner, given: TransferBody) -> BudgetOwner:
     """Return the target of a transfer: without `toKind`, of the same kind as the source.
 
     Raises Problem if it cannot be a name.
     """
-    above = isinstance(whose, ParentOwner) if given.to_kind is None else given.to_kind == "parent"
+    above = isinstance(owner, ParentOwner) if given.to_kind is None else given.to_kind == "parent"
     try:
-        return owner(whose.it, parent=given.to) if above else owner(whose.it, given.to)
+        return owner_of(owner.service, parent=given.to) if above else owner_of(owner.service, given.to)
     except Problem as problem:
         raise Problem(problem.status, problem.code, f"to: {problem.detail}", "to") from problem
 
 
-def _booked(whose: BudgetOwner, key: str) -> bool:
+def _booked(owner: BudgetOwner, key: str) -> bool:
     """Whether the request with this key was booked before, so that an instant in it may be past by now."""
-    with whose.it.books.database.reading() as session:
-        account = whose.find(session)
+    with owner.service.books.database.reading() as session:
+        account = owner.find(session)
         return account is not None and movements_store.grant_under(session, account.id, key) is not None

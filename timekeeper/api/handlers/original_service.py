@@ -13,7 +13,7 @@ from timekeeper.api.budget_owner import NamespaceOwner
 from timekeeper.api.idempotency import idempotency_key
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.original_service import IncreaseBody, OriginalBudget, SignOfLife, Terminate
-from timekeeper.api.service import Service, service
+from timekeeper.api.service import Service, current_service
 from timekeeper.ledger import movement
 from timekeeper.ledger.movement import Order
 from timekeeper.store import workloads
@@ -21,13 +21,13 @@ from timekeeper.store import workloads
 
 def shown(namespace: str) -> Response:
     """Return a budget; a namespace never seen has the full default."""
-    it, name = service(), requests.namespace(namespace)
-    it.allow("get", name)
-    return _answer(it, name)
+    service, name = current_service(), requests.namespace(namespace)
+    service.allow("get", name)
+    return _answer(service, name)
 
 
-def _answer(it: Service, name: str) -> Response:
-    budget, _ = NamespaceOwner(it, name).current()
+def _answer(service: Service, name: str) -> Response:
+    budget, _ = NamespaceOwner(service, name).current()
     return requests.answer(
         OriginalBudget(
             budget_available=budget.state not in ("exhausted", "suspended"),
@@ -39,29 +39,33 @@ def _answer(it: Service, name: str) -> Response:
 
 def report(namespace: str) -> Response:
     """Accept a sign of life; it charges nothing."""
-    it, name = service(), requests.namespace(namespace)
-    caller = reporter.reporter(it)
+    service, name = current_service(), requests.namespace(namespace)
+    caller = reporter.reporter(service)
     given = requests.body(SignOfLife)
     if not caller.operator and (caller.namespace, caller.pod_name) != (name, given.pod_name):
         raise Problem(403, "wrong-pod", "a pod may report only for itself", "pod_name")
-    pod = it.controller.pods.find(caller.pod_uid) if caller.pod_uid else it.controller.pods.named(name, given.pod_name)
+    pod = (
+        service.controller.pods.find(caller.pod_uid)
+        if caller.pod_uid
+        else service.controller.pods.named(name, given.pod_name)
+    )
     if pod is None:
         raise Problem(404, "pod-unknown", f"no GPU pod {given.pod_name} is known in {name}", "pod_name")
-    uid, now = pod["metadata"]["uid"], it.clock.now_ms()
-    it.books.database.write(lambda session: workloads.heard(session, uid, now))
-    return requests.answer(Terminate(reporter.may_leave(it, {uid})))
+    uid, now = pod["metadata"]["uid"], service.clock.now_ms()
+    service.books.database.write(lambda session: workloads.heard(session, uid, now))
+    return requests.answer(Terminate(reporter.may_leave(service, {uid})))
 
 
 def increase(namespace: str) -> Response:
     """Book a grant of some minutes; with an Idempotency-Key only once."""
-    it, name = service(), requests.namespace(namespace)
-    caller = it.allow("create", name, "grants")
+    service, name = current_service(), requests.namespace(namespace)
+    caller = service.allow("create", name, "grants")
     given = requests.body(IncreaseBody)
-    now = it.clock.now_ms()
+    now = service.clock.now_ms()
     key = idempotency_key(shorten=True) or uuid.uuid4().hex
     order = Order(
         GpuMilliseconds(given.minutes * MS_PER_MINUTE), given.reason, key, requests.canonical(), caller.name, now
     )
-    movement.grant(it.books, NamespaceOwner(it, name).place(), order, valid_from=now, valid_to=None)
-    it.controller.nudge()
-    return _answer(it, name)
+    movement.grant(service.books, NamespaceOwner(service, name).place(), order, valid_from=now, valid_to=None)
+    service.controller.nudge()
+    return _answer(service, name)

@@ -13,9 +13,9 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Child, ChildList, ParentList
 from timekeeper.api import budget_answer, budget_rule, paging, requests
-from timekeeper.api.budget_owner import ParentOwner, owner
+from timekeeper.api.budget_owner import ParentOwner, owner_of
 from timekeeper.api.schemas.parent import ParentBudgetBody, ParentPatch, PlaceBody
-from timekeeper.api.service import service
+from timekeeper.api.service import current_service
 from timekeeper.api.views import budget
 from timekeeper.api.views.state import TRIES, state_name
 from timekeeper.ledger import hierarchy, reservation
@@ -26,61 +26,63 @@ _RIGHT = "parents"
 
 def listed() -> Response:
     """Return a page of teams and organisations."""
-    it = service()
-    it.allow("list", "", _RIGHT)
+    service = current_service()
+    service.allow("list", "", _RIGHT)
     limit, after = paging.limit(), paging.cursor(str)
-    positions, now = it.books.parents(after or "", limit + 1), it.clock.now_ms()
+    positions, now = service.books.parents(after or "", limit + 1), service.clock.now_ms()
     positions, more = paging.page(positions, limit, lambda p: p.account.name)
-    held = reservation.held_below(it.books, positions, now)
+    held = reservation.held_below(service.books, positions, now)
     items = [budget.parent(p, now, held[p.account.id]) for p in positions]
     return requests.answer(ParentList(items=items, next_cursor=more))
 
 
 def put(parent: str) -> Response:
     """Create a team or an organisation, or set its budget."""
-    it = service()
-    whose = owner(it, parent=parent)
-    caller = whose.allow("update")
+    service = current_service()
+    owner = owner_of(service, parent=parent)
+    caller = owner.allow("update")
     given = requests.body(ParentBudgetBody)
-    rule, wanted = budget_rule.rule_of(it, given), requests.if_match()
-    made = hierarchy.put_parent(it.books, parent, given.kind, rule, actor=caller.name, if_match=wanted)
-    return budget_answer.changed(whose, made=made)
+    rule, wanted = budget_rule.rule_of(service, given), requests.if_match()
+    made = hierarchy.put_parent(service.books, parent, given.kind, rule, actor=caller.name, if_match=wanted)
+    return budget_answer.changed(owner, made=made)
 
 
 def patch(parent: str) -> Response:
     """Change the fields in the body of a team's or an organisation's budget."""
-    it = service()
-    whose = ParentOwner(it, requests.parent(parent))
-    caller = whose.allow("update")
+    service = current_service()
+    owner = ParentOwner(service, requests.parent(parent))
+    caller = owner.allow("update")
     given = requests.body(ParentPatch)
-    change, wanted = budget_rule.patched(it, given), requests.if_match()
+    change, wanted = budget_rule.patched(service, given), requests.if_match()
     kind = None if isinstance(given.kind, UnsetType) else given.kind
-    hierarchy.patch_parent(it.books, parent, kind, change, actor=caller.name, if_match=wanted)
-    return budget_answer.changed(whose)
+    hierarchy.patch_parent(service.books, parent, kind, change, actor=caller.name, if_match=wanted)
+    return budget_answer.changed(owner)
 
 
 def put_under(**path: str) -> Response:
     """Put a namespace or a team under another budget from now on, or under none."""
-    it = service()
-    whose = owner(it, **path)
-    caller = it.allow("update", "", _RIGHT)
+    service = current_service()
+    owner = owner_of(service, **path)
+    caller = service.allow("update", "", _RIGHT)
     given = requests.body(PlaceBody)
     above = None if given.parent is None else requests.parent(given.parent)
-    hierarchy.put_under(it.books, whose.place(), above, reason=given.reason, actor=caller.name, now=it.clock.now_ms())
-    return budget_answer.changed(whose)
+    hierarchy.put_under(
+        service.books, owner.place(), above, reason=given.reason, actor=caller.name, now=service.clock.now_ms()
+    )
+    return budget_answer.changed(owner)
 
 
 def children(parent: str) -> Response:
     """Return the budgets directly below a team or an organisation, and how much of its budget each has consumed."""
-    it = service()
-    whose = ParentOwner(it, requests.parent(parent))
-    whose.allow("get")
-    position, now = whose.position(), it.clock.now_ms()
-    state, below = position.at(now), it.books.children(position)
+    service = current_service()
+    owner = ParentOwner(service, requests.parent(parent))
+    owner.allow("get")
+    position, now = owner.position(), service.clock.now_ms()
+    state, below = position.at(now), service.books.children(position)
     for _ in range(TRIES):  # a posting that is settled between the two reads would be counted as booked and as due
-        with it.books.database.reading() as session:
+        with service.books.database.reading() as session:
             booked = bookings.charged_below(session, position.account.id, position.counts_since(now))
-        before, position = position, whose.position()
+        before, position = position, owner.position()
         if position == before:
             break
     running = position.running_below(now)

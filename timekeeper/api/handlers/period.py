@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant, format_instant
 from timekeeper.api import paging, requests
-from timekeeper.api.budget_owner import BudgetOwner, owner
+from timekeeper.api.budget_owner import BudgetOwner, owner_of
 from timekeeper.api.schemas.period import Period, PeriodList, SealBody
-from timekeeper.api.service import service
+from timekeeper.api.service import current_service
 from timekeeper.core.accounting_period import period_around
 from timekeeper.core.budget import period_bucket, rule_at
 from timekeeper.core.record import Rule
@@ -28,28 +28,28 @@ _TAKES: Final = ("withdrawal", "transfer-out")
 
 def periods(**path: str) -> Response:
     """Return a page of periods."""
-    whose = owner(service(), **path)
-    whose.allow("get", "statement")
-    return _periods(whose, paging.limit(), paging.cursor(Instant))
+    owner = owner_of(current_service(), **path)
+    owner.allow("get", "statement")
+    return _periods(owner, paging.limit(), paging.cursor(Instant))
 
 
 def seal(**path: str) -> Response:
     """Seal periods that are over."""
-    it = service()
-    whose = owner(it, **path)
-    caller = whose.allow("update")
+    service = current_service()
+    owner = owner_of(service, **path)
+    caller = owner.allow("update")
     given = requests.body(SealBody)
     until = requests.instant(given.until, "until")
-    with it.books.database.reading() as session:
-        account = whose.require(session)
-    seal_up(it.books, account, until, reason=given.reason, actor=caller.name, now=it.clock.now_ms())
-    return _periods(whose, 1, until)
+    with service.books.database.reading() as session:
+        account = owner.require(session)
+    seal_up(service.books, account, until, reason=given.reason, actor=caller.name, now=service.clock.now_ms())
+    return _periods(owner, 1, until)
 
 
-def _periods(whose: BudgetOwner, limit: int, before: Instant | None) -> Response:
-    now = whose.it.clock.now_ms()
-    with whose.it.books.database.reading() as session:
-        account = whose.require(session)
+def _periods(owner: BudgetOwner, limit: int, before: Instant | None) -> Response:
+    now = owner.service.clock.now_ms()
+    with owner.service.books.database.reading() as session:
+        account = owner.require(session)
         rules = [row.rule for row in budget_rules.rules(session, account.id)]
         found = _newest(
             rules,

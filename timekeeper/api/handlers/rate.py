@@ -10,17 +10,17 @@ from slicekeeper.units import format_instant
 from timekeeper.api import paging, requests
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.rate import GpuRate, GpuRateList, RateBody
-from timekeeper.api.service import service
+from timekeeper.api.service import current_service
 from timekeeper.ledger.rate import set_rate
 from timekeeper.store import rates
 
 
 def listed() -> Response:
     """Return a page of rates, of one model if it is named."""
-    it = service()
-    it.allow("list", "", "rates")
+    service = current_service()
+    service.allow("list", "", "rates")
     limit, after = paging.limit(), paging.cursor(int)
-    with it.books.database.reading() as session:
+    with service.books.database.reading() as session:
         rows = rates.listed(session, requests.plain("model"), after or 0, limit + 1)
     rows, more = paging.page(rows, limit, lambda row: row.id)
     items = [
@@ -38,20 +38,22 @@ def listed() -> Response:
 
 def put() -> Response:
     """Set a GPU model's rate from an instant on that is not past."""
-    it = service()
-    caller = it.allow("create", "", "rates")
+    service = current_service()
+    caller = service.allow("create", "", "rates")
     given = requests.body(RateBody)
     try:
         rate = parse_rate(given.rate)
     except (ValueError, ArithmeticError) as error:
         raise Problem(422, "rate-invalid", f"rate: {error}; for example 3/2", "rate") from error
-    now = it.clock.now_ms()
+    now = service.clock.now_ms()
     wanted = None if given.effective_at is None else requests.instant(given.effective_at, "effectiveAt")
     if wanted is not None and wanted < now:
         raise Problem(422, "instant-past", "effectiveAt is in the past, and past charges do not change", "effectiveAt")
-    since, made = set_rate(it.books, given.model, rate, since=wanted, reason=given.reason, actor=caller.name, now=now)
-    it.controller.nudge()
-    with it.books.database.reading() as session:
+    since, made = set_rate(
+        service.books, given.model, rate, since=wanted, reason=given.reason, actor=caller.name, now=now
+    )
+    service.controller.nudge()
+    with service.books.database.reading() as session:
         row = rates.at(session, given.model, since)
     if row is None:
         raise Problem(503, "database-unavailable", "the rate was set but cannot be read; try again")

@@ -11,11 +11,11 @@ from flask import Response
 from slicekeeper.units import format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Reservation, ReservationList
 from timekeeper.api import paging, requests
-from timekeeper.api.budget_owner import NamespaceOwner, owner
+from timekeeper.api.budget_owner import NamespaceOwner, owner_of
 from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.reservation import ReservationBody
-from timekeeper.api.service import Service, service
+from timekeeper.api.service import Service, current_service
 from timekeeper.core.refusal import ReservationUnknown
 from timekeeper.ledger.reservation import key_of, open_by_hand, outcome_of, release
 from timekeeper.store import reservations as store
@@ -26,24 +26,24 @@ _LARGEST = 2**62
 
 def listed(namespace: str) -> Response:
     """Return a page of reservations."""
-    it, name = service(), requests.namespace(namespace)
-    it.allow("get", name, "reservations")
+    service, name = current_service(), requests.namespace(namespace)
+    service.allow("get", name, "reservations")
     limit, before = paging.limit(), paging.cursor(int)
-    with it.books.database.reading() as session:
-        account = NamespaceOwner(it, name).find(session)
+    with service.books.database.reading() as session:
+        account = NamespaceOwner(service, name).find(session)
         rows = store.page(session, account.id, before, limit + 1) if account else []
     rows, more = paging.page(rows, limit, lambda row: row.id)
-    return requests.answer(ReservationList(items=_views(it, rows), next_cursor=more))
+    return requests.answer(ReservationList(items=_views(service, rows), next_cursor=more))
 
 
 def opened(namespace: str) -> Response:
     """Set GPU time aside."""
-    it, name = service(), requests.namespace(namespace)
-    caller = it.allow("create", name, "reservations")
+    service, name = current_service(), requests.namespace(namespace)
+    caller = service.allow("create", name, "reservations")
     given = requests.body(ReservationBody)
-    order = order_of(it, caller, given.amount_ms, given.reason)
+    order = order_of(service, caller, given.amount_ms, given.reason)
     end = requests.instant(given.expires_at, "expiresAt")
-    place = owner(it, name).place()
+    place = owner_of(service, name).place()
     if not place.policy.reserves:
         raise Problem(
             409,
@@ -51,23 +51,23 @@ def opened(namespace: str) -> Response:
             f"the budget of {name} is enforced {place.policy.budget.enforcement}: its pods take what there is, so "
             "nothing can be set aside; set budget.enforcement: safe in the policy file",
         )
-    if not order.now < end < _LARGEST and not _made(it, name, order.key):
+    if not order.now < end < _LARGEST and not _made(service, name, order.key):
         raise Problem(422, "instant-past", "expiresAt must be in the future", "expiresAt")
-    row, made = open_by_hand(it.books, place, order, expires_at=end)
-    return requests.answer(_views(it, [row])[0], 201 if made else 200)
+    row, made = open_by_hand(service.books, place, order, expires_at=end)
+    return requests.answer(_views(service, [row])[0], 201 if made else 200)
 
 
 def shown(namespace: str, reservation: str) -> Response:
     """Return one reservation."""
-    it, name = service(), requests.namespace(namespace)
-    it.allow("get", name, "reservations")
+    service, name = current_service(), requests.namespace(namespace)
+    service.allow("get", name, "reservations")
     key = _key(name, reservation)
-    with it.books.database.reading() as session:
-        account = NamespaceOwner(it, name).find(session)
+    with service.books.database.reading() as session:
+        account = NamespaceOwner(service, name).find(session)
         row = store.by_id(session, account.id, key) if account else None
     if row is None:
         raise ReservationUnknown(f"namespace {name} has no reservation {reservation}")
-    return requests.answer(_views(it, [row])[0])
+    return requests.answer(_views(service, [row])[0])
 
 
 def _key(name: str, reservation: str) -> int:
@@ -78,23 +78,25 @@ def _key(name: str, reservation: str) -> int:
 
 def released(namespace: str, reservation: str) -> Response:
     """Release a reservation that was opened by hand."""
-    it, name = service(), requests.namespace(namespace)
-    caller = it.allow("delete", name, "reservations")
+    service, name = current_service(), requests.namespace(namespace)
+    caller = service.allow("delete", name, "reservations")
     key = _key(name, reservation)
-    row = release(it.books, NamespaceOwner(it, name).find, name, key, actor=caller.name, now=it.clock.now_ms())
-    it.controller.nudge()
-    return requests.answer(_views(it, [row])[0])
+    row = release(
+        service.books, NamespaceOwner(service, name).find, name, key, actor=caller.name, now=service.clock.now_ms()
+    )
+    service.controller.nudge()
+    return requests.answer(_views(service, [row])[0])
 
 
-def _made(it: Service, name: str, key: str) -> bool:
-    with it.books.database.reading() as session:
-        account = NamespaceOwner(it, name).find(session)
+def _made(service: Service, name: str, key: str) -> bool:
+    with service.books.database.reading() as session:
+        account = NamespaceOwner(service, name).find(session)
         return account is not None and store.under(session, account.id, key_of(key)) is not None
 
 
-def _views(it: Service, rows: Sequence[ReservationRow]) -> list[Reservation]:
-    now = it.clock.now_ms()
-    with it.books.database.reading() as session:
+def _views(service: Service, rows: Sequence[ReservationRow]) -> list[Reservation]:
+    now = service.clock.now_ms()
+    with service.books.database.reading() as session:
         left = store.left(session, rows, now)
     return [
         Reservation(

@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 from slicekeeper.units import Instant, format_instant
 from slicekeeper.wire.timekeeper import Statement, StatementChild, StatementPod, StatementTotal
 from timekeeper.api import paging, requests
-from timekeeper.api.budget_owner import owner
-from timekeeper.api.service import Service, service
+from timekeeper.api.budget_owner import owner_of
+from timekeeper.api.service import Service, current_service
 from timekeeper.core import posting
 from timekeeper.core.accounting_period import period_around
 from timekeeper.core.record import AccountId
@@ -29,17 +29,17 @@ _COLUMNS: Final = ("line", "subject", "name", "correction", "count", "amountMs",
 
 def statement(**path: str) -> Response:
     """Return the bookings of an interval; by default, of the current period."""
-    it = service()
-    whose = owner(it, **path)
-    whose.allow("get", "statement")
+    service = current_service()
+    owner = owner_of(service, **path)
+    owner.allow("get", "statement")
     limit, after = paging.limit(), paging.cursor(str) or ""
     wanted = requests.choice("format", ("json", "csv"))
-    with it.books.database.reading() as session:
-        account = whose.require(session)
+    with service.books.database.reading() as session:
+        account = owner.require(session)
         rules = [row.rule for row in budget_rules.rules(session, account.id)]
-        span = requests.interval(period_around(rules, it.clock.now_ms()))
+        span = requests.interval(period_around(rules, service.clock.now_ms()))
         if wanted == "csv":
-            return _csv(it, account, span)
+            return _csv(service, account, span)
         opening, totals = (None, []) if after else _summed(session, account, span)
         rows = list(statements.charged(session, account.id, *span, after=after, limit=limit + 1))
         rows, more = paging.page(rows, limit, lambda row: row.pod_uid)
@@ -107,11 +107,11 @@ def _summed(
     return statements.opening(session, account.id, span[0]), sums
 
 
-def _csv(it: Service, account: BudgetAccount, span: tuple[Instant, Instant]) -> Response:
+def _csv(service: Service, account: BudgetAccount, span: tuple[Instant, Instant]) -> Response:
     """Return a whole statement line by line; however many pods it has, they are never all in memory."""
 
     def lines() -> Iterator[tuple[object, ...]]:
-        with it.books.database.reading() as session:
+        with service.books.database.reading() as session:
             opening, totals = _summed(session, account, span)
             closing = opening + sum(total.balance_ms for total in totals)
             yield _COLUMNS

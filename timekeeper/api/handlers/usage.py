@@ -12,7 +12,7 @@ from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import NamespaceOwner
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.usage import Usage, UsageBucket, UsageList
-from timekeeper.api.service import service
+from timekeeper.api.service import current_service
 from timekeeper.api.views.state import standing
 from timekeeper.core.period import PeriodName, bounds
 from timekeeper.store import usage, workloads
@@ -24,17 +24,17 @@ _MOST_BUCKETS: Final = 1_000
 
 def listed() -> Response:
     """Return a page of usage by interval and group; without an interval of the current day, hour by hour."""
-    it = service()
+    service = current_service()
     name = requests.namespace(request.args["namespace"]) if request.args.get("namespace") else ""
-    it.allow("list", name)
-    now, zone = it.clock.now_ms(), requests.time_zone(request.args.get("timeZone") or "UTC")
+    service.allow("list", name)
+    now, zone = service.clock.now_ms(), requests.time_zone(request.args.get("timeZone") or "UTC")
     bucket = cast(PeriodName, requests.choice("bucket", _BUCKETS))
     group_by = cast(GroupBy, requests.choice("groupBy", get_args(GroupBy)))
     start, end = requests.interval(bounds(now, "day", zone) or (EPOCH, now))
     limit, (after, group) = paging.limit(), paging.cursor(tuple[int, str]) or (-1, "")
     spans = _spans(start, end, bucket, zone)
     wanted = UsageQuery(
-        cluster=it.books.cluster,
+        cluster=service.books.cluster,
         spans=spans,
         group_by=group_by,
         now=now,
@@ -42,7 +42,7 @@ def listed() -> Response:
         pod_uid=requests.plain("podUid", 64),
         model=requests.plain("model"),
     )
-    with it.books.database.reading() as session:
+    with service.books.database.reading() as session:
         rows = usage.by_time(session, wanted, (after, group), limit + 1)
     rows, more = paging.page(rows, limit, lambda row: (row.span, row.group))
     items = [
@@ -79,14 +79,14 @@ def _spans(start: Instant, end: Instant, bucket: PeriodName, zone: str) -> list[
 
 def of_namespace(namespace: str) -> Response:
     """Return a namespace's charges in this period, and its pods' usage."""
-    it, name = service(), requests.namespace(namespace)
-    it.allow("get", name)
-    now = it.clock.now_ms()
-    position = NamespaceOwner(it, name).position()
-    state = standing(position, it.policy.of(name), now)
+    service, name = current_service(), requests.namespace(namespace)
+    service.allow("get", name)
+    now = service.clock.now_ms()
+    position = NamespaceOwner(service, name).position()
+    state = standing(position, service.policy.of(name), now)
     used = workloads.UsageSum(0, 0, 0)
     if position is not None:
-        with it.books.database.reading() as session:
+        with service.books.database.reading() as session:
             used = workloads.used(session, position.account.id, state.period_start or EPOCH)
     return requests.answer(
         Usage(

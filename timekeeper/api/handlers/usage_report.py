@@ -9,7 +9,7 @@ from slicekeeper.wire.timekeeper import ReportAnswer, ReportBatch
 from timekeeper.api import requests
 from timekeeper.api.problems import Problem
 from timekeeper.api.reporter import may_leave, reporter
-from timekeeper.api.service import service
+from timekeeper.api.service import current_service
 from timekeeper.ledger.usage_report import take
 
 MOST_AT_ONCE = 1_000
@@ -17,11 +17,11 @@ MOST_AT_ONCE = 1_000
 
 def taken() -> Response:
     """Accept one pod's reports."""
-    it = service()
-    caller = reporter(it)
+    service = current_service()
+    caller = reporter(service)
     given = requests.body(ReportBatch)
     if len(given.reports) > MOST_AT_ONCE:
         raise Problem(422, "batch-too-large", f"send at most {MOST_AT_ONCE} reports at once", "reports")
-    outcomes = take(it.books.database, caller, given.reports, it.clock.now_ms())
+    outcomes = take(service.books.database, caller, given.reports, service.clock.now_ms())
     uids = {caller.pod_uid} if caller.pod_uid else {report.pod_uid for report in given.reports}
-    return requests.answer(ReportAnswer(outcomes=outcomes, terminate=may_leave(it, uids)))
+    return requests.answer(ReportAnswer(outcomes=outcomes, terminate=may_leave(service, uids)))

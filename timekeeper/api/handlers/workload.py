@@ -9,27 +9,27 @@ from slicekeeper.units import Instant, format_instant
 from slicekeeper.wire.timekeeper import WorkloadList
 from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import named
-from timekeeper.api.service import service
+from timekeeper.api.service import current_service
 from timekeeper.api.views import workload
 from timekeeper.store import workloads
 
 
 def listed() -> Response:
     """Return a page of workloads, newest first."""
-    it = service()
-    whose = named(it)
-    if whose is None:
-        it.allow("list", "")
+    service = current_service()
+    owner = named(service)
+    if owner is None:
+        service.allow("list", "")
     else:
-        whose.allow("list")
+        owner.allow("list")
     limit, before = paging.limit(), paging.cursor(tuple[Instant, str])
-    with it.books.database.reading() as session:
-        account = None if whose is None else whose.find(session)
+    with service.books.database.reading() as session:
+        account = None if owner is None else owner.find(session)
         rows = []
-        if whose is None or account is not None:
+        if owner is None or account is not None:
             key = None if account is None else account.id
-            rows = workloads.page(session, it.books.cluster, key, before, limit + 1)
+            rows = workloads.page(session, service.books.cluster, key, before, limit + 1)
     rows, more = paging.page(rows, limit, lambda row: (row[0].started_at, row[0].pod_uid))
-    now = it.clock.now_ms()
-    items = workload.workload_views(it.books, rows, now)
+    now = service.clock.now_ms()
+    items = workload.workload_views(service.books, rows, now)
     return requests.answer(WorkloadList(items=items, as_of=format_instant(now), next_cursor=more))
