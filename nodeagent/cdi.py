@@ -18,13 +18,15 @@ from typing import Any, Final
 
 import msgspec
 
+from nodeagent import cdi_spec_read
+from nodeagent.atomic_write import replace_file
 from nodeagent.cdi_probe import CdiProbe
 from nodeagent.cdi_spec_read import FirstRead, Inotify
 from nodeagent.entitlement import SeatRefused
 from nodeagent.gpu_source import GpuSource
 from nodeagent.host_cdi import Edits, joined, own_files
 from nodeagent.mounted_programs import mount
-from nodeagent.seat_store import Seat, replace_file
+from nodeagent.seat_store import Seat
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +34,6 @@ IN_CONTAINER: Final = "/run/slicekeeper"
 
 START_SECONDS: Final = 60.0
 """A container that is not created by then finds no device, and kubelet restarts it."""
-
-READ_SECONDS: Final = 5.0
-"""Longest wait for the container runtime to read a new spec."""
-UNWATCHED_SECONDS: Final = 5.0
-"""A runtime that has not opened the probe by then does not watch the folder: it is newer than the runtime."""
-UNWATCHED_READ_SECONDS: Final = 0.5
-"""Longest wait then. Such a runtime first reads the folder when a container requests a device, and then watches it. A
-container created during that reading may be too late for it."""
 
 
 class SeatFiles:
@@ -93,8 +87,7 @@ class SeatFiles:
                 written = time.monotonic()
                 replace_file(file, msgspec.json.encode(self._spec(seat, folder)), mode=0o644, before=read.of)
                 yield
-                unwatched = self.probe.unread_for(UNWATCHED_SECONDS)
-                longest = min(READ_SECONDS, UNWATCHED_READ_SECONDS) if unwatched else READ_SECONDS
+                longest = cdi_spec_read.longest_wait(unwatched=self.probe.unread_for(cdi_spec_read.UNWATCHED_SECONDS))
                 if not read.wait(longest):
                     log.warning(
                         "no container runtime has read %s within %g s; is %s among its CDI folders?",

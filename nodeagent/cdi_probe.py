@@ -21,9 +21,9 @@ from typing import Any, Final
 
 import msgspec
 
+from nodeagent.atomic_write import replace_file
 from nodeagent.cdi_spec_read import FirstRead, Inotify
 from nodeagent.host_cdi import OLDEST_VERSION, own_files
-from nodeagent.seat_store import replace_file
 
 log = logging.getLogger(__name__)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wait until another program opens a file that was just written, with the kernel's inotify.
+"""Wait until the container runtime reads a CDI specification that was just written, with the kernel's inotify.
 
 Container runtimes read their CDI folder in the background and hold a lock while they do. From when a runtime has opened
 a new specification, a container that it is asked to create waits for the end of that reading, and so finds its device.
@@ -22,6 +22,14 @@ from typing import Final, Self
 
 log = logging.getLogger(__name__)
 
+READ_SECONDS: Final = 5.0
+"""Longest wait for the container runtime to read a new spec."""
+UNWATCHED_SECONDS: Final = 5.0
+"""A runtime that has not opened the probe by then does not watch the folder: it is newer than the runtime."""
+UNWATCHED_READ_SECONDS: Final = 0.5
+"""Longest wait then. Such a runtime first reads the folder when a container requests a device, and then watches it. A
+container created during that reading may be too late for it."""
+
 _IN_OPEN: Final = 0x20
 _IN_Q_OVERFLOW: Final = 0x4000
 _IN_IGNORED: Final = 0x8000
@@ -33,6 +41,11 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 _LOOK_MS: Final = 1000
 """How soon the thread notices that nothing is watched any more, if another has taken in the event that says so."""
+
+
+def longest_wait(*, unwatched: bool) -> float:
+    """Return for how many seconds to wait; `unwatched` is whether the runtime seems not to watch the folder."""
+    return min(READ_SECONDS, UNWATCHED_READ_SECONDS) if unwatched else READ_SECONDS
 
 
 class Inotify:

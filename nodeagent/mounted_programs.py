@@ -10,7 +10,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, Final
 
-from nodeagent.seat_store import replace_file
+from nodeagent.atomic_write import replace_file
 from slicekeeper.names import LIBRARY_PATH
 
 PRELOAD: Final = "/etc/ld.so.preload"

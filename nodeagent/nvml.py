@@ -20,12 +20,12 @@ from typing import Any, Final
 import msgspec
 import pynvml
 
+from nodeagent.atomic_write import replace_file
 from nodeagent.entitlement import SeatRefused
 from nodeagent.health import DriverReport, judge, judge_slices, judge_xid
 from nodeagent.host_cdi import Devices, Edits, Index
 from nodeagent.mig import SliceFound, slices_of
 from nodeagent.nvml_call import UNKNOWN, ask
-from nodeagent.seat_store import replace_file
 from slicekeeper.gpu.inventory import Gpu
 
 log = logging.getLogger(__name__)

@@ -7,15 +7,14 @@ One file per seat id, replaced as a whole. A record without an owner was allocat
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from nodeagent.atomic_write import replace_file
 from slicekeeper import typed
 from slicekeeper.gpu.inventory import is_slice
 from slicekeeper.units import CORES_PER_GPU
@@ -149,26 +148,3 @@ class SeatStore:
                 # Its container keeps running; a restart of it fails closed and its controller replaces it.
                 log.error("seat record %s is damaged and left out: %s", file, error)
         return seats
-
-
-def replace_file(
-    file: Path,
-    data: bytes,
-    *,
-    durable: bool = False,
-    mode: int = 0o600,
-    before: Callable[[Path], object] = lambda _whole: None,
-) -> None:
-    """Write a file so that a reader sees the old one or the whole new one, also after a crash if `durable`.
-
-    `before` is called with the whole new one before it can be found under its name.
-    """
-    fresh = file.with_name(f".{file.name}.new")
-    with fresh.open("wb") as out:
-        out.write(data)
-        out.flush()
-        fresh.chmod(mode)
-        if durable:
-            os.fsync(out.fileno())
-    before(fresh)
-    fresh.replace(file)

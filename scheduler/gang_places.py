@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from scheduler.placement.bin_completion import Space
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.fleet_version import Bools, Ints
-from scheduler.placement.gang_search import place_together
+from scheduler.placement.gang_search import SEARCH_DEMANDS, SEARCH_NODES, SEARCH_STEPS, place_together
 from scheduler.placement.links import relinked
 from scheduler.placement.policy import Policy
 from scheduler.placement.prices import Prices
@@ -26,15 +25,6 @@ from scheduler.pods import Gang, Hold, Pod, chosen_hold, gpu_rows
 from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.names import MIG
 from slicekeeper.untyped import as_list, as_map
-
-SEARCH_STEPS: Final = (6_000, 100)
-"""Steps of a search for unequal pods, with more for each pod: 15 ms for a few pods."""
-
-SEARCH_NODES: Final = 64
-"""How many nodes are searched for each demand, those with the most free."""
-
-SEARCH_DEMANDS: Final = 32
-"""Gangs with more kinds of pods are not searched for."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,15 @@ from scheduler.placement.demand import Demand, Slice
 from scheduler.placement.search import MOST_SLICES, StepBudget
 from slicekeeper.units import CORES_PER_GPU
 
+SEARCH_STEPS: Final = (6_000, 100)
+"""Steps of a search for unequal pods, with more for each pod: 15 ms for a few pods."""
+
+SEARCH_NODES: Final = 64
+"""How many nodes are searched for each demand, those with the most free."""
+
+SEARCH_DEMANDS: Final = 32
+"""Gangs with more kinds of pods are not searched for."""
+
 COMPLETIONS: Final = 4
 """One completion takes at most this part of the steps, so that others can follow if it fails."""
 

@@ -21,22 +21,9 @@ from scheduler.placement.ranking import best_of
 from scheduler.placement.survey import survey
 from scheduler.places import HoldKind, Place
 from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
-from scheduler.reclaim.victims import Choice, NodeGpus, Tenant, choose_victims
+from scheduler.reclaim.victims import Choice, NodeGpus, Tenant, choose_victims, rank_of
 from scheduler.snapshot import NodeView
-from slicekeeper import names
 from slicekeeper.untyped import as_map
-
-
-def rank_of(pod: Pod, priority: int) -> int | None:
-    """Return how lowly a pod's class is, 0 the lowest; None if it may not be taken for a pod of `priority`.
-
-    Volunteered background work goes first, then pods admitted over budget, then pods whose namespace has run out since.
-    """
-    if pod.gpu_class == names.BACKGROUND:
-        return 0
-    if pod.budget_state != names.OVER_BUDGET:
-        return None
-    return 1 if pod.priority < priority else 2
 
 
 class _Layer:

@@ -16,8 +16,9 @@ from typing import Final
 from scheduler.placement.demand import Demand, Slice
 from scheduler.placement.mig import MigRow, in_order, suits
 from scheduler.placement.search import StepBudget
-from scheduler.pods import Hold, gpu_rows
+from scheduler.pods import Hold, Pod, gpu_rows
 from scheduler.reclaim.cover import fewest
+from slicekeeper import names
 from slicekeeper.gpu.inventory import Gpu, is_slice, is_wanted
 from slicekeeper.names import MIG
 from slicekeeper.units import CORES_PER_GPU
@@ -53,6 +54,18 @@ class Choice:
 
     node: str
     victims: tuple[str, ...]
+
+
+def rank_of(pod: Pod, priority: int) -> int | None:
+    """Return how lowly a pod's class is, 0 the lowest; None if it may not be taken for a pod of `priority`.
+
+    Volunteered background work goes first, then pods admitted over budget, then pods whose namespace has run out since.
+    """
+    if pod.gpu_class == names.BACKGROUND:
+        return 0
+    if pod.budget_state != names.OVER_BUDGET:
+        return None
+    return 1 if pod.priority < priority else 2
 
 
 def choose_victims(demand: Demand, nodes: Sequence[NodeGpus], *, has_friends: bool) -> Choice | None:

@@ -27,7 +27,8 @@ from timekeeper.cluster.watches import Pods
 from timekeeper.core import interval
 from timekeeper.ledger import intake
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.intake import ORPHAN, Closing, Opening
+from timekeeper.ledger.intake import Closing, Opening
+from timekeeper.ledger.vanished_pod import LAST_CONFIRMED
 from timekeeper.store import workloads
 from timekeeper.store.db.failures import is_away
 from timekeeper.store.db.models import WorkloadRow
@@ -204,7 +205,7 @@ class Intervals:
         # EPOCH rather than the start: an end before the start shows that a clock is wrong, and is corrected below.
         end = interval.end_of(pod, holders, EPOCH, final=gone or self._overdue(pod, now))
         if end is None and gone:
-            end = interval.End(max(began, last_confirmed(self._books, now)), ORPHAN)
+            end = interval.End(max(began, last_confirmed(self._books, now)), LAST_CONFIRMED)
         if end is None:
             return None
         at = self._credible(pod, end, began, now)

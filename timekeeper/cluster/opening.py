@@ -15,7 +15,7 @@ from slicekeeper.kube.break_glass_record import NAMESPACE_UID
 from slicekeeper.kube.client import NODES, RESOURCE_QUOTAS, KubeClient, Object
 from slicekeeper.units import Instant
 from timekeeper.cluster.watches import ClusterNodes, Namespaces
-from timekeeper.core import interval, metering, reservation
+from timekeeper.core import interval, metering, quota_weight, reservation
 from timekeeper.core.rate import RateBook
 from timekeeper.ledger.intake import Opening
 from timekeeper.store import workloads
@@ -148,9 +148,9 @@ class Openings:
             device_labels=self._nodes.device_labels(node) or {},
         )
 
-    def _quota(self, namespace: str) -> metering.Quota | None:
+    def _quota(self, namespace: str) -> quota_weight.Quota | None:
         quotas, _ = self._client.list(RESOURCE_QUOTAS, namespace=namespace)
-        return metering.quota_of(quotas, self._settings.resources)
+        return quota_weight.quota_of(quotas, self._settings.resources)
 
     def _look_at(self, node: str) -> bool:
         """Request a node whose GPUs the watch has not shown; return whether that gave anything new."""

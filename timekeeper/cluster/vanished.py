@@ -16,7 +16,8 @@ from timekeeper.cluster.interval import Intervals, last_confirmed
 from timekeeper.cluster.lost_label import Strays
 from timekeeper.cluster.watches import Pods
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.intake import ORPHAN, Closing
+from timekeeper.ledger.intake import Closing
+from timekeeper.ledger.vanished_pod import LAST_CONFIRMED
 from timekeeper.store import workloads
 
 
@@ -68,7 +69,7 @@ class Vanished:
             if pod is not None:
                 self._strays.add(pod)
                 continue
-            closings[uid] = Closing(uid, last_confirmed(self._books, now), ORPHAN, (f"end-{ORPHAN}",))
+            closings[uid] = Closing(uid, last_confirmed(self._books, now), LAST_CONFIRMED, (f"end-{LAST_CONFIRMED}",))
         refused = self._intervals.apply({}, closings, now)
         if all_seen and not refused:
             self._lists = lists

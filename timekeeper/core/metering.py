@@ -2,10 +2,10 @@
 """Compute the fraction of GPUs that a pod is charged for, by model, before rates. Pure, exact fractions.
 
 `max`: per GPU the larger of the pod's share of compute and of memory there · `mean`: their mean · `core`: compute
-alone · `quota`: the mean of its shares of the namespace's ResourceQuota, as in the original service; without a quota
-`max`, with a flag. A whole GPU counts as one under the first three, whatever memory was requested, and so does one that
-the scheduler keeps for the pod alone (`sharing: exclusive`): others cannot use the rest. For the same reason a MIG
-slice counts with its own size, and not with that of the request.
+alone · `quota`: by the namespace's ResourceQuota (`quota_weight`); without a quota `max`, with a flag. A whole GPU
+counts as one under the first three, whatever memory was requested, and so does one that the scheduler keeps for the pod
+alone (`sharing: exclusive`): others cannot use the rest. For the same reason a MIG slice counts with its own size, and
+not with that of the request.
 """
 
 from __future__ import annotations
@@ -17,30 +17,18 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from slicekeeper import names
-from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.devices import part_of, part_of_slice
 from slicekeeper.gpu.inventory import Gpu, is_slice
 from slicekeeper.gpu.pod_manifest import annotations_of, sharing_mode
 from slicekeeper.gpu.request import GpuRequest, PodRequest
-from slicekeeper.units import CORES_PER_GPU, parse_quantity
-from slicekeeper.untyped import as_map
+from slicekeeper.units import CORES_PER_GPU
+from timekeeper.core import quota_weight
 
 Weight = Literal["max", "mean", "core", "quota"]
 
 GPU_UNKNOWN = "gpu-unknown"
 """Flag: no inventory has the GPU, so its memory is not known and compute alone is charged; or it is not known what
 fraction of a GPU a device of NVIDIA's plugin is."""
-
-QUOTA_MISSING = "quota-missing"
-"""Flag: weight `quota`, but the namespace has no ResourceQuota of both resources."""
-
-
-@dataclass(frozen=True)
-class Quota:
-    """A namespace's ResourceQuota of compute (percent) and memory (blocks)."""
-
-    core: Fraction
-    memory: Fraction
 
 
 @dataclass(frozen=True)
@@ -72,23 +60,6 @@ def of_slice(gpu: Gpu) -> _Share:
     return _Share(part.core, part.memory, gpu.model)
 
 
-def quota_of(quotas: list[dict[str, Any]], resources: Resources) -> Quota | None:
-    """Return the tightest ResourceQuota of both resources; None if no quota limits both."""
-    found: dict[str, Fraction] = {}
-    for quota in quotas:
-        hard = as_map(as_map(quota.get("spec")).get("hard"))
-        for resource in (resources.core, resources.memory):
-            try:
-                amount = parse_quantity(hard.get(f"requests.{resource}"))
-            except ValueError:
-                continue
-            if amount > 0:
-                found[resource] = min(amount, found.get(resource, amount))
-    if len(found) < 2:
-        return None
-    return Quota(found[resources.core], found[resources.memory])
-
-
 def meter(
     pod: Mapping[str, Any],
     request: PodRequest,
@@ -96,7 +67,7 @@ def meter(
     inventory: Mapping[str, Gpu],
     weight: Weight,
     background: Fraction,
-    quota: Quota | None = None,
+    quota: quota_weight.Quota | None = None,
     device_model: str = "",
     device_labels: Mapping[str, str] = MappingProxyType({}),
 ) -> Metering:
@@ -114,9 +85,9 @@ def meter(
         if not part.known:
             flags.add(GPU_UNKNOWN)
     if weight == "quota" and quota is None and request.requests:
-        flags.add(QUOTA_MISSING)
+        flags.add(quota_weight.MISSING)
     if weight == "quota" and quota is not None:
-        by_model = _spread(_quota_factor(request, quota), shares)
+        by_model = _spread(quota_weight.factor(request, quota), shares)
     else:
         by_model = {}
         for share in shares.values():
@@ -167,11 +138,6 @@ def _add_memory(share: _Share, wanted: GpuRequest, gpu: Gpu | None) -> None:
         share.memory = None
         return
     share.memory = None if share.memory is None else share.memory + part
-
-
-def _quota_factor(request: PodRequest, quota: Quota) -> Fraction:
-    core, memory = request.core / quota.core, request.memory_blocks / quota.memory
-    return (core + memory) / 2 if request.memory_blocks else core
 
 
 def _spread(factor: Fraction, shares: Mapping[str, _Share]) -> dict[str, Fraction]:

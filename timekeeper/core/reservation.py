@@ -24,7 +24,7 @@ from slicekeeper.gpu.inventory import Gpu, holds, is_slice, is_wanted
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.units import MS_PER_SECOND, GpuMilliseconds, Instant
 from slicekeeper.untyped import as_map
-from timekeeper.core import metering
+from timekeeper.core import metering, quota_weight
 from timekeeper.core.rate import RateBook
 
 DEFAULT_GRACE_SECONDS: Final = 30
@@ -57,7 +57,7 @@ def need_of(
     book: RateBook,
     weight: metering.Weight,
     background: Fraction,
-    quota: metering.Quota | None,
+    quota: quota_weight.Quota | None,
     now: Instant,
     device_nodes: Collection[Mapping[str, str]] = (),
 ) -> Need | None:
@@ -81,7 +81,7 @@ def _shares_by_model(
     gpus: Collection[Gpu],
     weight: metering.Weight,
     background: Fraction,
-    quota: metering.Quota | None,
+    quota: quota_weight.Quota | None,
     device_nodes: Collection[Mapping[str, str]],
 ) -> list[Mapping[str, Fraction]]:
     """Return the charge per millisecond on each model that the pod might get, by model."""

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -16,16 +15,12 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import Instant
 from timekeeper.core import rate
 from timekeeper.core.record import AccountId
+from timekeeper.ledger import vanished_pod
 from timekeeper.ledger.account import NamespaceRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.settlement import settle_all
-from timekeeper.store import accounts, workloads
-from timekeeper.store.db.models import WorkloadRow
-
-log = logging.getLogger(__name__)
-
-ORPHAN: Final = "last-confirmed"
-"""The source of an interval's end if its pod vanished although it had our finalizer."""
+from timekeeper.ledger.vanished_pod import LAST_CONFIRMED
+from timekeeper.store import workloads
 
 
 @dataclass(frozen=True)
@@ -139,15 +134,7 @@ def _close(books: Books, session: Session, closings: Collection[Closing], now: I
             {"uid": closing.pod_uid, "end": end, "source": closing.source, "flags": ",".join(flags), "seen": seen}
         )
         changes.append((workload.namespace_id, end))
-        if closing.source == ORPHAN:
-            _note_orphan(books, session, workload, end, now)
+        if closing.source == LAST_CONFIRMED:
+            vanished_pod.note(books, session, workload, end, now)
     workloads.close(session, ends)
     return changes
-
-
-def _note_orphan(books: Books, session: Session, workload: WorkloadRow, end: Instant, now: Instant) -> None:
-    """Log an interval that was closed although no record of the pod shows its end."""
-    account = accounts.named(session, [workload.namespace_id])[workload.namespace_id]
-    detail = {"podUid": workload.pod_uid, "podName": workload.pod_name, "endMs": end}
-    log.warning("pod %s/%s (%s) is gone, its record too: closed", account.name, workload.pod_name, workload.pod_uid)
-    books.note(session, actor="timekeeper", action="orphan-closed", about=account, detail=detail, now=now)

@@ -21,7 +21,7 @@ class SlowDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waits, self.go = threading.Event(), threading.Event()
         self._fsync = os.fsync
-        monkeypatch.setattr("nodeagent.seat_store.os.fsync", self._slow)
+        monkeypatch.setattr("nodeagent.atomic_write.os.fsync", self._slow)
 
     def _slow(self, fd: int) -> None:
         if "seat-slow" in str(Path(f"/proc/self/fd/{fd}").readlink()):

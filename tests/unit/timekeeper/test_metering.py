@@ -13,7 +13,8 @@ from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.inventory import Gpu, MigSlice, by_uuid
 from slicekeeper.gpu.parse import parse_pod
-from timekeeper.core.metering import GPU_UNKNOWN, QUOTA_MISSING, Metering, Quota, Weight, meter, quota_of
+from timekeeper.core.metering import GPU_UNKNOWN, Metering, Weight, meter
+from timekeeper.core.quota_weight import MISSING, Quota, quota_of
 
 RESOURCES = Resources()
 A = Gpu(uuid="GPU-a", model="A100", memory_mib=40960)
@@ -153,7 +154,7 @@ def test_the_originals_rule_is_the_mean_of_the_shares_of_the_quota() -> None:
 
 def test_without_a_quota_the_larger_share_is_charged_and_flagged() -> None:
     found = metered(pod(("main", 25, 80, "GPU-a")), "quota")
-    assert (found.rate, found.flags) == (Fraction(1, 2), (QUOTA_MISSING,))
+    assert (found.rate, found.flags) == (Fraction(1, 2), (MISSING,))
 
 
 def test_the_tightest_quota_counts() -> None:
