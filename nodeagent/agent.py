@@ -22,6 +22,7 @@ from nodeagent.node_pods import NodePods
 from nodeagent.offered_gpus import OwnGpus, gpu_of
 from nodeagent.process_audit import Audit
 from nodeagent.publisher import GpuPublisher
+from nodeagent.run_folder import check_run_folder
 from nodeagent.seat_store import SeatStore
 from nodeagent.seats import Seats, seat_ids
 from nodeagent.shares import Shares
@@ -43,6 +44,9 @@ REPORTER: Final = "slicekeeper-nodeagent"
 TIDY_SECONDS: Final = 30.0
 """Interval of cleaning up: everything at once, because container runtimes react to each change."""
 
+LOOK_SECONDS: Final = 1.0
+"""How soon it notices that the folder of the seats was removed."""
+
 LINGER_SECONDS: Final = 2.0
 """How long an agent continues to serve after SIGTERM: a binding in progress reaches kubelet within this time."""
 LONGEST_LINGER_SECONDS: Final = 15.0
@@ -61,6 +65,7 @@ class Agent:
         devices = settings.resources.devices
         self._own = OwnGpus(source, mine.gpus, devices, lambda: {gpu_of(device) for device in kubelet.devices(devices)})
         self._every, source = source, self._own
+        self._run_dir = Path(mine.run_dir)
         self._store = SeatStore(Path(mine.state_dir) / "seats")
         mounts = limiter(Path(mine.programs_dir), Path(mine.state_dir) / "lib")
         files = SeatFiles(Path(mine.cdi_dir), Path(mine.run_dir), settings.resources.seat, source, mounts)
@@ -100,7 +105,7 @@ class Agent:
         self._stopping = False
 
     def run(self, stop: threading.Event) -> None:
-        """Run until `stop`."""
+        """Run until `stop`. Raises RunFolderRemoved if the folder of the seats was removed."""
         self._seats.restore()
         self._files.probe.start()
         self._plugin.start()  # before the rest: kubelet fails pods that arrive before
@@ -114,7 +119,7 @@ class Agent:
             self._policy_objects.start()
         self._audit.start()
         self._serve()
-        while not stop.wait(TIDY_SECONDS):
+        while not self._pause(stop):
             self._seats.tidy()
             if self._pods.synced:
                 self._seats.free()  # that of a pod that went while its container was being started
@@ -130,6 +135,13 @@ class Agent:
         self._shares.stop()
         self._plugin.stop()
         self._pods.stop()
+
+    def _pause(self, stop: threading.Event) -> bool:
+        """Wait until it is time to tidy up, or until `stop`; return which."""
+        end = time.monotonic() + TIDY_SECONDS
+        while not stop.wait(LOOK_SECONDS) and time.monotonic() < end:
+            check_run_folder(self._run_dir)
+        return stop.is_set()
 
     def _serve(self) -> None:
         """Answer probes and scrapes.

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from nodeagent.run_folder import RunFolderRemoved, check_run_folder
+
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 0.02
@@ -46,7 +48,7 @@ class ArbiterKeeper:
         self._folder = folder
 
     def run(self, stop: threading.Event) -> None:
-        """Run until `stop`, then end the arbiter too."""
+        """Run until `stop`, then end the arbiter too. Raises RunFolderRemoved if its folder was removed."""
         pause = FIRST_PAUSE_SECONDS
         self._folder.mkdir(parents=True, exist_ok=True)
         while self._wait_for_the_place(stop):
@@ -55,8 +57,12 @@ class ArbiterKeeper:
                 self._command, stdin=subprocess.DEVNULL, env=self._environ()
             )
             log.info("arbiter %d serves %s", process.pid, self._folder)
-            while process.poll() is None and not stop.wait(LOOK_SECONDS):
-                pass
+            try:
+                while process.poll() is None and not stop.wait(LOOK_SECONDS):
+                    check_run_folder(self._folder)
+            except RunFolderRemoved:
+                _end(process)
+                raise
             if stop.is_set():
                 _end(process)
                 return

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import http.client
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from support.small_cluster import NAMESPACE, SmallCluster, small_cluster, wait_f
 
 from nodeagent.agent import Agent
 from nodeagent.entitlement import SeatRefused
+from nodeagent.run_folder import RunFolderRemoved
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.policy import NamespacePolicy, PolicyBook
 from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings, WebhookSettings
@@ -123,6 +125,13 @@ def test_it_is_ready_while_kubelet_has_the_seats_and_goes_when_kubelet_has_its_p
         one.thread.join(60)
         assert not one.thread.is_alive()
         kubelet.stop()
+
+
+def test_it_ends_if_the_folder_of_the_seats_was_removed(made: Any, tmp_path: Path) -> None:
+    agent = Agent(settings(tmp_path, "http://127.0.0.1:1", 0), SystemClock(), made(1))
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(RunFolderRemoved):
+        agent._pause(threading.Event())
 
 
 @pytest.mark.parametrize("error", [SeatRefused("no CDI specification"), OSError(28, "No space left on device")])

@@ -33,6 +33,7 @@ from nodeagent.live_seats import Live
 from nodeagent.metrics import SeatMetrics, ShareMetrics
 from nodeagent.node_pods import NodePods
 from nodeagent.nvml import NvmlGpus
+from nodeagent.run_folder import RunFolderRemoved, check_run_folder
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shares import Shares, policy
 from slicekeeper import names
@@ -447,6 +448,29 @@ def test_an_arbiter_that_says_why_it_cannot_run_is_tried_less_often_than_one_tha
     stop = Counted(12)
     ArbiterKeeper(program, tmp_path, []).run(stop)
     assert (stop.waited[0], stop.waited[-1]) == (0.05, longest)
+
+
+def test_a_keeper_whose_folder_was_removed_ends_with_its_arbiter(tmp_path: Path) -> None:
+    """The folder is a mount in its pod, where nothing can be made again: only another container has another one."""
+    program, folder = tmp_path / "arbiter", tmp_path / "run"
+    program.write_text(f'#!/bin/sh\necho $$ > {tmp_path}/pid\nrm -r "$3"\nexec sleep 600\n')
+    program.chmod(0o755)
+    with pytest.raises(RunFolderRemoved, match="was removed"):
+        ArbiterKeeper(program, folder, []).run(threading.Event())
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
+def test_a_removed_folder_is_noticed_through_its_mount_too(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    open_folder = os.open(folder, os.O_PATH)
+    mounted = Path(f"/proc/self/fd/{open_folder}")  # goes on to lead to the folder, as a mount does
+    check_run_folder(mounted)
+    folder.rmdir()
+    folder.mkdir()
+    with pytest.raises(RunFolderRemoved):
+        check_run_folder(mounted)
+    os.close(open_folder)
 
 
 def test_a_second_keeper_waits_and_takes_over(bench: Bench) -> None:
