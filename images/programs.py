@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the C programs that a part's image carries: `python images/programs.py PART FOLDER`, for the Containerfile.
+"""Build the C programs that a part's image carries: `python images/programs.py PART FOLDER`, for the Containerfile.
 
 They lie in one folder, as the arbiter looks for the others beside itself.
 """

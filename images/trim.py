@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs one part into a folder, for the Containerfile: `python images/trim.py install PART WHEEL FOLDER`."""
+"""Install one part into a folder, for the Containerfile: `python images/trim.py install PART WHEEL FOLDER`."""
 
 from __future__ import annotations
 

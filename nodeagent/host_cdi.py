@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes GPUs usable in a container, taken from the CDI specification that NVIDIA's tools wrote for this machine.
+"""Read what a container needs to use a GPU from the CDI specification that NVIDIA's tools wrote for this machine.
 
 The seat's own specification carries a copy: a seat's GPUs are known only when its container starts, too late to name
 NVIDIA's devices to kubelet.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node's seats get of their GPUs just now, at /seats: from the counters of the last seconds.
+"""Answer at /seats what the node's seats get of their GPUs now, from the counters of the last seconds.
 
 A request costs the arbiter and the driver nothing: only what `take` brought is looked at.
 """

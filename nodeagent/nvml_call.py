@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of the driver, which may refuse every single request."""
+"""Ask NVML for a value: the driver may refuse every single request."""
 
 from __future__ import annotations
 

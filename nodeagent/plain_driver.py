@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's driver as its own installer leaves it on a node, for nodes that have no NVIDIA container toolkit.
+"""Find NVIDIA's driver as its own installer leaves it on a node, for nodes without NVIDIA's container toolkit.
 
 The toolkit's CDI specification goes first: it knows more, such as graphics. Here is what CUDA programs need: the GPU's
 device file, those of the driver, and the libraries of this driver's version. They are mounted where both Debian's and

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of every operator here: repeated passes."""
+"""Run an operator's passes again and again, in a thread, as long as this process leads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes of statuses: a refused one does not delay the others, and each contains its time."""
+"""Write the statuses of objects: one that is refused does not delay the others, and each contains its time."""
 
 from __future__ import annotations
 

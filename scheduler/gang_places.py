@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places for several pods together, found on a copy of the arrays: all are found before any is held."""
+"""Find places for several pods together, on a copy of the arrays: all are found before any is held."""
 
 from __future__ import annotations
 

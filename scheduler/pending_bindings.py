@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places on their way to be bound: chosen for a binding, and held until its fate is known.
+"""Hold the place that was chosen for a binding until it is known whether the pod was bound.
 
 No GPU is given twice, because only `choose` gives: while it alone writes, it finds GPUs that neither BOUND, BINDING nor
 another's RESERVED holds, and records BINDING before the API server hears of it. `places` says what these are.

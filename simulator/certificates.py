@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A certificate authority of local mode's own, and the webhook's certificate signed by it, as files."""
+"""Create local mode's own certificate authority, and the webhook's certificate signed by it, as files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster for its own components: the store behind admission, bindings, evictions and identities."""
+"""The simulated cluster as its components use it: a store behind admission, with bindings, evictions and identities."""
 
 from __future__ import annotations
 

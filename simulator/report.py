@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of `slicekeeper local --once`: everything is deleted, then the table, then the ledger's own check.
+"""End `slicekeeper local --once`: delete everything, print the table, and run the ledger's own check.
 
 The check asks the ledger over its REST interface whether it agrees with itself and with the cluster: every pod that was
 bound is there and closed, every transaction sums to zero, and what the pods were charged is what the budgets lost.

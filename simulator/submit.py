@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Manifests to the API, as `kubectl create -f` brings them: several documents, Lists, in the file's order."""
+"""Send manifests to the API as `kubectl create -f` does: several documents, Lists, in the file's order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large reviews: processed one at a time in all workers of a pod, and only if there is memory for their content.
+"""Process large reviews one at a time in all workers of a pod, and only if there is memory for their content.
 
 JSON grows when it is decoded: `[],` takes 3 bytes on the wire and 64 in memory. Without a limit, one body of 16 MiB
 could take 400 MiB. Small reviews never wait here.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The newest version of each object that a watch has shown."""
+"""Keep the newest version of each object that a watch has shown."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which whole GPUs of a node a pod gets that wants several: those that reach each other best.
+"""Choose several whole GPUs of a node for one pod: those with the best links to each other.
 
 NVLinks come first, the more the better, then a PCIe switch that both are below, then the same NUMA node. What counts
 is the worst pair, because collective operations run at its pace, then all pairs together; among equals, what is left

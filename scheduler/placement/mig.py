@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG slices: which of a node's hold a pod's containers, one each, of those that suffice the smallest.
+"""Choose a node's MIG slices for a pod: one for each container, the smallest that suffices.
 
 They are no columns of the fleet's arrays: nothing of one is ever left for another pod, so no policy prices them, and
 rows stay as narrow as the GPUs are few. They lie beside the row, and are looked at only for pods that may be on one.

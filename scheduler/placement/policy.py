@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a place is chosen among those that fit: a policy prices every GPU, the cheapest one is taken.
+"""The interface of placement policies: a policy prices every GPU that fits, and the cheapest is taken.
 
 A policy sees whole rows, with the CPU and memory beside the GPUs, so it can price what a pod does to the rest of its
 node, too. It never decides what fits.

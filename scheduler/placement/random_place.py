@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random places, as the measure for all other policies."""
+"""Random places: the baseline for all other policies."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the nodes that fit comes first, and the scores that say so to kube-scheduler."""
+"""Rank the nodes that fit, and express the ranks as scores for kube-scheduler."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a node does not do for a pod, as a number for arrays and in words for the user."""
+"""The reasons why a node does not fit a pod: numbers for arrays, and words for users."""
 
 from __future__ import annotations
 

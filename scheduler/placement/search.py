@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether several slices fit on one node's GPUs together, exactly: a search with memory.
+"""Find out by an exact search whether several slices fit on one node's GPUs together.
 
 Slices are put one by one, the hardest first; a state seen before is not tried again, equal GPUs are tried once. Packing
 is hard in general, so a caller gives a budget of steps: a pod of many odd slices must not stop the scheduler.

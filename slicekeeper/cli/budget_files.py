@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets in files: in the format of `slicekeeper budget get -o yaml`, in one document, several, or a list."""
+"""Read budgets from files in the format of `slicekeeper budget get -o yaml`: one document, several, or a list."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a node's clock is from the API server's, according to the node's Lease.
+"""Read from a node's Lease how far the node's clock is from the API server's.
 
 kubelet renews its node's Lease every 10 s with an instant of its own clock, and in the same write the API server
 records its own time in `managedFields`. So the Lease compares the two clocks, however long ago the renewal was. The

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod is charged up to an instant: exactly, and rounded once, so that no cut of its interval moves anything."""
+"""Compute what a pod is charged up to an instant: exactly, and rounded once, so that no cut of its interval matters."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU time set aside in budgets: how much is still free, and whether all of it stays covered. Pure.
+"""Compute how much GPU time is free in budgets, and whether all that is set aside stays covered. Pure.
 
 GPU time that is free now may not be there later: a grant or a period may expire before a pod has used it. So
 `Cover.gap` follows the time line of everything that is set aside up to its end, as if pods that are not bound yet were

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When budgets will be used up if the pods that run now continue. Pure."""
+"""Forecast when budgets will be used up if the pods that run now continue. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a pod held its GPUs, read from the pod's own record. Pure: an interval is the same whenever it is read.
+"""Read from a pod's own record when it held its GPUs. Pure: an interval is the same whenever it is read.
 
 An interval opens at the scheduler's `bound-at` (a pod that another scheduler bound: at its PodScheduled condition, or
 when it was adopted, whichever is later), and never before the pod was created.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets that Kubernetes objects define: each generation of an object is accepted once, and never an older one.
+"""Accept budgets that Kubernetes objects define: each generation of an object once, and never an older one.
 
 An operator may be late, send a request twice, run twice, or die between any two lines. So each request names the state
 that the ledger had before the object was read: it is accepted only if nothing was accepted since. The times at which

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Teams and organisations: budgets above namespaces, and the hierarchy of budgets over time.
+"""Create and change teams and organisations, and move budgets below others.
 
 A pod is charged to its namespace and to every budget above it, or to none of them. A budget is moved below another one
 from now on; earlier charges stay where they are.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU time moved by hand: grants, refunds, adjustments, transfers. All of it is in the audit log.
+"""Move GPU time by hand: grants, refunds, adjustments, transfers. All of it is in the audit log.
 
 A movement is a record like a pod's interval: it is appended and its namespace settled in one transaction. A movement
 that withdraws time is refused if less is left. If a late record shows afterwards that less was left, the balance is

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A second opinion of a ledger, by sums alone: it shares nothing with the code that keeps it, on purpose."""
+"""Check a ledger by sums alone. This shares nothing with the code that keeps the ledger, on purpose."""
 
 from bisect import bisect_left, bisect_right
 from collections import Counter

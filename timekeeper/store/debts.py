@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of time over budget in a cluster, since when: `timekeeper.debt`, as it was at each time."""
+"""Whether time over budget is owed in a cluster, and since when: the setting `timekeeper.debt` over time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leftovers of an uninstalled Slicekeeper, for `slicekeeper check`: finalizers, gates, GPUs of nodes."""
+"""Find what an uninstalled Slicekeeper has left, for `slicekeeper check`: finalizers, gates, GPUs of nodes."""
 
 from __future__ import annotations
 

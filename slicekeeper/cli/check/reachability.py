@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the API server reaches webhook and timekeeper and trusts their certificates, tried for `slicekeeper check`.
+"""Try for `slicekeeper check` whether the API server reaches webhook and timekeeper and trusts their certificates.
 
 Both are called through the API server, so addresses, firewalls, CAs and certificates are all tested at once. The pod by
 which the webhook is asked is a dry run: it is never made.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading in snapshots, and writing by threads that commit many writes at once."""
+"""Read in snapshots, and write by threads that commit many writes at once."""
 
 from __future__ import annotations
 

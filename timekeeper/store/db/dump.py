@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole database as text that can be restored into either engine: JSON, one line for each row.
+"""Write a whole database as text that can be restored into either engine: JSON, one line for each row.
 
 The first line has the revision of the tables and their columns, as the database has them and not as this release would
 create them: so a ledger can be dumped and restored both before and after a migration. The last line has the number of
