@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose a node's MIG slices for a pod: one for each container, the smallest that suffices.
 
-They are no columns of the fleet's arrays: nothing of one is ever left for another pod, so no policy prices them, and
-rows stay as narrow as the GPUs are few. They lie beside the row, and are looked at only for pods that may be on one.
+Slices are not columns of the fleet's arrays: a slice is given whole, so no policy prices what is left of it, and rows
+stay as narrow as the GPUs are few. They lie beside the row, and are looked at only for pods that may be on one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read instants on the command line: RFC 3339, or a plain date, which is its first instant in the budget's time zone."""
+"""Read instants on the command line: RFC 3339, or a plain date: the first instant of that day in the budget's zone."""
 
 from __future__ import annotations
 
