@@ -45,8 +45,6 @@ class ArbiterGpu(msgspec.Struct, frozen=True):
 
     gpu: int
     uuid: str
-    memory: int = 0
-    name: str = ""
 
 
 class ArbiterSeat(msgspec.Struct, frozen=True, rename={"vclass": "class"}):

@@ -32,7 +32,6 @@ class SeatRefused(SlicekeeperError):
 class ContainerHold:
     """The part that one container holds of each of its GPUs."""
 
-    container: str
     gpus: tuple[str, ...]
     core: int
     memory_mib: int
@@ -62,7 +61,7 @@ def holds(pod: Mapping[str, Any], resources: Resources) -> dict[str, ContainerHo
         if gpus:
             core = request.core if request.is_fraction else CORES_PER_GPU
             memory = request.memory_mib // len(gpus)
-            hold = ContainerHold(request.container, gpus, core, memory, alone)
+            hold = ContainerHold(gpus, core, memory, alone)
             rest = preloads.get(request.container)
             limited = rest is not None and not hold.on_slice
             found[request.container] = replace(hold, limited=limited, preload=None if limited else rest)

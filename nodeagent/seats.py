@@ -237,7 +237,7 @@ class Seats:
             )
         held = holds(pod, self._resources)
         if held and container == names.SIDECAR:
-            return ContainerHold(container, (), 0, 0)
+            return ContainerHold((), 0, 0)
         hold = held.get(container)
         if hold is None:
             raise SeatRefused(

@@ -37,8 +37,6 @@ class Metering:
 
     shares: Mapping[str, Fraction]
     gpus: tuple[str, ...]
-    held: int
-    """The number of GPUs that it holds, shared ones counted as one each: the most that it can use."""
     flags: tuple[str, ...]
 
 
@@ -96,9 +94,8 @@ def meter(
         by_model[device_model] = by_model.get(device_model, Fraction(0)) + devices + by_device
     if request.gpu_class == names.BACKGROUND:
         by_model = {model: share * background for model, share in by_model.items()}
-    held = sum(r.gpus for r in request.requests) + devices
     known = tuple(uuid for uuid in shares if not uuid.startswith("?"))
-    return Metering(by_model, known, held, tuple(sorted(flags)))
+    return Metering(by_model, known, tuple(sorted(flags)))
 
 
 def _shares(

@@ -14,10 +14,6 @@
 
 static char folder[AR_PATH];
 
-const char *ar_folder(void) {
-  return folder;
-}
-
 bool ar_path(char out[AR_PATH], const char *format, ...) {
   va_list list;
   int n = snprintf(out, AR_PATH, "%s/", folder);

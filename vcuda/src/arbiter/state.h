@@ -24,7 +24,6 @@ struct ar_config {
 };
 
 /* Everything under one folder: control.sock, seats/NAME/seat.sock, state/NAME.json, NAME.held. */
-const char *ar_folder(void);
 bool ar_folder_open(const char *path, const char **why);
 /* Make what is missing of it. */
 bool ar_folder_make(void);
