@@ -7,11 +7,11 @@ another's RESERVED holds, and records BINDING before the API server hears of it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from scheduler.explain_place import free_before, why_node
 from scheduler.finder import Finder
 from scheduler.held_gpus import Held
 from scheduler.placement.demand import Demand
@@ -21,11 +21,10 @@ from scheduler.placement.links import relinked
 from scheduler.placement.reasons import Why, explain
 from scheduler.placement.survey import Survey, survey
 from scheduler.places import HoldKind, Place, is_tentative, nodes_of
-from scheduler.pods import Pod, gpu_rows, held_by, read_pod
+from scheduler.pods import Pod, held_by, read_pod
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import SlicekeeperError
-from slicekeeper.gpu.inventory import is_slice
 
 
 class NoPlace(SlicekeeperError):
@@ -80,9 +79,11 @@ class PendingBindings:
     def _choose(self, pod: Pod, node: str) -> Place:
         if node not in self._held.fleet:
             raise NoPlace(explain(Why.DAMAGED if node in self._nodes.damaged else Why.NO_GPUS, pod.demand))
-        why = self._why_there(pod, node)
+        policy, mine = self._learner.name, self._places.of(pod.uid)
+        why = why_node(pod, node, mine, policy, is_equal=lambda other: self._are_equal(pod, node, other))
         place = self._found(pod, node) or self._search(pod, node)
-        return replace(place, why=f"{why}; {self._free_before(place)}")
+        others = (other.hold for other in self._places.on(node) if other.pod.uid != pod.uid)
+        return replace(place, why=f"{why}; {free_before(place.hold, self._nodes.gpus[node], others)}")
 
     def _found(self, pod: Pod, node: str) -> Place | None:
         """Return the place that `find` holds for a pod there, None if anything may have changed for it since."""
@@ -112,35 +113,6 @@ class PendingBindings:
             for uid in {place.pod.uid for place in self._places.on(node)}:
                 self._held.let_go(uid, is_tentative)
         return self._held.place(HoldKind.BINDING, pod, node, result.gpus[0].tolist())
-
-    def _free_before(self, place: Place) -> str:
-        """Return a description of what was free on the GPUs that a pod gets."""
-        uuids = {share.uuid for share in place.hold.shares}
-        if any(map(is_slice, uuids)):
-            return "the smallest slices that fit" if len(uuids) > 1 else "the smallest slice that fits"
-        node = place.hold.node
-        others = (other.hold for other in self._places.on(node) if other.pod.uid != place.pod.uid)
-        found = Counter(
-            "idle" if gpu.idle else f"{gpu.core} percent and {gpu.memory} MiB free"
-            for gpu in gpu_rows([gpu for gpu in self._nodes.gpus[node] if gpu.uuid in uuids], others)
-        )
-        return "GPU before: " + ", ".join(f"{n} times {text}" if n > 1 else text for text, n in found.items())
-
-    def _why_there(self, pod: Pod, node: str) -> str:
-        """Return a description of why a pod is placed on a node."""
-        policy = self._learner.name
-        for place in self._places.of(pod.uid):
-            if place.kind is HoldKind.RESERVED and place.hold.node == node:
-                return f"{policy}, for all pods of its gang together" if pod.gang else "room was made or kept for it"
-            if place.kind is HoldKind.TENTATIVE and place.hold.node == node:
-                return (
-                    f"{policy}, the cheapest of {place.among} nodes with room" if place.among > 1 else "the only room"
-                )
-            if place.kind is HoldKind.TENTATIVE and self._are_equal(pod, node, place.hold.node):
-                return f"{policy}, as good as node {place.hold.node}; kube-scheduler chose between them"
-            if place.kind is HoldKind.TENTATIVE:
-                return f"kube-scheduler's own rules; {policy} would have taken node {place.hold.node}"
-        return "kube-scheduler's own rules"
 
     def _are_equal(self, pod: Pod, *nodes: str) -> bool:
         """Whether the policy found nodes equally good for a pod when they were last compared."""
