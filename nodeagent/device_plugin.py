@@ -148,6 +148,8 @@ class SeatPlugin:
             call(channel, REGISTER, request, plugin.Empty)
 
     def _handlers(self) -> grpc.GenericRpcHandler:
+        """Return the calls of kubelet that the plugin answers."""
+
         def unary(kind: Any, method: Callable[[Any, grpc.ServicerContext], Any]) -> grpc.RpcMethodHandler[Any, Any]:
             return grpc.unary_unary_rpc_method_handler(
                 method, kind.FromString, lambda message: message.SerializeToString()

@@ -77,6 +77,7 @@ def _use(seat: Seat, gpu: str, samples: Sequence[Mapping[_Key, Count]]) -> SeatU
     key = (seat.name, gpu)
     counts = [count for sample in samples if (count := sample.get(key)) is not None]
     last = samples[-1].get(key) if samples else None
+    # A restarted arbiter counts from zero again: only samples of the same program can be compared.
     first = next((count for count in counts if last is not None and count.by == last.by), None)
     memory = last.memory if last is not None else None
     return SeatUse(

@@ -90,6 +90,11 @@ class Binder:
             return f"pods could not be read: {error}"
 
     def _give(self, args: BindingArgs, pod: Pod, term: int) -> str:
+        """Choose GPUs, hold them and bind the pod; return why not, empty if it is bound.
+
+        If the result is unknown, the GPUs stay held, and no other process may bind until the request is over: the API
+        server may still execute it.
+        """
         uid, node = args["PodUID"], args["Node"]
         place = self._state.bindings.choose(pod, node)
         result = Result("lost")
@@ -144,6 +149,7 @@ class Binder:
         }
 
     def _try(self, args: BindingArgs, annotations: Mapping[str, str]) -> Result:
+        """Write the Binding, and find out what became of it."""
         node = args["Node"]
         metadata = {"name": args["PodName"], "namespace": args["PodNamespace"], "uid": args["PodUID"]}
         binding = {

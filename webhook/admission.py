@@ -112,6 +112,7 @@ class Admission:
         return replace(verdict, patch=[*first, *verdict.patch], warnings=(*warnings, *verdict.warnings))
 
     def _mutate(self, pod: Mapping[str, Any], case: Case) -> Verdict:
+        """Return the verdict on a pod whose request is in our own resources."""
         if found := _forged(pod, case):
             return Verdict(violations=found)
         if self._untouched(pod, case):
@@ -209,6 +210,7 @@ class Admission:
         return convert(pod, case.policy, self._cluster.resources, self._cluster.webhook.scheduler_name)
 
     def _untouched(self, pod: Mapping[str, Any], case: Case) -> bool:
+        """Whether a pod is none of our business: no rule applies to it, and nothing is written on it."""
         return (
             case.policy.mode == "off"
             or reserved_names.is_mirror(pod)
@@ -231,6 +233,7 @@ def _holds_gpus(request: PodRequest) -> bool:
 
 
 def _refused_by_budget(case: Case) -> list[Violation]:
+    """Return the reason for which the budget does not admit the pod; empty if it does."""
     standing = case.standing
     if standing.unknown and case.policy.stale == "deny":
         return [

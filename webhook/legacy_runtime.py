@@ -134,6 +134,7 @@ def _is_device(target: str) -> bool:
 def _visible_devices(
     where: str, name: str, entry: Mapping[str, Any], gpu: GpuRequest | None, *, held: bool
 ) -> Iterator[Violation]:
+    """Check the variable that names GPUs; `held` is whether the container holds GPUs of NVIDIA's own plugin."""
     if gpu is None:
         if (entry.get("value") or "") in _NO_DEVICES and not entry.get("valueFrom"):
             return

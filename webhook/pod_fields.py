@@ -93,6 +93,7 @@ def _deadline(spec: Mapping[str, Any]) -> Iterator[Violation]:
 
 
 def _priority_class(spec: Mapping[str, Any], case: Case, cluster: ClusterContext) -> Iterator[Violation]:
+    """Check the class that the user names, and whether the classes that the webhook would set exist."""
     ours = (cluster.class_name(case, over=False), cluster.class_name(case, over=True))
     allowed = case.policy.allowed_priority_classes
     named = spec.get("priorityClassName")

@@ -161,6 +161,7 @@ def parse(body: bytes | bytearray) -> tuple[Request, Violation | None]:
 
 
 def _request(uid: str, raw: Mapping[str, Any]) -> tuple[Request, Violation | None]:
+    """Return a review's request, and what is wrong with it, if anything: it has a UID, so it can be answered."""
     kind = as_map(raw.get("kind"))
     obj = raw.get("object")
     namespace = raw.get("namespace")

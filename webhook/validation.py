@@ -151,6 +151,7 @@ def _room_for_binding(pod: Mapping[str, Any], request: PodRequest) -> Iterator[V
 def _containers(
     pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext
 ) -> Iterator[Violation]:
+    """Check each container: its name, and how it could reach GPUs or seats that are not its own."""
     spec = as_map(pod.get("spec"))
     by_name = {r.container: r for r in request.requests}
     preload = cluster.wants_preload(case)

@@ -116,6 +116,7 @@ def _read_labels(sharepod: Mapping[str, Any], labels: Mapping[str, Any], contain
 
 
 def _read_share(words: _Words) -> None:
+    """Read a SharePod that is on a GPU: all of its words are checked before the first refusal counts."""
     reading, name = words.reading, words.container
     missing = [word for word in _SHARE if word not in words]
     for word in missing:

@@ -53,6 +53,7 @@ MOST_SLICES: Final = 200
 
 def pack(bins: Sequence[Bin], slices: Sequence[Slice], budget: StepBudget) -> list[int] | None:
     """Return for each slice the index of its GPU, or None if they do not fit together."""
+    # States from which the remaining slices were found not to fit.
     dead: set[tuple[int, tuple[Bin, ...]]] = set()
 
     def place(index: int, now: tuple[Bin, ...]) -> list[int] | None:

@@ -60,6 +60,7 @@ def _documents(files: Iterable[Path]) -> Iterator[tuple[str, object]]:
 
 
 def _rule(source: str, document: object) -> tuple[str, dict[str, object]]:
+    """Return a namespace and the fields of its rule, as the wire has them; what only `get` shows is ignored."""
     if isinstance(document, dict) and "kind" in document and "apiVersion" in document:
         raise SettingsError(f"{source}: kind is {document['kind']}, an object of the cluster: use kubectl apply -f")
     if not isinstance(document, dict) or not isinstance(document.get("namespace"), str):

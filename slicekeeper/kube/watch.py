@@ -102,6 +102,7 @@ class Watch:
         return float(min(self._retry * (1 << min(self.failures - 1, 10)), self._longest_retry))
 
     def _list(self) -> None:
+        """Hand all objects to the handler, and remember from which version to follow: that of the last page."""
         version = ""
 
         def by_page() -> Iterator[Object]:

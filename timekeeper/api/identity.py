@@ -119,6 +119,7 @@ class Identity:
             return bool(caller.pod_uid) and caller.pod_uid in self._ended
 
     def _review(self, token: str) -> Caller:
+        """Ask the API server whose token it is. Raises Problem (401) if it is not valid for us."""
         body = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenReview",

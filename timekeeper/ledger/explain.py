@@ -76,11 +76,13 @@ def explain(
 
 
 def _lines(session: Session, account: BudgetAccount, at: Instant, *, carry: bool) -> Iterator[BalanceStep]:
+    """Yield the steps, each without the balance: what is sealed, what is booked since, and what is not booked yet."""
     sealed, sums = seals.latest(session, account.id, at)
     cause = "the sum of all that is sealed up to then"
     yield BalanceStep(format_instant(sealed), None, "sealed", sums.get("budget", NO_TIME), NO_TIME, cause)
     causes = _Causes(session, account.id)
     yield from map(causes.of_booking, bookings.causes(session, account.id, sealed, at))
+    # Computed from the records as settling would, up to `at`: what is not in the ledger is due.
     tree, anchor = anchored(session, memberships.tree(session, [account.id], at), Instant(at + 1))
     after = instant_of(anchor)
     forest = Forest(timelines.records(session, tree.keys, after, carry=carry, until=at), tree.links)
@@ -92,6 +94,8 @@ def _lines(session: Session, account: BudgetAccount, at: Instant, *, carry: bool
     if not state.period.booked and state.period.amount:
         cause = "no pod has drawn on it yet"
         yield BalanceStep(format_instant(at), None, "allowance", state.period.amount, NO_TIME, cause)
+    # The time of running pods since the time line was last cut: it is taken from the balance already, but not posted
+    # before the next cut.
     below = [key for key in sorted(tree.keys) if account.id in hierarchy.chain(tree.links, key, at)]
     for key in below:
         mine = outcome.states[key]
@@ -104,6 +108,7 @@ def _lines(session: Session, account: BudgetAccount, at: Instant, *, carry: bool
 
 
 def _summed(lines: Iterable[BalanceStep]) -> Iterator[BalanceStep]:
+    """Yield the steps that change the balance, each with the balance after it."""
     balance = 0
     for line in lines:
         balance += line.amount_ms

@@ -150,6 +150,7 @@ def reverse(session: Session, namespace: AccountId, wrong: Sequence[Booked], now
 def _enter(
     session: Session, namespace: AccountId, bookings: list[tuple[int, tuple[tuple[AccountKind, int], ...]]]
 ) -> None:
+    """Append the entries of transactions, and move the cached balances by their sums: one statement per account."""
     accounts = account_ids(session, namespace)
     rows = [
         {"txn_id": key, "account_id": accounts[kind], "amount_ms": amount}

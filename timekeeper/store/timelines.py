@@ -99,6 +99,7 @@ def _claims(keys: Collection[AccountId]) -> Select[AccountId, str, Instant, Inst
 def _without_claims(
     session: Session, keys: Collection[AccountId], after: Instant | None, *, carry: bool
 ) -> dict[AccountId, Records]:
+    """Return the records of budgets without their pods; grants and withdrawals only after an instant (None: all)."""
     moved = select(BudgetGrant).where(BudgetGrant.namespace_id.in_(keys), BudgetGrant.withdrawn_at.is_(None))
     if after is not None:
         moved = moved.where(BudgetGrant.valid_from > after)

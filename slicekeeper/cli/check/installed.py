@@ -163,6 +163,7 @@ def _images(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Dif
 def _scheduler(
     client: KubeClient, namespace: str, settings: Settings, workloads: Mapping[str, Object]
 ) -> Iterator[Difference]:
+    """Yield what differs in the configuration of our kube-scheduler."""
     text = mounted(client, namespace, workloads.values(), _SCHEDULER_MAP, "kube-scheduler.yaml")
     if text is None:
         return

@@ -83,6 +83,7 @@ def lacking(client: KubeClient, namespace: str, settings: Settings, policy: str)
 
 
 def _allowed(client: KubeClient, namespace: str, right: Right) -> bool:
+    """Ask the API server whether a service account of ours has a right."""
     resource, _, subresource = right.resource.partition("/")
     attributes = {
         "verb": right.verb,

@@ -78,6 +78,7 @@ def _booked(
     spans: Sequence[tuple[Instant, Instant]],
     now: Instant,
 ) -> list[Period]:
+    """Return periods with the sums of what is booked in them, read by two statements however many they are."""
     all_totals = statements.totals(session, account.id, spans)
     named = {key for start, end in spans for key in _names(rules, start, end)}
     begun = statements.begun(session, account.id, named)
