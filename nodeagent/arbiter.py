@@ -27,6 +27,8 @@ TURN_SECONDS: Final = 10.0
 
 SOCKET: Final = "control.sock"
 
+_T = TypeVar("_T")
+
 
 class ArbiterAway(SlicekeeperError):
     """The arbiter does not answer."""
@@ -121,9 +123,6 @@ class SeatPolicy:
             self.memory,
             self.vclass,
         )
-
-
-_T = TypeVar("_T")
 
 
 class Arbiter:

@@ -29,6 +29,11 @@ OLDEST_VERSION: Final = "0.6.0"
 
 MAKE_ONE: Final = "make one by `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
 
+Index = int | str
+"""The driver's number of a GPU; of a MIG slice the GPU's and its own, such as `0:1`."""
+
+_Content = dict[str, list[dict[str, Any] | str | int] | dict[str, Any] | None]
+
 
 def own_files(kind: str) -> str:
     """Return how the names of the files begin that have our own devices, of this CDI kind."""
@@ -43,18 +48,11 @@ class Edits:
     version: str = OLDEST_VERSION
 
 
-Index = int | str
-"""The driver's number of a GPU; of a MIG slice the GPU's and its own, such as `0:1`."""
-
-
 class Devices(Protocol):
     """Where devices for containers come from."""
 
     def edits(self, gpus: Sequence[tuple[Index, str]]) -> Edits:
         """Return what makes these GPUs, by index and UUID, usable; raises SeatRefused with what is missing."""
-
-
-_Content = dict[str, list[dict[str, Any] | str | int] | dict[str, Any] | None]
 
 
 class _CdiDevice(msgspec.Struct):

@@ -40,6 +40,10 @@ SWITCH_SECONDS: Final = 0.0005
 """How long a working thread makes others wait. With Python's default of 5 ms, a call would wait for a watch or the
 reclaimer for longer than it takes itself."""
 
+_STATES: Final = {"waiting": "waits since", "placed": "has its place since", "ended": "has ended; it was there from"}
+_SHOWN: Final = 5
+"""The maximum number of pods that are named."""
+
 
 @click.group()
 def scheduler() -> None:
@@ -261,12 +265,6 @@ def _in_words(said: Mapping[str, Any]) -> str:
     if said.get("schedulerSaid"):
         lines += ["kube-scheduler said last:", f"  {said['schedulerSaid']}"]
     return "\n".join(filter(None, lines))
-
-
-_STATES: Final = {"waiting": "waits since", "placed": "has its place since", "ended": "has ended; it was there from"}
-
-_SHOWN: Final = 5
-"""The maximum number of pods that are named."""
 
 
 def _of_gang(gang: Mapping[str, Any]) -> str:

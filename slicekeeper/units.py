@@ -44,6 +44,11 @@ _SUFFIX: Final[dict[str, Fraction]] = {
     **{f"{letter}i": Fraction(1024 ** (power + 1)) for power, letter in enumerate("KMGTPE")},
 }
 
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\d+)ms)?", re.ASCII)
+_DURATION_MS: Final = (86_400_000, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, 1)
+_INSTANT = re.compile(r"(\d{4}-\d\d-\d\d)[Tt](\d\d:\d\d:\d\d)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+_FIRST, _LAST = (edge.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC) for edge in (datetime.min, datetime.max))
+
 
 def parse_quantity(value: object) -> Fraction:
     """Return a Kubernetes quantity (`50`, `"50"`, `"1k"`, `"5e1"`, `"500m"`, `"2Gi"`) as an exact fraction.
@@ -75,10 +80,6 @@ def whole_quantity(value: object) -> int | None:
     return amount.numerator if amount.denominator == 1 else None
 
 
-_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\d+)ms)?", re.ASCII)
-_DURATION_MS: Final = (86_400_000, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, 1)
-
-
 def parse_duration(value: str) -> int:
     """Return a duration or an amount of GPU time (`20h`, `1h30m`, `90s`, `250ms`, `2d`) in milliseconds.
 
@@ -102,10 +103,6 @@ def format_duration(ms: int) -> str:
     if seconds or not text:
         return f"{sign}{text}{seconds}s"
     return sign + text
-
-
-_INSTANT = re.compile(r"(\d{4}-\d\d-\d\d)[Tt](\d\d:\d\d:\d\d)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
-_FIRST, _LAST = (edge.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC) for edge in (datetime.min, datetime.max))
 
 
 def parse_instant(value: str) -> Instant:

@@ -10,6 +10,9 @@ import numpy as np
 from scheduler.placement.assignment import NOWHERE
 from scheduler.placement.fleet_version import Bools, Ints
 
+MAX_SCORE: Final = 10
+"""kube-scheduler's highest score of an extender."""
+
 
 def best_of(fits: Bools, price: Ints, rank: Ints) -> int | None:
     """Return the index of the cheapest that fits, of the lowest rank among equals."""
@@ -19,10 +22,6 @@ def best_of(fits: Bools, price: Ints, rank: Ints) -> int | None:
     prices = price[fitting]
     equal = fitting[prices == prices.min()]
     return int(equal[rank[equal].argmin()])
-
-
-MAX_SCORE: Final = 10
-"""kube-scheduler's highest score of an extender."""
 
 
 def scores(fits: Bools, price: Ints, best: int | None) -> Ints:

@@ -13,6 +13,9 @@ from typing import Final
 
 from scheduler.placement.demand import Slice
 
+MOST_SLICES: Final = 200
+"""More are not searched for, only placed in the policy's order: the search goes one level deeper for each."""
+
 
 @dataclass
 class StepBudget:
@@ -45,10 +48,6 @@ class Bin:
             takes_shares=True,
             takes_whole=False,
         )
-
-
-MOST_SLICES: Final = 200
-"""More are not searched for, only placed in the policy's order: the search goes one level deeper for each."""
 
 
 def pack(bins: Sequence[Bin], slices: Sequence[Slice], budget: StepBudget) -> list[int] | None:

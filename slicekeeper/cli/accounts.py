@@ -35,6 +35,16 @@ F = TypeVar("F", bound=Callable[..., object])
 _Columns = Sequence[Column[B]]
 _Argument = Callable[[Callable[..., None]], Callable[..., None]]
 
+_GRANTS: list[Column[Grant]] = [
+    Column("ID", lambda g: g.id),
+    Column("AMOUNT", lambda g: format_duration(g.amount_ms)),
+    *instant_columns("FROM", lambda g: g.valid_from),
+    *instant_columns("UNTIL", lambda g: g.valid_to),
+    *instant_columns("WITHDRAWN", lambda g: g.withdrawn_at),
+    Column("BY", lambda g: g.actor, wide=True),
+    Column("REASON", lambda g: g.reason),
+]
+
 
 def add_commands(group: click.Group, kind: type[B], columns: _Columns[B]) -> None:
     """Add the commands to a group: `kind` is the kind of budgets that it shows, `columns` how."""
@@ -233,17 +243,6 @@ def _name_of(budget: Budget | Parent) -> str:
 def zone_of(client: TimekeeperClient, kind: type[B], name: str, uid: str = "") -> Callable[[], str]:
     """Return a function that requests a budget's time zone: only plain dates need it."""
     return lambda: client.budget(kind, name, uid).time_zone
-
-
-_GRANTS: list[Column[Grant]] = [
-    Column("ID", lambda g: g.id),
-    Column("AMOUNT", lambda g: format_duration(g.amount_ms)),
-    *instant_columns("FROM", lambda g: g.valid_from),
-    *instant_columns("UNTIL", lambda g: g.valid_to),
-    *instant_columns("WITHDRAWN", lambda g: g.withdrawn_at),
-    Column("BY", lambda g: g.actor, wide=True),
-    Column("REASON", lambda g: g.reason),
-]
 
 
 def _lines(found: Statement, output: str) -> str:

@@ -29,6 +29,8 @@ AT_ONCE: Final = 64
 _UUID: Final = re.compile(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[-0-9a-f]+")
 _SELECTOR: Final = "app.kubernetes.io/name=nodeagent"
 
+FIGURES: Final = ("GIVEN", "USED", "MEMORY-USED")
+
 
 class Agents:
     """The agents of a cluster's nodes."""
@@ -89,9 +91,6 @@ def described(node: Object, gpu: Gpu, part: Part) -> dict[str, Any]:
         "healthy": part.healthy,
         "trouble": "" if part.healthy else gpu.trouble,
     }
-
-
-FIGURES: Final = ("GIVEN", "USED", "MEMORY-USED")
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, str, str]:

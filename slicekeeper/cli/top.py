@@ -22,6 +22,11 @@ from slicekeeper.wire.node import SeatUse
 
 _HOME_AND_CLEAR = "\033[H\033[2J"
 
+_HEAD = ("NODE", "GPU", "POD", "CONTAINER", "CLASS", "ASKED", "LIMIT", *FIGURES, "OF")
+_NARROW = ("NODE", "GPU", "CLASS", "GIVEN", "USED", "MEMORY-USED", "POD")
+_WIDE = 132
+"""Width of a terminal for which everything is shown."""
+
 
 @click.command()
 @click.option("--node", default="", help="Only this node.")
@@ -80,12 +85,6 @@ def _seat(seat: SeatUse, part: Part) -> dict[str, Any]:
         **figures([seat]),
         "memoryMib": seat.memory_limit_mib or part.memory_mib,
     }
-
-
-_HEAD = ("NODE", "GPU", "POD", "CONTAINER", "CLASS", "ASKED", "LIMIT", *FIGURES, "OF")
-_NARROW = ("NODE", "GPU", "CLASS", "GIVEN", "USED", "MEMORY-USED", "POD")
-_WIDE = 132
-"""Width of a terminal for which everything is shown."""
 
 
 def _table(gpus: list[dict[str, Any]], *, wide: bool) -> str:

@@ -20,6 +20,13 @@ from slicekeeper.config.settings import Section, Settings
 from slicekeeper.config.yaml_file import check_keys, convert, lookup, read_yaml
 from slicekeeper.errors import SettingsError
 
+_OTHER_VARIABLES = (names.ENV_PREFIX + "CONFIG", names.ENV_PREFIX + "HOME", names.ENV_PREFIX + "CACHE")
+_IN_CONTAINERS = re.compile(names.ENV_PREFIX + "(SEAT|FAKE_.*)")
+"""What a container with a slice has in its environment: the limiter's seat, the fake driver's variables."""
+
+_SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)")
+"""What kubelet adds to a container's environment for each Service of its namespace."""
+
 
 @dataclass(frozen=True)
 class Key:
@@ -100,12 +107,6 @@ def load(file: Path | None, environ: Mapping[str, str]) -> Loaded:
         origin[key.dotted] = f"${variable}"
     allowed = {key.dotted: key.kind for key in known.values()}
     return Loaded(convert(tree, Settings, "settings", allowed), origin)
-
-
-_OTHER_VARIABLES = (names.ENV_PREFIX + "CONFIG", names.ENV_PREFIX + "HOME", names.ENV_PREFIX + "CACHE")
-_IN_CONTAINERS = re.compile(names.ENV_PREFIX + "(SEAT|FAKE_.*)")
-"""What a container with a slice has in its environment: the limiter's seat, the fake driver's variables."""
-_SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)")
 
 
 def _check_variable(variable: str, known: Mapping[str, Key]) -> None:

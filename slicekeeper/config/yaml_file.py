@@ -20,6 +20,9 @@ from slicekeeper.errors import SettingsError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+Where = str | Callable[[tuple[str, ...]], str]
+"""The place to name in a message: the same for all of a tree, or one for each path below."""
+
 
 class Document(NamedTuple):
     """A YAML file's mapping, and the line of each part of it."""
@@ -95,10 +98,6 @@ def read_yaml(file: Path) -> Document:
     if not isinstance(tree, dict):
         raise SettingsError(f"{file}: the file must contain a mapping, not a {type(tree).__name__}")
     return Document(tree, root)
-
-
-Where = str | Callable[[tuple[str, ...]], str]
-"""The place to name in a message: the same for all of a tree, or one for each path below."""
 
 
 def _at(where: Where, path: tuple[str, ...]) -> str:

@@ -14,6 +14,11 @@ from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK
 
 _MIG: Final = "MIG-"
 
+MOST_LEFT: Final = 2
+"""An adaptive pod gets a slice only if it is at most this many times its request, because it pays for all of it."""
+
+_WORD = re.compile(r"[a-z0-9.]+")
+
 
 class MigSlice(msgspec.Struct, frozen=True, rename="camel"):
     """A MIG device: a part of a GPU that the hardware isolates from the others, for one container.
@@ -76,10 +81,6 @@ Part = Gpu | MigSlice
 def is_slice(uuid: str) -> bool:
     """Whether a UUID is that of a MIG slice and not of a GPU, by the form that NVIDIA's driver gives it."""
     return uuid.startswith(_MIG)
-
-
-MOST_LEFT: Final = 2
-"""An adaptive pod gets a slice only if it is at most this many times its request, because it pays for all of it."""
 
 
 def size_of(core: int, memory_mib: int, gpu_mib: int) -> int:
@@ -146,9 +147,6 @@ def readable_of(node: Mapping[str, Any]) -> list[Gpu]:
         return of_node(node)
     except ValueError:
         return []
-
-
-_WORD = re.compile(r"[a-z0-9.]+")
 
 
 def model_matches(asked: str, model: str) -> bool:

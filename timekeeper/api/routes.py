@@ -50,6 +50,16 @@ from timekeeper.api.schemas.usage import Usage, UsageList
 
 StructType = type[msgspec.Struct]
 
+PREFIX: Final = "/api/v1"
+_NS = "/api/v1/budgets/{namespace}"
+_PARENT = "/api/v1/parents/{parent}"
+_PAGE = ("cursor", "limit")
+_UID = ("uid",)
+"""Selects one of several namespaces that have had the name."""
+
+_IF_NONE = ("If-None-Match",)
+_ONCE = ("Idempotency-Key",)
+
 
 @dataclass(frozen=True)
 class Route:
@@ -76,15 +86,6 @@ class Route:
         """Whether the API server offers it too."""
         return self.path.startswith(f"{PREFIX}/") and not self.internal and not self.public
 
-
-PREFIX: Final = "/api/v1"
-_NS = "/api/v1/budgets/{namespace}"
-_PARENT = "/api/v1/parents/{parent}"
-_PAGE = ("cursor", "limit")
-_UID = ("uid",)
-"""Selects one of several namespaces that have had the name."""
-_IF_NONE = ("If-None-Match",)
-_ONCE = ("Idempotency-Key",)
 
 ROUTES: tuple[Route, ...] = (
     Route("GET", "/api/v1/decisions", decision.listed, "All namespaces' decisions", wire.DecisionList,

@@ -38,6 +38,9 @@ SLACK_MS: Final = 60_000
 
 _LARGEST: Final = 2**62
 
+SILENCE_MS: Final = 120_000
+"""Twelve of the sidecar's usual intervals. A sidecar spools what it could not send, so it was gone for longer."""
+
 
 class Watermark(NamedTuple):
     """The latest position that one epoch of a container has reported. `used_ms` is None if unknown."""
@@ -143,10 +146,6 @@ def total(values: Iterable[int | None]) -> int | None:
 def peak_memory(marks: Mapping[int, Watermark]) -> int | None:
     """Return the peak GPU memory of a container in MiB; None if no epoch has ever known it."""
     return max((mark.peak_memory_mib for mark in marks.values() if mark.peak_memory_mib is not None), default=None)
-
-
-SILENCE_MS: Final = 120_000
-"""Twelve of the sidecar's usual intervals. A sidecar spools what it could not send, so it was gone for longer."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ from timekeeper.ledger.settlement import ANCHOR_LAG_MS
 from timekeeper.store import accounts, memberships
 from timekeeper.store.accounts import BudgetAccount, HolderKind
 
+_AHEAD: Final = "a wrong clock had written it for an instant that is still to come"
+"""Reason, in the audit log, of a link that replaces one ahead of all clocks."""
+
 
 def put_parent(
     books: Books, name: str, kind: HolderKind, rule: Rule, *, actor: str, if_match: frozenset[str] | None
@@ -136,9 +139,6 @@ def change_place(
         _put(books, session, Link(one, parents.get(one), since), reason=why, actor=by, now=now)
     settlement.settle_all(books, session, dict.fromkeys(ahead | {child.id}, since), since)
     return True
-
-
-_AHEAD: Final = "a clock that is wrong had written it for an instant that is still to come"
 
 
 def _put(books: Books, session: Session, link: Link, *, reason: str, actor: str, now: Instant) -> None:

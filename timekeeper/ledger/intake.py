@@ -22,6 +22,9 @@ from timekeeper.ledger.settlement import settle_all
 from timekeeper.ledger.vanished_pod import LAST_CONFIRMED
 from timekeeper.store import workloads
 
+Changes = list[tuple[AccountId, Instant]]
+"""Accounts that change, each with the instant of its first change."""
+
 
 @dataclass(frozen=True)
 class Opening:
@@ -97,10 +100,6 @@ def apply(
         settle_all(books, session, since, now)
 
     books.database.write(change)
-
-
-Changes = list[tuple[AccountId, Instant]]
-"""Accounts that change, each with the instant of its first change."""
 
 
 def _open(

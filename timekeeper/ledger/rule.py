@@ -15,6 +15,9 @@ from timekeeper.store.budget_rules import RuleRow
 ANY_VERSION: Final = "*"
 """One of the versions that a budget may have: any version, but the budget must exist."""
 
+Change = Rule | Callable[[Rule], Rule]
+"""A new rule for a budget, or a function that makes it from the one in force."""
+
 
 def policy_rule(budget: BudgetPolicy, since: Instant) -> Rule:
     """Return the rule of a policy's default budget."""
@@ -27,10 +30,6 @@ def policy_rule(budget: BudgetPolicy, since: Instant) -> Rule:
         budget.rollover_ms,
         anchor=budget.anchor_ms,
     )
-
-
-Change = Rule | Callable[[Rule], Rule]
-"""A new rule for a budget, or a function that makes it from the one in force."""
 
 
 def rule_detail(rule: Rule) -> dict[str, str | int]:

@@ -34,6 +34,8 @@ _RULES: Final = ("budget", "status", "team", "organisation")
 _KEPT: Final = (*_MOVEMENTS, *_RULES, "rate", "withdraw", "interval")
 """Actions whose records no migration removes."""
 
+_Act = tuple[str, tuple[Any, ...]]
+
 
 def differences(session: Session) -> Iterator[str]:
     """Yield the records that are missing in the audit log, and its entries without a record."""
@@ -86,9 +88,6 @@ def _key(record: AuditRecord, detail: Mapping[str, Any]) -> tuple[Any, ...] | No
     if action in ("parent", "seal"):
         return action, *who, detail.get("effectiveAt" if action == "parent" else "until")
     return None
-
-
-_Act = tuple[str, tuple[Any, ...]]
 
 
 def _with_account(model: Any, account: Any, *conditions: ColumnElement[bool]) -> Select[Any]:

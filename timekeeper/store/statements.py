@@ -25,6 +25,9 @@ _undone = aliased(Transaction)
 _kind: ColumnElement[str] = func.coalesce(_undone.kind, Transaction.kind)
 """The kind of a booking, or of the one that it reverses."""
 
+_LONG = 10_000
+"""An interval with more bookings than this is read pod by pod."""
+
 
 @dataclass(frozen=True)
 class Total:
@@ -138,10 +141,6 @@ def charged(
     for uid, name, total, beyond, corrections, corrected in session.execute(query):
         within, over_budget = GpuMilliseconds(int(total) - int(beyond)), GpuMilliseconds(int(beyond))
         yield Charged(uid, name or "", within, over_budget, GpuMilliseconds(int(corrections)), bool(corrected))
-
-
-_LONG = 10_000
-"""An interval with more bookings than this is read pod by pod."""
 
 
 def _is_long(session: Session, namespace: AccountId, start: Instant, end: Instant) -> bool:

@@ -33,6 +33,10 @@ _COMES: Final[dict[str, PostingKind]] = {
 
 _GOES: Final[dict[str, PostingKind]] = {"adjustment": "withdrawal", "transfer": "transfer-out"}
 
+_DAY_MS: Final = 86_400_000
+_DAYS: Final = 40
+"""For so long, one anchor a day is kept; then one a month (30 days)."""
+
 
 def records(
     session: Session, keys: Collection[AccountId], after: Instant | None, *, carry: bool, until: Instant | None = None
@@ -216,11 +220,6 @@ def keep_anchors(session: Session, namespace: AccountId, states: list[BudgetStat
     gone = _superfluous(session.scalars(kept).all(), most)
     if gone:
         session.execute(delete(Anchor).where(Anchor.namespace_id == namespace, Anchor.at.in_(gone)))
-
-
-_DAY_MS: Final = 86_400_000
-_DAYS: Final = 40
-"""For so long, one anchor a day is kept; then one a month (30 days)."""
 
 
 def _superfluous(instants: Sequence[Instant], most: int) -> list[Instant]:

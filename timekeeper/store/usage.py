@@ -39,6 +39,8 @@ from timekeeper.store.db.models import Namespace, UsageHour, WatermarkRow, Workl
 GroupBy = Literal["namespace", "workload", "model"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+_CHECK_VIOLATION: Final = "23514"
+
 
 def add(session: Session, over: Sequence[tuple[str, str, HourUsed]]) -> None:
     """Append hours that are over, by pod and container."""
@@ -283,9 +285,6 @@ def turn_partitions(session: Session, now: Instant, before: Instant) -> None:
             # Since our snapshot, rows of the month were added to the rest: so the month stays there.
     for name in old:
         session.execute(text(f"DROP TABLE IF EXISTS {name}"))
-
-
-_CHECK_VIOLATION: Final = "23514"
 
 
 def _months(now: Instant) -> list[tuple[str, Instant, Instant]]:

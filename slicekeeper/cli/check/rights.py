@@ -14,6 +14,10 @@ from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import ACCESS_REVIEWS, KubeClient
 from slicekeeper.untyped import as_map
 
+_RBAC: Final = "authorization.k8s.io"
+_LEASES: Final = "coordination.k8s.io"
+_ADMISSION: Final = "admissionregistration.k8s.io"
+
 
 class Right(NamedTuple):
     """A verb on a resource, everywhere or in the installation's own namespace."""
@@ -29,10 +33,6 @@ class Right(NamedTuple):
         group = f".{self.group}" if self.group else ""
         return f"{self.account} may not {self.verb} {self.resource}{group}{f' {self.name}' if self.name else ''}"
 
-
-_RBAC: Final = "authorization.k8s.io"
-_LEASES: Final = "coordination.k8s.io"
-_ADMISSION: Final = "admissionregistration.k8s.io"
 
 ALWAYS: Final = (
     Right("webhook", "list", "priorityclasses", "scheduling.k8s.io"),

@@ -34,6 +34,16 @@ log = logging.getLogger(__name__)
 Change = Callable[[Session, Sequence[Any]], Sequence[Any]]
 """Takes items, and returns a result for each."""
 
+_MOST_AT_ONCE = 512
+_TOGETHER = 3
+"""How often a batch is run as one before each of its changes gets a transaction of its own."""
+
+_LONGEST_TRY = 20.0
+"""Real seconds after which a change that always loses, or a server that stays away, is an error."""
+
+_STATEMENTS_ALONE = {"synchronize_session": False}
+"""No object is read again after a statement has changed it; comparing all of them would cost more than the writes."""
+
 
 class Handed(NamedTuple):
     """An item that waits to be written by a change."""
@@ -45,17 +55,6 @@ class Handed(NamedTuple):
 
 class Work(queue.SimpleQueue["Handed | None"]):
     """The items that wait for one writer, or for several. Each None ends one of them."""
-
-
-_MOST_AT_ONCE = 512
-_TOGETHER = 3
-"""How often a batch is run as one before each of its changes gets a transaction of its own."""
-
-_LONGEST_TRY = 20.0
-"""Real seconds after which a change that always loses, or a server that stays away, is an error."""
-
-_STATEMENTS_ALONE = {"synchronize_session": False}
-"""No object is read again after a statement has changed it; comparing all of them would cost more than the writes."""
 
 
 class Writer:
