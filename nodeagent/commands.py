@@ -22,12 +22,6 @@ from slicekeeper.cli.main import Context
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.settings import NodeAgentSettings, Settings
 
-
-@click.group()
-def nodeagent() -> None:
-    """Run the agent of a GPU node."""
-
-
 _FAKE = click.option(
     "--fake-gpus",
     default="",
@@ -35,6 +29,11 @@ _FAKE = click.option(
     help="Simulate GPUs: use the fake driver instead of NVIDIA's.",
 )
 _NODE = click.option("--node-name", default="", help="Name of its Node. Default: the setting, or else the host's name.")
+
+
+@click.group()
+def nodeagent() -> None:
+    """Run the agent of a GPU node."""
 
 
 @nodeagent.command()

@@ -73,7 +73,24 @@ class Verb:
 
 def make_app(scheduler: Scheduler) -> ASGIApp:
     """Return the application of a scheduler that has been started."""
-    state, gangs, watches = scheduler.state, scheduler.gangs, scheduler.watches
+    bodies, probes = Bodies(MAX_BODY), _probes(scheduler)
+    calls: dict[Any, ASGIApp] = {
+        ("POST", f"/{verb.name}"): _endpoint(scheduler, bodies, verb) for verb in _verbs(scheduler)
+    }
+
+    # Not a route of Starlette's: these five are called for every pod, and a dictionary finds them faster.
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await calls.get((scope.get("method"), scope.get("path")), probes)(scope, receive, send)
+
+    return app
+
+
+def _verbs(scheduler: Scheduler) -> tuple[Verb, ...]:
+    """Return the calls of kube-scheduler.
+
+    Quick ones run in the event loop. Bindings have threads of their own, because those of a gang wait for each other.
+    """
+    state, gangs = scheduler.state, scheduler.gangs
     slow = ThreadPoolExecutor(scheduler.settings.scheduler.threads, thread_name_prefix="request")
     binds = ThreadPoolExecutor(BIND_THREADS + WAITERS, thread_name_prefix="bind")
 
@@ -103,33 +120,31 @@ def make_app(scheduler: Scheduler) -> ASGIApp:
     def no_nodes(error: str) -> bytes:
         return filter_result(b"[]", error=error)
 
-    verbs = (
+    return (
         Verb("filter", nodes(filter_nodes), no_nodes, always_200=True),
         Verb("place", nodes(partial(filter_nodes, best_alone=True)), no_nodes, always_200=True),
         Verb("prioritize", nodes(prioritize_nodes), _error, always_200=False),
         Verb("preempt", begin_preempt, _error, always_200=False),
         Verb("bind", begin_bind, lambda error: orjson.dumps(binding_result(error)), always_200=True),
     )
-    bodies = Bodies(MAX_BODY)
+
+
+def _probes(scheduler: Scheduler) -> Starlette:
+    """Return the application of kubelet's probes, which also answers that nothing else is here."""
 
     async def healthz(_request: Request) -> Response:
         wrong = threads.trouble()
         return PlainTextResponse(f"{wrong}\n" if wrong else "ok\n", 503 if wrong else 200)
 
     async def readyz(_request: Request) -> Response:
-        missing = ", ".join(watches.missing)
+        missing = ", ".join(scheduler.watches.missing)
         return PlainTextResponse(
             f"the list of {missing} has not been read\n" if missing else "ok\n", 503 if missing else 200
         )
 
     probes = Starlette(routes=[Route("/healthz", healthz), Route("/readyz", readyz)])
     probes.router.redirect_slashes = False
-    calls: dict[Any, ASGIApp] = {("POST", f"/{verb.name}"): _endpoint(scheduler, bodies, verb) for verb in verbs}
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await calls.get((scope.get("method"), scope.get("path")), probes)(scope, receive, send)
-
-    return app
+    return probes
 
 
 def _is_quick(pod: Pod) -> bool:

@@ -15,6 +15,8 @@ import orjson
 from slicekeeper.errors import SlicekeeperError
 from slicekeeper.wire.extender import BindingArgs, BindingResult, MetaPod, MetaVictims
 
+_NAMES: Final = msgspec.json.Decoder(list[str])
+
 
 class BadRequest(SlicekeeperError):
     """The body is not one of kube-scheduler; the message names the error."""
@@ -40,7 +42,6 @@ class _Args(msgspec.Struct):
 
 
 _ARGS: Final = msgspec.json.Decoder(_Args)
-_NAMES: Final = msgspec.json.Decoder(list[str])
 
 
 def decode_args(body: bytes | bytearray) -> tuple[dict[str, Any], bytes]:

@@ -15,6 +15,9 @@ B = TypeVar("B", Budget, Parent)
 VERSION: Final = "v1alpha1"
 _PREFIX: Final = f"/apis/{names.GROUP}/{VERSION}"
 
+ONLY_NAME: Final = "default"
+"""The name of a namespace's GpuBudget: a namespace has one budget, so it can have one object."""
+
 
 @dataclass(frozen=True)
 class Kind(Generic[B]):
@@ -30,5 +33,3 @@ class Kind(Generic[B]):
 
 GPU_BUDGETS: Final = Kind(Resource(_PREFIX, "gpubudgets"), Budget)
 CLUSTER_GPU_BUDGETS: Final = Kind(Resource(_PREFIX, "clustergpubudgets", namespaced=False), Parent)
-ONLY_NAME: Final = "default"
-"""The name of a namespace's GpuBudget: a namespace has one budget, so it can have one object."""

@@ -28,12 +28,6 @@ from slicekeeper.cli.options import (
 from slicekeeper.cli.output import LISTS, Column, gathered, instant_columns, output_option, show_list
 from slicekeeper.wire.timekeeper import Budget, IntervalCorrection
 
-
-@click.group(cls=BudgetGroup)
-def budget() -> None:
-    """Show and change budgets."""
-
-
 _COLUMNS: list[Column[Budget]] = [
     Column("NAMESPACE", lambda b: f"{b.namespace} (gone)" if b.gone else b.namespace),
     *figure_columns(Budget),
@@ -41,6 +35,11 @@ _COLUMNS: list[Column[Budget]] = [
     Column("BOUND-BY", lambda b: b.bound_by or "-", wide=True),
     Column("GONE", lambda b: f"--uid {b.uid}" if b.gone else "-", wide=True),
 ]
+
+
+@click.group(cls=BudgetGroup)
+def budget() -> None:
+    """Show and change budgets."""
 
 
 @budget.command("set")

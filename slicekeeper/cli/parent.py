@@ -21,18 +21,17 @@ from slicekeeper.errors import NotFound
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Parent
 
-
-@click.group(cls=ClusterGroup)
-def parent() -> None:
-    """Show and change teams and organisations."""
-
-
 _COLUMNS: list[Column[Parent]] = [
     Column("NAME", lambda p: p.name),
     Column("KIND", lambda p: p.kind, wide=True),
     Column("UNDER", lambda p: p.parent or "-"),
     *figure_columns(Parent),
 ]
+
+
+@click.group(cls=ClusterGroup)
+def parent() -> None:
+    """Show and change teams and organisations."""
 
 
 @parent.command("children")

@@ -12,12 +12,6 @@ from slicekeeper.cli.output import LISTS, Column, instant_columns, output_option
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Reservation
 
-
-@click.group(cls=ClusterGroup)
-def reservation() -> None:
-    """Show, open and cancel reservations of GPU time."""
-
-
 _COLUMNS: list[Column[Reservation]] = [
     Column("ID", lambda r: r.id),
     Column("STATE", lambda r: r.state),
@@ -29,6 +23,11 @@ _COLUMNS: list[Column[Reservation]] = [
     Column("BY", lambda r: r.actor, wide=True),
     Column("POD", lambda r: r.pod_name or "-"),
 ]
+
+
+@click.group(cls=ClusterGroup)
+def reservation() -> None:
+    """Show, open and cancel reservations of GPU time."""
 
 
 @reservation.command("list")

@@ -30,6 +30,8 @@ from timekeeper.store.db.database import Database
 from timekeeper.store.watermarks import MarkKey, Marks, MeteredPod
 from timekeeper.store.workloads import holders_of
 
+_ACCEPTED, _DUPLICATE = ReportOutcome(outcome="accepted"), ReportOutcome(outcome="duplicate")
+
 
 class Heard(NamedTuple):
     """One request: its sender, its reports, and when it arrived."""
@@ -37,9 +39,6 @@ class Heard(NamedTuple):
     caller: Caller
     reports: Sequence[UsageReport]
     now: Instant
-
-
-_ACCEPTED, _DUPLICATE = ReportOutcome(outcome="accepted"), ReportOutcome(outcome="duplicate")
 
 
 def take(database: Database, caller: Caller, reports: Sequence[UsageReport], now: Instant) -> list[ReportOutcome]:

@@ -19,6 +19,17 @@ from timekeeper.store.db.models import Account, Namespace
 
 HolderKind = Literal["namespace", "team", "organisation"]
 
+_COLUMNS = (
+    Namespace.id,
+    Namespace.uid,
+    Namespace.name,
+    Namespace.settled_at,
+    Namespace.version,
+    Namespace.sealed_until,
+    Namespace.kind,
+)
+"""In the order of BudgetAccount's fields."""
+
 
 @dataclass(frozen=True)
 class BudgetAccount:
@@ -36,17 +47,6 @@ class BudgetAccount:
     def title(self) -> str:
         """The name for people, unique in a cluster."""
         return self.name if self.kind == "namespace" else f"{self.kind} {self.name}"
-
-
-_COLUMNS = (
-    Namespace.id,
-    Namespace.uid,
-    Namespace.name,
-    Namespace.settled_at,
-    Namespace.version,
-    Namespace.sealed_until,
-    Namespace.kind,
-)
 
 
 def parent_uid(name: str) -> str:
