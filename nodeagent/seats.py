@@ -106,7 +106,7 @@ class Seats:
                 self._shares.changed()
         return self._files.device(seat)
 
-    def start(self, seat_id: str) -> Seat:
+    def start(self, seat_id: str) -> None:
         """Make the seat ready for the container that is about to start, at every start of it.
 
         Raises SeatRefused if the container must not run.
@@ -139,7 +139,6 @@ class Seats:
                     self._shares.give(seat)
                 except (ArbiterAway, ArbiterRefused) as error:
                     raise SeatRefused(f"{error}; kubelet tries again") from error
-        return seat
 
     def free(self) -> None:
         """Free the seats of pods that are gone from the API server, but for one whose container is being started."""

@@ -382,15 +382,13 @@ class SchedulerState:
         with self._held.writing():
             self._held.let_go(uid, lambda place: place.kind is HoldKind.RESERVED)
 
-    def learn(self) -> bool:
-        """Make the policy again if enough pods have arrived since; return whether it was. May take a second."""
+    def learn(self) -> None:
+        """Make the policy again if enough pods have arrived since. May take a second."""
         with self._held.writing():
             models = self._held.fleet.models
             mix = self._learner.due(models)
-        if mix is None:
-            return False
-        self._learner.learn(mix, models)
-        return True
+        if mix is not None:
+            self._learner.learn(mix, models)
 
     def counts(self) -> Counter[HoldKind]:
         """Return the number of places by kind."""

@@ -202,10 +202,10 @@ class Store:
                 newest.append(change)
             return newest[::-1]
 
-    def wait(self, version: int, seconds: float) -> bool:
-        """Wait up to `seconds` of real time for a write after `version`; return whether there was one."""
+    def wait(self, version: int, seconds: float) -> None:
+        """Wait up to `seconds` of real time for a write after `version`."""
         with self.changed:
-            return self.changed.wait_for(lambda: self._version > version, seconds)
+            self.changed.wait_for(lambda: self._version > version, seconds)
 
     def follow(self, version: int, stop: threading.Event, pause: float = 0.5) -> Iterator[list[Change]]:
         """Yield the writes after `version` as they come, and an empty list every `pause` real seconds without."""

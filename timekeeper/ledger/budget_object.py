@@ -46,54 +46,51 @@ class Desired:
         return self.writer or self.reporter
 
 
-def keep(books: Books, place: NamespaceRef, desired: Desired) -> bool:
-    """Let an object keep a namespace's budget; return whether that changed anything.
+def keep(books: Books, place: NamespaceRef, desired: Desired) -> None:
+    """Let an object keep a namespace's budget.
 
     Raises VersionMismatch if another state was accepted since the operator looked, ObjectOutdated if the object's
     generation goes back, LedgerError as `set_budget` and `put_under` do.
     """
 
-    def change(session: Session) -> bool:
+    def change(session: Session) -> None:
         account = ensure_account(books, session, place, desired.now)
-        if not _is_news(session, account, desired):
-            return False
-        _note(books, session, account, desired)
-        change_budget(books, session, account, desired.rule, actor=desired.actor, if_match=None)
-        _place(books, session, account, desired)
-        return True
+        if _is_news(session, account, desired):
+            _note(books, session, account, desired)
+            change_budget(books, session, account, desired.rule, actor=desired.actor, if_match=None)
+            _place(books, session, account, desired)
 
-    return books.database.write(change)
+    books.database.write(change)
 
 
-def keep_parent(books: Books, name: str, kind: HolderKind, desired: Desired) -> bool:
+def keep_parent(books: Books, name: str, kind: HolderKind, desired: Desired) -> None:
     """Let an object keep a team or an organisation, which is created if there is none; as `keep` otherwise."""
 
-    def change(session: Session) -> bool:
+    def change(session: Session) -> None:
         found = accounts.find(session, books.cluster, accounts.parent_uid(name))
         if found is not None and not _is_news(session, found, desired):
-            return False
+            return
         account, _ = hierarchy.change_parent(
             books, session, name, kind, desired.rule, actor=desired.actor, if_match=None
         )
         _note(books, session, account, desired)
         _place(books, session, account, desired)
-        return True
 
-    return books.database.write(change)
+    books.database.write(change)
 
 
-def release(books: Books, place: NamespaceRef, uid: str, *, actor: str, now: Instant) -> bool:
-    """Note that an object was deleted; return False if it does not keep the budget.
+def release(books: Books, place: NamespaceRef, uid: str, *, actor: str, now: Instant) -> None:
+    """Note that an object was deleted, if it keeps the budget.
 
     A namespace has its policy's budget from now on. A team or an organisation keeps the budget that it has, because
     others are under it. The parent of either stays.
     """
 
-    def change(session: Session) -> bool:
+    def change(session: Session) -> None:
         account = accounts.find(session, books.cluster, place.uid)
         found = None if account is None else _last(session, account)
         if account is None or found is None or found.uid != uid or found.released is not None:
-            return False
+            return
         accounts.touch(session, account.id)
         ended = Kept(found.uid, found.created, found.generation, None, now)
         budget_objects.put(session, account.id, ended)
@@ -101,9 +98,8 @@ def release(books: Books, place: NamespaceRef, uid: str, *, actor: str, now: Ins
         books.note(session, actor=actor, action="object", about=account, detail=detail, now=now)
         if account.kind == "namespace":
             fall_back(books, session, account, place.policy, now)
-        return True
 
-    return books.database.write(change)
+    books.database.write(change)
 
 
 def version_of(found: Kept | None) -> str:

@@ -53,8 +53,8 @@ def add_rule(
     actor: str,
     now: Instant,
     status: Status = "active",
-) -> int:
-    """Append a rule; return its id."""
+) -> None:
+    """Append a rule."""
     values = {
         "namespace_id": namespace,
         "effective_at": rule.since,
@@ -70,7 +70,7 @@ def add_rule(
         "anchor_at": rule.anchor,
         "used": rule.used,
     }
-    return session.execute(insert(BudgetRule).values(values).returning(BudgetRule.id)).scalar_one()
+    session.execute(insert(BudgetRule).values(values))
 
 
 def rules(session: Session, namespace: AccountId) -> list[RuleRow]:
