@@ -45,10 +45,12 @@ class Booked:
     """When it counts: `posting.at`, or for a correction an instant of the period that was open when it was booked."""
 
 
-def entries(posting: Posting) -> tuple[tuple[AccountKind, int], ...]:
+def entries(posting: Posting) -> tuple[tuple[AccountKind, GpuMilliseconds], ...]:
     """Return the accounts that a posting changes, and by how much; the sum is zero. An amount of 0 changes none."""
     source, target = _ROUTE[posting.kind]
-    return ((source, -posting.amount), (target, posting.amount)) if posting.amount else ()
+    if not posting.amount:
+        return ()
+    return (source, GpuMilliseconds(-posting.amount)), (target, posting.amount)
 
 
 def effect(kind: PostingKind, amount: GpuMilliseconds) -> GpuMilliseconds:

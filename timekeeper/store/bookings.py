@@ -141,14 +141,14 @@ def reverse(session: Session, namespace: AccountId, wrong: Sequence[Booked], now
     ]
     keys = session.scalars(insert(Transaction).returning(Transaction.id, sort_by_parameter_order=True), rows).all()
     opposite = [
-        (key, tuple((account, -amount) for account, amount in entries(booked.posting)))
+        (key, tuple((account, GpuMilliseconds(-amount)) for account, amount in entries(booked.posting)))
         for key, booked in zip(keys, wrong, strict=True)
     ]
     _enter(session, namespace, opposite)
 
 
 def _enter(
-    session: Session, namespace: AccountId, bookings: list[tuple[int, tuple[tuple[AccountKind, int], ...]]]
+    session: Session, namespace: AccountId, bookings: list[tuple[int, tuple[tuple[AccountKind, GpuMilliseconds], ...]]]
 ) -> None:
     """Append the entries of transactions, and move the cached balances by their sums: one statement per account."""
     accounts = account_ids(session, namespace)
@@ -163,9 +163,9 @@ def _enter(
     for _, sides in bookings:
         for kind, amount in sides:
             moved[kind] += amount
-    for kind, amount in moved.items():
+    for kind, total in moved.items():
         session.execute(
-            update(Account).where(Account.id == accounts[kind]).values(balance_ms=Account.balance_ms + amount)
+            update(Account).where(Account.id == accounts[kind]).values(balance_ms=Account.balance_ms + total)
         )
 
 

@@ -69,7 +69,7 @@ def _booked(session: Session, namespace: AccountId, after: Instant, at: Instant)
     return int(last), int(count)
 
 
-def _moved(session: Session, namespace: AccountId, after: Instant, at: Instant) -> dict[str, int]:
+def _moved(session: Session, namespace: AccountId, after: Instant, at: Instant) -> dict[str, GpuMilliseconds]:
     """Return by how much the accounts moved in (after, at]."""
     query = (
         select(Account.kind, func.sum(Entry.amount_ms))
@@ -78,7 +78,7 @@ def _moved(session: Session, namespace: AccountId, after: Instant, at: Instant) 
         .where(Transaction.namespace_id == namespace, Transaction.effective_at > after, Transaction.effective_at <= at)
         .group_by(Account.kind)
     )
-    return {kind: int(total) for kind, total in session.execute(query)}
+    return {kind: GpuMilliseconds(int(total)) for kind, total in session.execute(query)}
 
 
 def broken(session: Session, place: BudgetAccount) -> Iterator[str]:
@@ -88,7 +88,7 @@ def broken(session: Session, place: BudgetAccount) -> Iterator[str]:
     for seal in session.scalars(select(Seal).where(Seal.namespace_id == place.id).order_by(Seal.until)):
         last, count = _booked(session, place.id, after, seal.until)
         sums.update(_moved(session, place.id, after, seal.until))
-        sealed = msgspec.json.decode(seal.balances, type=dict[str, int])
+        sealed = msgspec.json.decode(seal.balances, type=dict[str, GpuMilliseconds])
         if (last, count) != (seal.last_txn, seal.transactions):
             yield f"{where}: what was sealed up to {seal.until} has {count} transactions, not {seal.transactions}"
         elif {k: v for k, v in sums.items() if v} != {k: v for k, v in sealed.items() if v}:

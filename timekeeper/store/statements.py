@@ -21,6 +21,8 @@ from timekeeper.store import seals, timelines
 from timekeeper.store.db.models import BudgetGrant, IntervalCorrectionRow, Namespace, Transaction, WorkloadRow
 
 _ENDS = ("charge", "over-budget", "expiry")
+"""Bookings at the end of what they are for: those at the instant between two periods belong to the earlier one."""
+
 _undone = aliased(Transaction)
 _kind: ColumnElement[str] = func.coalesce(_undone.kind, Transaction.kind)
 """The kind of a booking, or of the one that it reverses."""
@@ -81,6 +83,7 @@ def _within(start: Any, end: Any) -> ColumnElement[bool]:
 
 
 def _inside(start: Any, end: Any) -> ColumnElement[bool]:
+    """Return the condition that a booking belongs to an interval: to (start, end] if it is one of `_ENDS`."""
     ends = _kind.in_(_ENDS)
     return or_(and_(ends, Transaction.effective_at > start), and_(~ends, Transaction.effective_at < end))
 
@@ -149,7 +152,7 @@ def _is_long(session: Session, namespace: AccountId, start: Instant, end: Instan
     return session.execute(query.order_by(Transaction.effective_at).offset(_LONG).limit(1)).first() is not None
 
 
-def begun(session: Session, namespace: AccountId, subjects: Collection[str]) -> list[tuple[Instant, int]]:
+def begun(session: Session, namespace: AccountId, subjects: Collection[str]) -> list[tuple[Instant, GpuMilliseconds]]:
     """Return the allowances booked under some periods' names: when the first pod drew on each, and its amount."""
     total = func.sum(Transaction.amount_ms)
     query = (
@@ -159,7 +162,7 @@ def begun(session: Session, namespace: AccountId, subjects: Collection[str]) -> 
         .group_by(Transaction.started_at)
         .having(total != 0)
     )
-    return [(at, int(amount)) for at, amount in session.execute(query)]
+    return [(at, GpuMilliseconds(int(amount))) for at, amount in session.execute(query)]
 
 
 def first_instant(session: Session, namespace: AccountId) -> Instant:

@@ -166,7 +166,7 @@ def _gpu_ms(pods: Any, wall: Any) -> Any:
     return (wall * pods.c.gpus_ppm + 500_000) // 1_000_000
 
 
-def _seen(span: Any, pods: Any, first: int, last: int) -> Any:
+def _seen(span: Any, pods: Any, first: Instant, last: Instant) -> Any:
     """Return the reported usage of pods in each interval: from completed hours, and from watermarks.
 
     A pod's observed time is that of its container with the most: its containers report side by side.

@@ -29,10 +29,10 @@ KUBELET_MS: Final = 300_000
 long."""
 
 
-def let_go(client: KubeClient, namespace: str, now: int) -> Iterator[tuple[str, str]]:
+def release_held(client: KubeClient, namespace: str, now: Instant) -> Iterator[tuple[str, str]]:
     """Release all pods that only our finalizer holds; yield those that stay, each with a remedy.
 
-    The record lies in `namespace`.
+    What they owe is recorded in `namespace` first: if that fails, they stay.
     """
     held = [pod for pod in client.list(PODS)[0] if _is_held(pod)]
     due = [pod for pod in held if _says_no_more(pod, now)]
@@ -58,7 +58,8 @@ def _is_held(pod: Object) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp")) and has_finalizer(pod)
 
 
-def _says_no_more(pod: Object, now: int) -> bool:
+def _says_no_more(pod: Object, now: Instant) -> bool:
+    """Whether kubelet will not report any more how a deleted pod ended."""
     return has_ended(pod) or not is_bound(pod) or now > _until(pod)
 
 
@@ -76,7 +77,7 @@ def _release(client: KubeClient, pod: Object) -> str:
     except NotFound:
         return ""
     except ServiceError as error:
-        return "changed meanwhile" if error.status in (409, 422) else f"was not let go ({error})"
+        return "changed meanwhile" if error.status in (409, 422) else f"was not released ({error})"
     return ""
 
 

@@ -90,7 +90,7 @@ class Stage:
         self.controller.look()
 
     def let_go(self) -> list[tuple[str, str]]:
-        return list(break_glass.let_go(self.kube, HOME, self.clock.now_ms()))
+        return list(break_glass.release_held(self.kube, HOME, self.clock.now_ms()))
 
     def records(self) -> list[Object]:
         return self.kube.list(CONFIG_MAPS, namespace=HOME)[0]
@@ -235,7 +235,7 @@ def test_a_pod_that_was_recorded_and_not_let_go_is_charged_once_by_what_it_becam
     stage.end("a", T0 + MINUTE)
     stage.delete("a")
     with monkeypatch.context() as patch:
-        patch.setattr(break_glass, "_release", lambda *_: "was not let go")
+        patch.setattr(break_glass, "_release", lambda *_: "was not released")
         assert len(stage.let_go()) == 1
     stage.end("a", T0 + 2 * MINUTE)
     stage.clock.advance(5 * MINUTE)

@@ -9,7 +9,7 @@ from typing import Final
 from flask import Response
 from sqlalchemy.orm import Session
 
-from slicekeeper.units import Instant, format_instant
+from slicekeeper.units import GpuMilliseconds, Instant, format_instant
 from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import BudgetOwner, owner_of
 from timekeeper.api.schemas.period import Period, PeriodList, SealBody
@@ -104,7 +104,7 @@ def _names(rules: Sequence[Rule], start: Instant, end: Instant) -> Iterator[str]
     yield from (period_bucket(rule, rule.since)[1].key for rule in rules if start <= rule.since < end)
 
 
-def _rolled_over(rules: Sequence[Rule], begun: Sequence[tuple[Instant, int]]) -> int:
+def _rolled_over(rules: Sequence[Rule], begun: Sequence[tuple[Instant, GpuMilliseconds]]) -> int:
     """Return the rollover of a period, relative to the budget's amount when the first pod drew on it."""
     return max(sum(amount - rule_at(rules, at).amount for at, amount in begun), 0)
 
