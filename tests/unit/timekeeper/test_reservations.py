@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from fractions import Fraction
 
 import pytest
@@ -28,20 +27,11 @@ from timekeeper.ledger.movement import Order
 from timekeeper.store import accounts, audit_chain
 from timekeeper.store import reservations as store
 from timekeeper.store.accounts import BudgetAccount
-from timekeeper.store.db.database import Database
-from timekeeper.store.db.engine import make_engine
 from timekeeper.store.db.models import ReservationRow
 
 T0 = 1_767_225_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="100s", period="none", enforcement="safe"))
 TEAM, OTHER = NamespaceRef("uid-team", "team", POLICY), NamespaceRef("uid-other", "other", POLICY)
-
-
-@pytest.fixture
-def books(database_url: str) -> Iterator[Books]:
-    made = Books(Database(make_engine(database_url)), "default", carry=False)
-    yield made
-    made.database.close()
 
 
 def order(amount: int, key: str = "k", now: int = T0) -> Order:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -54,13 +53,6 @@ def test_hours_add_up_to_the_counter_whatever_it_does(steps: list[tuple[int, int
     assert sum(one.used_ms or 0 for one in found) == (used or 0)
     assert sum(one.observed_ms for one in found) <= at - T0
     assert all(one.observed_ms <= HOUR for one in found)
-
-
-@pytest.fixture
-def books(database_url: str) -> Iterator[Books]:
-    made = Books(Database(make_engine(database_url)), "default", carry=False)
-    yield made
-    made.database.close()
 
 
 def pod(books: Books, uid: str, start: int, end: int | None, **shares: Fraction) -> None:
