@@ -2,8 +2,8 @@
 """Let one extender bind at a time, by a Lease: two could allocate a GPU twice before their watches show it.
 
 Each kube-scheduler asks the extender beside it, and for some seconds two may believe that they lead. So an extender
-takes the lease when a bind comes, lists the pods afresh unless no other can have held it since, and keeps it while
-binds come. When they cease it gives the lease up, but not while the fate of a Binding is unknown. Without the lease a
+takes the lease when a bind comes, lists the pods again unless no other can have held it since, and keeps it while
+binds come. When they cease it releases the lease, but not while the result of a Binding is unknown. Without the lease a
 bind fails, and kube-scheduler tries again.
 """
 
@@ -49,8 +49,11 @@ class Fence:
         self._counting = threading.Lock()
         """Protects the following fields, for short times."""
         self._under_way = 0
+        """How many pods are being bound."""
         self._needed_until = float("-inf")
+        """Until when a Binding that was sent may be executed, or a next one is expected (monotonic seconds)."""
         self._giving_up = False
+        """The lease is being released: a bind that begins now must take it again."""
 
     @contextmanager
     def held(self) -> Iterator[int]:
@@ -117,7 +120,7 @@ class Fence:
                 try:
                     self._lease.campaign()
                 except ServiceError as error:
-                    raise NotHolder(f"lease {self._lease.name} cannot be had: {error}") from error
+                    raise NotHolder(f"lease {self._lease.name} cannot be taken: {error}") from error
                 if not self._lease.is_leader:
                     self._ask_again = time.monotonic() + PAUSE_SECONDS
         if self._lease.is_leader:
@@ -127,6 +130,5 @@ class Fence:
                     self._catch_up()
                     self._caught_up = term
         if not self._is_held():
-            raise NotHolder(
-                f"only {self._lease.holder or 'another scheduler'}, who has the lease {self._lease.name}, may bind now"
-            )
+            holder = self._lease.holder or "another scheduler"
+            raise NotHolder(f"only {holder}, which has the lease {self._lease.name}, may bind now")

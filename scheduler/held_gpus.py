@@ -43,7 +43,7 @@ class Held:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Be the one that writes; what has ended by time is gone when it begins. Publish at the end."""
+        """Be the only one that writes: what time has ended is dropped first, and the fleet is published at the end."""
         with self._lock:
             self._end()
             try:
@@ -53,7 +53,7 @@ class Held:
                 self.published = self.fleet.publish()
 
     def end_due(self) -> None:
-        """End what time has ended: a look at the clock, unless something has."""
+        """Drop what time has ended; usually that is only a look at the clock."""
         if self._clock.monotonic_ns() >= self._next_end_ns:
             with self.writing():
                 pass
@@ -73,7 +73,7 @@ class Held:
         changed = self.places.put(uid, places)
         if _taken(before) != _taken(places):
             self.refresh(changed)
-        elif changed:
+        elif changed:  # as much is free as before, so prices stay valid, and no version is needed
             self.stir(changed)
             for node in changed:
                 self.recount(node)
@@ -105,7 +105,7 @@ class Held:
             self.recount(node)
 
     def recount(self, node: str) -> None:
-        """Work out again what CPU and memory a node has free."""
+        """Compute again what CPU and memory a node has free."""
         self._fill_beside(self.fleet, node, None)
 
     def fleet_without(self, nodes: Iterable[str], ignored: Unwanted) -> Fleet:
@@ -125,7 +125,7 @@ class Held:
         self._fill_beside(fleet, node, ignored)
 
     def _fill_beside(self, fleet: Fleet, node: str, ignored: Unwanted | None) -> None:
-        """Work out what is free beside the GPUs; pods that are about to be there count already."""
+        """Compute what is free beside the GPUs; pods that are about to be there count already."""
         if node not in fleet:
             return
         coming = (
@@ -137,5 +137,8 @@ class Held:
 
 
 def _taken(places: Sequence[Place]) -> list[tuple[Hold, bool]]:
-    """Return what places take off nodes. A gang's search leaves out what its own pods hold, unless it is theirs."""
+    """Return what places take off nodes, and for a gang's pods whether that is firm.
+
+    A search for a gang ignores what is only reserved for its own pods.
+    """
     return [(place.hold, place.pod.gang is not None and place.kind in FIRM) for place in places]

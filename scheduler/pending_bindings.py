@@ -59,10 +59,11 @@ class PendingBindings:
         """Pods of which a bind has not ended."""
 
     def choose(self, pod: Pod, node: str) -> Place:
-        """Choose GPUs on `node` for a binding and hold them; the same again if an earlier try's fate is unknown.
+        """Choose GPUs on `node` for a binding, and hold them.
 
-        Others' TENTATIVE places are spared if that is possible, and else taken. Until `bound`, `lost` or
-        `refused` is called, no other try for this pod is let in. Raises NoPlace.
+        If the result of an earlier try is unknown, the same GPUs are chosen again: the pod may be bound to them by now.
+        TENTATIVE places of other pods are spared if possible. Until `bound`, `lost` or `refused` is called, every other
+        try for this pod is refused. Raises NoPlace.
         """
         with self._held.writing():
             if pod.uid in self._under_way:
@@ -99,6 +100,7 @@ class PendingBindings:
         return replace(place, kind=HoldKind.BINDING, pod=pod, until_ns=None)
 
     def _search(self, pod: Pod, node: str) -> Place:
+        """Search for GPUs on a node: first beside the TENTATIVE places of other pods, then in place of them."""
         mine = nodes_of(self._places.of(pod.uid))
         fleet = self._held.fleet_without(mine, lambda place: place.pod.uid == pod.uid).publish()
         result = self._linked(fleet, node, pod.demand)
@@ -146,6 +148,7 @@ class PendingBindings:
         """Record that this try will not bind the pod; an earlier one whose answer was lost may yet do so."""
         with self._held.writing():
             self._under_way.discard(uid)
+            # Only the place of a try whose answer was lost has an end.
             self._held.let_go(uid, lambda p: p.kind is HoldKind.BINDING and p.hold.node == node and p.until_ns is None)
 
     def overdue(self) -> list[Pod]:
@@ -166,7 +169,7 @@ class PendingBindings:
                 self._held.let_go(uid, lambda p: p.kind is HoldKind.BINDING)
             elif not pod.node:
                 self._held.let_go(uid, lambda p: p.is_due(now))
-            else:
+            else:  # bound: only the watch makes it BOUND, so it is held as BINDING until the watch shows it
                 hold = held_by(pod, obj or {})
                 self._held.put(uid, [Place(HoldKind.BINDING, pod, hold, now + self._hold_ns)] if hold else [])
 

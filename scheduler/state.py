@@ -38,7 +38,8 @@ from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources
 
 TRIES: Final = 3
-"""How often all is looked at again because the best node has changed. A place that is not held steers no other pod."""
+"""How often nodes are judged again because the best one has changed. After that, the answer is given without a place
+that steers other pods away."""
 
 
 class SchedulerState:
@@ -90,8 +91,8 @@ class SchedulerState:
     def find(self, pod: Pod, names: bytes, *, again: bool = False) -> Found:
         """Judge nodes for `pod`, and hold the best place for it (TENTATIVE), instead of the one held before.
 
-        `names` is a JSON list. With `again` what the last call for this pod saw is used, if that is still known. If
-        the best node has changed while all were judged, all are looked at again. Raises BadRequest.
+        `names` is a JSON list. With `again`, the result of the last call for this pod is used if it is still known. If
+        the best node has changed in the meantime, all are judged again. Raises BadRequest.
         """
         self._held.end_due()
         roster = self._finder.roster(self._held.published)
@@ -183,12 +184,13 @@ class SchedulerState:
         return bool(old)
 
     def _hold_best(self, pod: Pod, found: Found | Cheapest, row: int, among: int, version: int) -> bool:
-        """Hold the best place for a pod, the best `among` so many; return False if its node has changed since."""
+        """Hold the best place for a pod, the best of `among`; return False if its node has changed since."""
         node = found.roster.names[row]
         with self._held.writing():
             places = self._places.of(pod.uid)
             held = next(filter(is_tentative, places), None)
             kept = [place for place in places if place is not held]
+            # A pod that is bound, or being bound, needs no other place; one that is reserved may get a better one.
             if any(place.kind is not HoldKind.RESERVED for place in kept):
                 self._held.put(pod.uid, kept)
                 return True
@@ -336,7 +338,7 @@ class SchedulerState:
         return self._held.stirs + self._held.published.version
 
     def fits_now(self, pod: Pod) -> bool:
-        """Whether the pod would fit on a node that admits it if it came now: as `find` judges that."""
+        """Whether the pod would fit on a node that admits it if it came now, as `find` would judge."""
         self._held.end_due()
         return self._fits_admitted(pod) or (self.drop_old_expectations() and self._fits_admitted(pod))
 
@@ -383,7 +385,7 @@ class SchedulerState:
             self._held.let_go(uid, lambda place: place.kind is HoldKind.RESERVED)
 
     def learn(self) -> None:
-        """Make the policy again if enough pods have arrived since. May take a second."""
+        """Update the policy if enough pods have arrived since the last time. May take a second."""
         with self._held.writing():
             models = self._held.fleet.models
             mix = self._learner.due(models)

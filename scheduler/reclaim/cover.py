@@ -55,12 +55,13 @@ def _of_size(things: Sequence[Amounts], need: Amounts, size: int, start: int, bu
         return []
     if size == 0 or budget.steps <= 0:
         return None
+    # Not even the largest things of each dimension would suffice.
     for dimension, amount in enumerate(need):
         if amount and sum(heapq.nlargest(size, (thing[dimension] for thing in things[start:]))) < amount:
             return None
     for index in range(start, len(things) - size + 1):
         if index > start and things[index] == things[index - 1]:
-            continue
+            continue  # without the one before, this one would be the same choice
         budget.steps -= 1
         rest = tuple(max(a - b, 0) for a, b in zip(need, things[index], strict=True))
         found = _of_size(things, rest, size - 1, index + 1, budget)
@@ -70,6 +71,7 @@ def _of_size(things: Sequence[Amounts], need: Amounts, size: int, start: int, bu
 
 
 def _largest_first(things: Sequence[Amounts], need: Amounts) -> list[int]:
+    """Return a set that meets `need`: always the thing next that gives most of what is still missing."""
     chosen: list[int] = []
     left = list(need)
     while any(left):

@@ -27,7 +27,7 @@ from slicekeeper.untyped import as_map
 
 
 class _Layer:
-    """The arrays of one question: what is free if some of the places count. Of nodes, the changed ones are renewed."""
+    """The arrays for one question: what is free if only some of the places count. Only changed nodes are computed."""
 
     def __init__(self, counts: Callable[[Place], bool]) -> None:
         self._counts = counts
@@ -76,12 +76,14 @@ class Picture:
         """Nodes with a terminating pod."""
         self._expecting: set[str] = set()
         """Nodes with a TENTATIVE place."""
-        # With all that is held for certain; with what stays; with what others are about to take, too; with what would
-        # be left if all that may be taken went.
         self._certain = _Layer(lambda place: place.kind is not HoldKind.TENTATIVE)
+        """What is free now."""
         self._staying = _Layer(lambda place: place.kind is not HoldKind.TENTATIVE and self._stays(place))
+        """What will be free once the leaving pods have left."""
         self._expected = _Layer(self._stays)
+        """As `_staying`, and if others take the places that they expect."""
         self._floor = _Layer(lambda place: self._stays(place) and self._rank(place, 0) is None)
+        """What would be free if every pod that may be evicted were: elsewhere no eviction can help."""
 
     def take(self, changed: Mapping[str, NodeView | None], leaving: Set[str], blocked: Set[str]) -> None:
         """Follow what has changed; `leaving` are pods evicted already, `blocked` pods that must not be tried now."""
@@ -104,12 +106,14 @@ class Picture:
             layer.stale |= stale
 
     def _without_leaving(self) -> _Layer:
+        """Return the layer without leaving pods: if there are none, `_certain`, which is computed already."""
         return self._staying if self._parting else self._certain
 
     def _stays(self, place: Place) -> bool:
         return not place.pod.leaving and place.pod.uid not in self._leaving
 
     def _rank(self, place: Place, priority: int) -> int | None:
+        """Return the rank of a place's pod among those that may be evicted; None if it may not be."""
         pod = place.pod
         return None if place.kind is not HoldKind.BOUND or pod.uid in self._blocked else rank_of(pod, priority)
 
@@ -187,6 +191,7 @@ class Picture:
         return NodeGpus(name, node.gpus, tenants)
 
     def _admit(self, pod: Pod) -> frozenset[str]:
+        """Return the nodes that admit a pod; pods of one controller have the same, so it is computed once for them."""
         manifest = pod.waiting or {}
         spec = as_map(manifest.get("spec"))
         key = repr([spec.get(field) for field in ("nodeSelector", "affinity", "tolerations")])

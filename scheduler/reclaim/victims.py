@@ -57,9 +57,10 @@ class Choice:
 
 
 def rank_of(pod: Pod, priority: int) -> int | None:
-    """Return how lowly a pod's class is, 0 the lowest; None if it may not be taken for a pod of `priority`.
+    """Return the rank of a pod's class: 0 is evicted first. None if it may not be evicted for a pod of `priority`.
 
-    Volunteered background work goes first, then pods admitted over budget, then pods whose namespace has run out since.
+    First comes work that its user declared as background, then pods that were admitted over budget, then pods whose
+    namespace has run out of budget since: these still have their higher priority.
     """
     if pod.gpu_class == names.BACKGROUND:
         return 0
@@ -110,6 +111,7 @@ def _at_least(demand: Demand, node: NodeGpus, rank: int) -> int:
     for tenant in node.tenants:
         may_go = _takeable(tenant, demand, rank)
         takeable = takeable or may_go
+        # Nearly all tenants have one share: for them, no set is built and nothing is summed up.
         shares = tenant.hold.shares
         for uuid in {share.uuid for share in shares} if len(shares) > 1 else [share.uuid for share in shares]:
             sums = held.get(uuid)
@@ -158,7 +160,7 @@ class _Target:
 
 
 class _Node:
-    """The search on one node."""
+    """The search for victims on one node, up to one rank."""
 
     def __init__(self, demand: Demand, node: NodeGpus, has_friends: bool, rank: int, budget: StepBudget) -> None:
         self.demand = demand
@@ -167,6 +169,7 @@ class _Node:
         self.gpus = list(_targets(node.gpus, demand))
         self.tenants = {t.uid: t for t in node.tenants}
         self.takeable = {t.uid for t in node.tenants if _takeable(t, demand, rank)}
+        # Computed once, because the search asks for it at each step: who is on a GPU, and who must go for which slice.
         self.on = {g.uuid: [t for t in node.tenants if any(s.uuid == g.uuid for s in t.hold.shares)] for g in self.gpus}
         self.must_go = {g.uuid: {w: self._must_go(g, whole=w) for w in (False, True)} for g in self.gpus}
 

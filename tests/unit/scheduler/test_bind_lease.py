@@ -100,12 +100,12 @@ def test_two_leaders_do_not_give_one_gpu_twice(cluster, two, time):
     one, other = two
     first, second = cluster.pod("first"), cluster.pod("second")
     assert one.bind(first, "n0") == ""
-    assert "127.0.0.1:1, who has the lease slicekeeper-binder, may bind now" in other.bind(second, "n0")
+    assert "127.0.0.1:1, which has the lease slicekeeper-binder, may bind now" in other.bind(second, "n0")
     time.after(LEASE_SECONDS + 1)
     assert "not enough is free" in other.bind(second, "n0"), "its watch has not shown the first, the list has"
     assert holder(cluster) == "127.0.0.1:2"
     assert other.bind(second, "n1") == ""
-    assert "who has the lease" in one.bind(cluster.pod("third"), "n1")
+    assert "which has the lease" in one.bind(cluster.pod("third"), "n1")
     assert cluster.taken() == {"n0-0": 60, "n1-0": 60}
 
 
@@ -131,7 +131,7 @@ def test_when_binds_cease_the_lease_is_given_up_and_taken_again_without_a_list(c
 
 def test_the_lease_is_renewed_while_binds_come_and_expires_by_ones_own_clock(cluster, two, time):
     one, other = two
-    refused = "who has the lease"
+    refused = "which has the lease"
     for index in range(12):
         assert one.bind(cluster.pod(f"a{index}", 1, 1), "n0") == ""
         time.after(RENEW_SECONDS - 0.5)
@@ -162,7 +162,7 @@ def test_one_that_stops_lets_the_other_bind_at_once(cluster, two, time):
     one, other = two
     pod = cluster.pod("b")
     assert one.bind(cluster.pod("a"), "n0") == ""
-    assert "who has the lease" in other.bind(pod, "n1")
+    assert "which has the lease" in other.bind(pod, "n1")
     one.fence.stop()
     time.after(1)
     assert other.bind(pod, "n1") == ""
@@ -179,7 +179,7 @@ def test_while_a_bindings_fate_is_unknown_nobody_else_binds(cluster, two, time, 
     one.fence.look()
     if stops:
         one.fence.stop()
-    assert "who has the lease" in other.bind(cluster.pod("b"), "n0")
+    assert "which has the lease" in other.bind(cluster.pod("b"), "n0")
     time.after(30)
     one.fence.look()
     assert other.bind(cluster.pod("c"), "n0") == ""
@@ -201,7 +201,7 @@ def test_a_bind_under_way_keeps_the_lease_however_long_it_takes(cluster, two, ti
             for _ in range(20):
                 time.after(RENEW_SECONDS)
                 one.fence.look()
-                assert "who has the lease" in other.bind(cluster.pod(f"b{time.now}"), "n0")
+                assert "which has the lease" in other.bind(cluster.pod(f"b{time.now}"), "n0")
         finally:
             go_on.set()
         assert bind.result() == ""
