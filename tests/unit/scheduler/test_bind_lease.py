@@ -252,7 +252,7 @@ def test_without_an_answer_about_the_lease_nothing_is_bound(cluster, two):
         return answer(method, call)
 
     cluster.api.answer = refuse
-    assert "lease slicekeeper-binder cannot be had" in one.bind(cluster.pod("a"), "n0")
+    assert "lease slicekeeper-binder cannot be taken" in one.bind(cluster.pod("a"), "n0")
     assert cluster.taken() == {}
 
 
