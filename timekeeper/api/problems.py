@@ -13,7 +13,7 @@ from werkzeug.exceptions import HTTPException
 from slicekeeper.errors import ServiceError, Unavailable
 from slicekeeper.net.problem import MEDIA_TYPE, encode
 from slicekeeper.net.tls import CLIENT
-from timekeeper.core.refusal import LedgerError, Unknown, VersionMismatch
+from timekeeper.core.refusal import InvalidValue, LedgerError, Unknown, VersionMismatch
 from timekeeper.store.db.failures import out_of_room
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,8 @@ def register(app: Flask) -> None:
 
 def _refused(error: LedgerError) -> Response:
     """Translate a refusal of the ledger."""
-    status = 404 if isinstance(error, Unknown) else 412 if isinstance(error, VersionMismatch) else 409
+    statuses = {InvalidValue: 422, Unknown: 404, VersionMismatch: 412}
+    status = next((status for kind, status in statuses.items() if isinstance(error, kind)), 409)
     return response(Problem(status, error.code, str(error), error.field))
 
 

@@ -2,6 +2,7 @@
 """What the ledger refuses, and why: stable codes, and the field of a request that is wrong.
 
 LedgerError                  a request that the ledger refuses; the message says what to do instead
+├── InvalidValue             a value in it is not valid
 ├── Unknown                  it names something that the ledger does not have
 ├── Conflicting              it does not fit what the ledger has
 └── VersionMismatch          it was made for another version of a budget
@@ -25,6 +26,22 @@ class LedgerError(SlicekeeperError):
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.field = self.usual_field if field is None else field
+
+
+class InvalidValue(LedgerError):
+    """A value in a request is not valid."""
+
+
+class InstantPast(InvalidValue):
+    """An instant would have to be in the future."""
+
+    code = "instant-past"
+
+
+class InstantOrder(InvalidValue):
+    """Something would end before it begins."""
+
+    code, usual_field = "instant-order", "validTo"
 
 
 class Unknown(LedgerError):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from sqlalchemy.orm import Session
 
@@ -25,6 +25,8 @@ from timekeeper.core.refusal import (
     BudgetClosed,
     GrantBegun,
     GrantUnknown,
+    InstantOrder,
+    InstantPast,
     KeyReused,
     PodRunning,
     PodUnknown,
@@ -37,6 +39,9 @@ from timekeeper.ledger.books import Books
 from timekeeper.store import bookings, budget_rules, memberships, movements, workloads
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import BudgetGrant
+
+CLOCKS_MS: Final = 1_000
+"""How far before now a grant may begin: the clock of its sender may be behind ours."""
 
 MovementKind = Literal["grant", "refund", "adjustment", "transfer"]
 
@@ -62,17 +67,28 @@ def grant(
 ) -> bool:
     """Book a grant; return False if the same request was booked before under its key.
 
-    Raises Conflicting if the key was used for another request, the budget is closed, or sums grow beyond all bounds.
+    Raises InvalidValue if it would begin in the past or end before it begins, and Conflicting if the key was used for
+    another request, the budget is closed, or sums grow beyond all bounds.
     """
 
     def change(session: Session) -> bool:
         account = ensure_account(books, session, place, order.now)
         if _repeated(session, account, order, "grant"):
             return False
-        _append(books, session, account, order, "grant", valid_from=valid_from, valid_to=valid_to, priority=priority)
+        start = _start_of(order.now, valid_from, valid_to)
+        _append(books, session, account, order, "grant", valid_from=start, valid_to=valid_to, priority=priority)
         return True
 
     return books.database.write(change)
+
+
+def _start_of(now: Instant, valid_from: Instant, valid_to: Instant | None) -> Instant:
+    """Return from when a grant counts: not before now."""
+    if valid_from < now - CLOCKS_MS:
+        raise InstantPast("validFrom is in the past; leave it out to start the grant now", "validFrom")
+    if valid_to is not None and valid_to <= valid_from:
+        raise InstantOrder("validTo must be later than validFrom")
+    return max(valid_from, now)
 
 
 def withdraw(
@@ -163,14 +179,17 @@ def transfer(
 ) -> bool:
     """Move GPU time from one budget to another, both or neither.
 
-    Raises Conflicting if less is left (credit cannot be transferred), or if one is below the other: what the lower one
-    spends is charged to the upper one too, so the time would be paid for twice.
+    Raises InvalidValue if it would end in the past, and Conflicting if less is left (credit cannot be transferred), or
+    if one is below the other: what the lower one spends is charged to the upper one too, so the time would be paid for
+    twice.
     """
 
     def change(session: Session) -> bool:
         giver = ensure_account(books, session, source, order.now)
         if _repeated(session, giver, order, "transfer"):
             return False
+        if valid_to is not None and valid_to <= order.now:
+            raise InstantPast("validTo is in the past", "validTo")
         taker = ensure_account(books, session, target, order.now)
         _apart(session, giver, taker)
         _need(books, session, giver, order.amount, order.now)

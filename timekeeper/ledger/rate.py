@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.units import EPOCH, Instant
-from timekeeper.core.refusal import RateExists
+from timekeeper.core.refusal import InstantPast, RateExists
 from timekeeper.ledger import settlement
 from timekeeper.ledger.books import Books
 from timekeeper.store import rates, timelines
@@ -21,8 +21,11 @@ def set_rate(
     """Set a GPU model's rate from an instant on; intervals of running pods are split there, exactly.
 
     `since` None: from now on, and the rate that is set later applies, whatever the clocks show. Returns from when it
-    applies, and False if it already did. Raises Conflicting if another rate applies from the given instant on.
+    applies, and False if it already did. Raises InvalidValue if the instant is past, and Conflicting if another rate
+    applies from it on.
     """
+    if since is not None and since < now:
+        raise InstantPast("effectiveAt is in the past, and past charges do not change", "effectiveAt")
 
     def change(session: Session) -> tuple[Instant, bool]:
         last = rates.last_at_once(session, model)

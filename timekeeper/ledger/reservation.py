@@ -19,7 +19,14 @@ from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant, format_instant
 from timekeeper.core.coverage import Aside, planned
 from timekeeper.core.hierarchy import tree_of
 from timekeeper.core.record import AccountId
-from timekeeper.core.refusal import BalanceInsufficient, BudgetClosed, KeyReused, ReservationOfPod, ReservationUnknown
+from timekeeper.core.refusal import (
+    BalanceInsufficient,
+    BudgetClosed,
+    InstantPast,
+    KeyReused,
+    ReservationOfPod,
+    ReservationUnknown,
+)
 from timekeeper.core.reservation import Need
 from timekeeper.ledger import coverage
 from timekeeper.ledger.account import NamespaceRef, ensure_account
@@ -103,7 +110,8 @@ def open_by_hand(
 ) -> tuple[ReservationRow, bool]:
     """Reserve GPU time until an instant; return the reservation, and False if it was opened before under its key.
 
-    Raises Conflicting if less is free, the budget may not be spent, or the key was already used for another request.
+    Raises InvalidValue if the instant is past, and Conflicting if less is free, the budget may not be spent, or the key
+    was already used for another request.
     """
 
     def change(session: Session) -> tuple[int, bool]:
@@ -114,6 +122,8 @@ def open_by_hand(
         if before is not None:
             KeyReused.check(order.key, before.request_hash, digest)
             return before.id, False
+        if expires_at <= order.now:
+            raise InstantPast("expiresAt must be in the future", "expiresAt")
         status = budget_rules.rules(session, account.id)[-1].status
         if status != "active":
             raise BudgetClosed(f"the budget of {account.name} is {status}")

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from flask import Response
 
-from slicekeeper.units import Instant, format_if_known, format_instant
+from slicekeeper.units import format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Grant, GrantList
 from timekeeper.api import budget_answer, paging, requests
 from timekeeper.api.budget_owner import BudgetOwner, ParentOwner, owner_of
@@ -17,12 +15,8 @@ from timekeeper.api.schemas.movement import AdjustmentBody, GrantBody, Movement,
 from timekeeper.api.service import current_service
 from timekeeper.core.refusal import Unknown
 from timekeeper.ledger import movement
-from timekeeper.ledger.movement import Order
 from timekeeper.store import movements as movements_store
 from timekeeper.store.db.models import BudgetGrant
-
-_CLOCKS_MS: Final = 1_000
-"""How far before now a grant may begin: the sender's clock may be behind ours."""
 
 
 def grants(**path: str) -> Response:
@@ -96,23 +90,10 @@ def grant(**path: str) -> Response:
     caller = owner.allow("create", "grants")
     given = requests.body(GrantBody)
     order = order_of(service, caller, given.amount_ms, given.reason)
-    start, end = _validity(given, order, repeated=_booked(owner, order.key))
-    made = movement.grant(service.books, owner.place(), order, valid_from=start, valid_to=end, priority=given.priority)
-    return budget_answer.changed(owner, made=made)
-
-
-def _validity(given: GrantBody, order: Order, *, repeated: bool) -> tuple[Instant, Instant | None]:
-    """Return the start and the end of a grant's validity; the end may be None.
-
-    Raises Problem if they are in the past or in the wrong order; the start of a repeated request may be past by now.
-    """
     start = order.now if given.valid_from is None else requests.instant(given.valid_from, "validFrom")
     end = None if given.valid_to is None else requests.instant(given.valid_to, "validTo")
-    if start < order.now - _CLOCKS_MS and not repeated:
-        raise Problem(422, "instant-past", "validFrom is in the past; leave it out to start the grant now", "validFrom")
-    if end is not None and end <= start:
-        raise Problem(422, "instant-order", "validTo must be later than validFrom", "validTo")
-    return max(start, order.now), end
+    made = movement.grant(service.books, owner.place(), order, valid_from=start, valid_to=end, priority=given.priority)
+    return budget_answer.changed(owner, made=made)
 
 
 def withdraw(grant: str, **path: str) -> Response:
@@ -167,8 +148,6 @@ def transfer(**path: str) -> Response:
         raise Problem(422, "body-invalid", "to: it must be a different budget from the source", "to")
     order = order_of(service, caller, given.amount_ms, given.reason)
     end = None if given.valid_to is None else requests.instant(given.valid_to, "validTo")
-    if end is not None and end <= order.now and not _booked(owner, order.key):
-        raise Problem(422, "instant-past", "validTo is in the past", "validTo")
     try:
         there = target.place()
     except Unknown as error:
@@ -188,10 +167,3 @@ def _target(owner: BudgetOwner, given: TransferBody) -> BudgetOwner:
         return owner_of(owner.service, parent=given.to) if above else owner_of(owner.service, given.to)
     except Problem as problem:
         raise Problem(problem.status, problem.code, f"to: {problem.detail}", "to") from problem
-
-
-def _booked(owner: BudgetOwner, key: str) -> bool:
-    """Whether the request with this key was booked before, so that an instant in it may be past by now."""
-    with owner.service.books.database.reading() as session:
-        account = owner.find(session)
-        return account is not None and movements_store.grant_under(session, account.id, key) is not None

@@ -47,8 +47,6 @@ def put() -> Response:
         raise Problem(422, "rate-invalid", f"rate: {error}; for example 3/2", "rate") from error
     now = service.clock.now_ms()
     wanted = None if given.effective_at is None else requests.instant(given.effective_at, "effectiveAt")
-    if wanted is not None and wanted < now:
-        raise Problem(422, "instant-past", "effectiveAt is in the past, and past charges do not change", "effectiveAt")
     since, made = set_rate(
         service.books, given.model, rate, since=wanted, reason=given.reason, actor=caller.name, now=now
     )
