@@ -3,7 +3,8 @@
 
 If a component's objects differ from the base's, the template tests a value with the component's name. What the chart
 has beyond that is text of its own (`_helpers.tpl`, `config.yaml`, `NOTES.txt`): the ConfigMaps, which are made of
-values, and what a value may not be. Everything else comes from the manifests, so the two ways to install cannot differ.
+values, and what a value may not be. Everything else comes from the manifests, so the two ways to install cannot differ:
+it is in `templates/generated`, which has nothing else.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _BY_MODE: Final = "observe"
 """The component without a value of its name: `mode` selects it."""
 
 _GENERATED: Final = "# Made by `slicekeeper config chart` of the manifests beside this folder; edit those, not this.\n"
+_TEMPLATES: Final = "templates/generated"
 _HASHED: Final = re.compile(r"\b(slicekeeper-(?:config|kube-scheduler))-[0-9a-z]{10}\b")
 _IMAGE: Final = re.compile(rf"\S+/(?P<part>{'|'.join(PARTS)})(?:[:@]\S+)?")
 _KUBE_SCHEDULER: Final = re.compile(r"\S*/kube-scheduler(?:[:@]\S+)?")
@@ -79,11 +81,7 @@ def write(folder: Path, *, dry: bool = False, kustomize: Kustomize = kubectl) ->
     for name in _FILES:
         wanted[chart / "files" / name] = (folder / "base/config" / name).read_text("utf-8")
     changed = [path for path, text in wanted.items() if not path.is_file() or path.read_text("utf-8") != text]
-    former = [
-        path
-        for path in (chart / "templates").glob("*.yaml")
-        if path not in wanted and path.read_text("utf-8").startswith(_GENERATED)
-    ]
+    former = [path for path in (chart / _TEMPLATES).glob("*.yaml") if path not in wanted]
     if not dry:
         for path in changed:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +117,7 @@ def _chart(folder: Path, kustomize: Kustomize) -> dict[str, str]:
         texts.setdefault(homes[key], []).extend(["---", *lines])
     if of_shards:
         texts["shards"] = [_EACH_SHARD, *of_shards, "{{- end }}", "{{- end }}"]
-    files = {f"templates/{home}.yaml": _GENERATED + "\n".join(lines) + "\n" for home, lines in sorted(texts.items())}
+    files = {f"{_TEMPLATES}/{home}.yaml": _GENERATED + "\n".join(lines) + "\n" for home, lines in sorted(texts.items())}
     return {**files, "values.schema.json": json.dumps(schema(folder), indent=2) + "\n"}
 
 

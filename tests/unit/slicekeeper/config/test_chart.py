@@ -60,13 +60,13 @@ def kustomize(folder: Path) -> str:
 
 def test_components_are_values_and_images_and_settings_are_templates(folder: Path) -> None:
     chart.write(folder, kustomize=kustomize)
-    text = (folder / "chart/templates/webhook.yaml").read_text()
+    text = (folder / "chart/templates/generated/webhook.yaml").read_text()
     assert "{{- if .Values.components.single }}\n  replicas: 1\n{{- else }}\n  replicas: 2\n{{- end }}" in text
     assert 'image: {{ include "slicekeeper.image" (list "webhook" .) }}' in text
     assert "name: slicekeeper-config\n" in text
     assert "imagePullSecrets: {{ toJson .Values.imagePullSecrets }}" in text
     assert 'slicekeeper.io/config: {{ include "slicekeeper.settings" . | sha256sum }}' in text
-    more = (folder / "chart/templates/more-rights.yaml").read_text()
+    more = (folder / "chart/templates/generated/more-rights.yaml").read_text()
     assert "{{- if .Values.components.moreRights }}\napiVersion: rbac" in more
     schema = json.loads((folder / "chart/values.schema.json").read_text())
     assert set(schema["properties"]["components"]["properties"]) == {"single", "moreRights"}
@@ -78,7 +78,7 @@ def test_only_the_timekeepers_replicas_are_a_value_with_the_manifests_number_as_
 
     (folder / "base/timekeeper.yaml").write_text(DEPLOYMENT.replace("webhook", "timekeeper"))
     chart.write(folder, kustomize=two_parts)
-    templates = folder / "chart/templates"
+    templates = folder / "chart/templates/generated"
     wanted = "replicas: {{ .Values.timekeeper.replicas | default 2 | int }}"
     assert wanted in (templates / "timekeeper.yaml").read_text()
     assert ".Values.timekeeper" not in (templates / "webhook.yaml").read_text()
@@ -97,7 +97,7 @@ def test_templates_of_what_is_gone_go_and_others_stay(folder: Path) -> None:
     own.write_text("# written by hand\n")
     shutil.rmtree(folder / "components/more-rights")
     chart.write(folder, kustomize=kustomize)
-    assert {path.name for path in own.parent.iterdir()} == {"config.yaml", "webhook.yaml"}
+    assert {path.name for path in own.parent.rglob("*.yaml")} == {"config.yaml", "webhook.yaml"}
 
 
 def without_components(text: str) -> str:
@@ -133,13 +133,13 @@ def by_name(text: str) -> dict[tuple[str, str], Any]:
     return {(o["kind"], o["metadata"]["name"]): o for o in objects}
 
 
-OWN = ("config.yaml", "shards.yaml")
-"""Templates of what the manifests have only if the settings say so."""
+SHARDS = "shards.yaml"
+"""The template of what the manifests have only if the settings say so."""
 
 
 def test_the_checkouts_chart_is_that_of_its_manifests() -> None:
     """Components are compared in the cluster suite, which has Helm and a kubectl of a known version."""
-    made = [path.read_text() for path in (ROOT / "chart/templates").glob("*.yaml") if path.name not in OWN]
+    made = [path.read_text() for path in (ROOT / "chart/templates/generated").glob("*.yaml") if path.name != SHARDS]
     ours, theirs = by_name("\n".join(map(without_components, made))), by_name((ROOT / "install.yaml").read_text())
     stale = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
     assert stale == [], "make it again: slicekeeper config chart"
