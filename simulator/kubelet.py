@@ -32,6 +32,8 @@ from slicekeeper.units import CORES_PER_GPU, format_seconds
 log = logging.getLogger(__name__)
 
 USAGE_SECONDS: Final = 0.2
+"""Real seconds between two writes of a pod's usage, which its sidecar reads."""
+
 SIDECAR_GRACE_SECONDS: Final = 4.0
 """The minimum of real seconds for a sidecar: it uses real HTTP at any speed of the clock."""
 
@@ -91,6 +93,7 @@ class Kubelet:
                 self._drop(uid)  # forced out of the cluster meanwhile
 
     def _sync_pod(self, uid: str, pod: Object) -> None:
+        """Advance one pod, and write its status if anything changed: it is gone only after its end is written."""
         deleting = bool(pod["metadata"].get("deletionTimestamp"))
         if has_ended(pod):
             self._drop(uid)
@@ -111,6 +114,7 @@ class Kubelet:
                 self._delete(pod)
 
     def _admit(self, uid: str, pod: Object, now_ms: int) -> _Pod:
+        """Take on a pod that is new on its node; one whose request cannot be read runs, and uses nothing."""
         try:
             request = parse_pod(pod, self._settings.resources)
         except RequestRefused as error:
@@ -165,12 +169,14 @@ class Kubelet:
             held.sidecar.write_usage(used)
 
     def _grace(self, pod: Object) -> float:
+        """Return how many real seconds a sidecar has to end."""
         if pod["metadata"].get("deletionGracePeriodSeconds") == 0:
             return 0.0
         seconds: int = pod["spec"].get("terminationGracePeriodSeconds", 30)
         return max(seconds / self._settings.clock.speed, SIDECAR_GRACE_SECONDS)
 
     def _drop(self, uid: str) -> None:
+        """Forget a pod, with its sidecar and its volumes."""
         held = self._pods.get(uid)
         if held is None:
             return

@@ -121,6 +121,7 @@ class KubeScheduler:
                 self._put_off(pod, waiting, reason)
 
     def _put_off(self, pod: Object, waiting: _WaitingPod, reason: str) -> None:
+        """Retry a pod later, and say why in its status and in an event; the same reason is said only once."""
         pause = min(FIRST_BACKOFF_SECONDS * 2**waiting.tries, LONGEST_BACKOFF_SECONDS)
         waiting.tries, waiting.not_before = min(waiting.tries + 1, 10), time.monotonic() + pause
         if reason == waiting.reason:
@@ -161,6 +162,7 @@ class KubeScheduler:
         return self._ask_extender(pod, fitting, len(nodes))
 
     def _ask_extender(self, pod: Object, fitting: list[str], nodes: int) -> str:
+        """Call the extender as kube-scheduler does: filter, prioritize, bind. Return why the pod found no place."""
         args = {"Pod": pod, "Nodes": None, "NodeNames": fitting}
         filtered = self._extender.json("POST", "/filter", body=args)
         if filtered.get("Error"):
@@ -177,6 +179,7 @@ class KubeScheduler:
             "POST", "/prioritize", body={"Pod": pod, "Nodes": None, "NodeNames": names}
         )
         chosen = max(scores, key=lambda score: score["Score"])["Host"] if scores else names[0]
+        # A bind of a gang waits for the others, whose turn comes only when this loop goes on.
         outcome = self._binders.submit(self._bind, pod["metadata"], chosen)
         try:
             return outcome.result(BIND_SECONDS)
