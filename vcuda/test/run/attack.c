@@ -83,6 +83,25 @@ static void find_pages(void) {
   if (maps) fclose(maps);
 }
 
+static void aside(void *(*f)(void *), void *argument) {
+  pthread_t t;
+  pthread_create(&t, NULL, f, argument);
+  pthread_detach(t);
+}
+static void *call(void *function) {
+  void (*go)(void);
+  *(void **)&go = function;
+  go();
+  return NULL;
+}
+/* A kind that goes on by itself, in a thread. */
+#define BESIDE(f)                   \
+  static void f##_on_and_on(void);  \
+  BY_NAME(f) {                      \
+    aside(call, f##_on_and_on);     \
+  }                                 \
+  static void f##_on_and_on(void)
+
 /* ---- the pages ---- */
 
 static void change_size(int length) {
@@ -165,11 +184,6 @@ static void *lie(void *what) {
   }
   return NULL;
 }
-static void aside(void *(*f)(void *), const char *what) {
-  pthread_t t;
-  pthread_create(&t, NULL, f, (void *)(uintptr_t)what);
-  pthread_detach(t);
-}
 BY_NAME(lie_idle) {
   aside(lie, "idle");
 }
@@ -214,27 +228,19 @@ BY_NAME(wants_for_nothing) {
 
 /* ---- futexes ---- */
 
-static void *requeue(void *unused) {
+BESIDE(requeue_bell) {
   static _Atomic uint32_t elsewhere;
   while (!over && bell) {
     uint32_t word = atomic_load(&bell->word);
     syscall(SYS_futex, &bell->word, FUTEX_CMP_REQUEUE, 0, (void *)1000, &elsewhere, word);
     usleep(50);
   }
-  return unused;
 }
-BY_NAME(requeue_bell) {
-  aside(requeue, NULL);
-}
-static void *ring(void *unused) {
+BESIDE(ring_without_end) {
   while (!over && bell) {
     atomic_fetch_add(&bell->word, 1);
     syscall(SYS_futex, &bell->word, FUTEX_WAKE, 1000, NULL, NULL, 0);
   }
-  return unused;
-}
-BY_NAME(ring_without_end) {
-  aside(ring, NULL);
 }
 
 /* ---- the socket ---- */
@@ -250,15 +256,11 @@ BY_NAME(many_connections) {
 BY_NAME(silent_connections) {
   for (int i = 0; i < 900; i++) dial();
 }
-static void *knock(void *unused) {
+BESIDE(knock_without_end) {
   while (!over) {
     int fd = dial();
     if (fd >= 0) close(fd);
   }
-  return unused;
-}
-BY_NAME(knock_without_end) {
-  aside(knock, NULL);
 }
 BY_NAME(many_processes) {
   for (int i = 0; i < 400; i++)
@@ -281,16 +283,12 @@ BY_NAME(others_slots) {
     waitpid(child, NULL, 0);
   }
 }
-static void *babble(void *unused) {
+BESIDE(babble_without_end) {
   char noise[4096] = "x";
   int fd = dial();
   hello(fd, -1);
   while (!over)
     if (send(fd, noise, sizeof noise, MSG_NOSIGNAL) < 0) break;
-  return unused;
-}
-BY_NAME(babble_without_end) {
-  aside(babble, NULL);
 }
 
 /* The control socket, if a tenant can reach it, as with one user's arbiter. */
@@ -323,7 +321,7 @@ BY_NAME(half_a_line) {
 
 /* ---- processes ---- */
 
-static void *come_and_go(void *unused) {
+BESIDE(come_and_go_without_end) {
   while (!over) {
     pid_t child = fork();
     if (!child) {
@@ -332,10 +330,6 @@ static void *come_and_go(void *unused) {
     }
     waitpid(child, NULL, 0);
   }
-  return unused;
-}
-BY_NAME(come_and_go_without_end) {
-  aside(come_and_go, NULL);
 }
 BY_NAME(odd_name) {
   prctl(PR_SET_NAME, "a) Z 1 (b");
@@ -345,15 +339,11 @@ BY_NAME(many_mappings) {
     mmap(NULL, 4096, i % 2 ? PROT_READ : PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   for (int fd = 3; fd < 1024; fd++) close(fd);
 }
-static void *no_descriptors(void *unused) {
+BESIDE(closes_without_end) {
   while (!over) {
     for (int fd = 3; fd < 200; fd++) close(fd);
     usleep(1000);
   }
-  return unused;
-}
-BY_NAME(closes_without_end) {
-  aside(no_descriptors, NULL);
 }
 BY_NAME(stops_in_between) {
   if (fork()) return;
@@ -371,14 +361,14 @@ BY_NAME(stops_in_between) {
 #define BURST_STREAMS 60
 
 /* Streams wait for a word; when many have work behind the wait, it is written. */
-static void *burst(void *unused) {
+BESIDE(burst_behind_waits) {
   static unsigned flag[1 << 16];
   static CUcontext own[BURST_CONTEXTS];
   static CUstream stream[BURST_CONTEXTS][BURST_STREAMS];
   static CUfunction f[BURST_CONTEXTS];
   CUmodule module;
   for (int c = 0; c < BURST_CONTEXTS; c++) {
-    if (cuCtxCreate(&own[c], NULL, 0, 0)) return unused;
+    if (cuCtxCreate(&own[c], NULL, 0, 0)) return;
     must(cuModuleLoadData(&module, "spin"), "module");
     must(cuModuleGetFunction(&f[c], module, "spin_500us"), "function");
     for (int s = 0; s < BURST_STREAMS; s++) must(cuStreamCreate(&stream[c][s], CU_STREAM_NON_BLOCKING), "stream");
@@ -397,13 +387,9 @@ static void *burst(void *unused) {
       cuCtxSynchronize();
     }
   }
-  return unused;
-}
-BY_NAME(burst_behind_waits) {
-  aside(burst, NULL);
 }
 /* The same behind an event of another stream, in one context. */
-static void *burst_of_events(void *unused) {
+BESIDE(burst_behind_events) {
   CUstream first, stream[BURST_STREAMS];
   CUevent event;
   cuCtxSetCurrent(context);
@@ -419,10 +405,6 @@ static void *burst_of_events(void *unused) {
     }
     cuCtxSynchronize();
   }
-  return unused;
-}
-BY_NAME(burst_behind_events) {
-  aside(burst_of_events, NULL);
 }
 static void *capture_on_and_off(void *stream) {
   CUgraph graph;
@@ -466,7 +448,7 @@ static void *streams_come_and_go(void *unused) {
 BY_NAME(streams_without_end) {
   for (int i = 0; i < 4; i++) aside(streams_come_and_go, NULL);
 }
-static void *contexts_come_and_go(void *unused) {
+BESIDE(contexts_without_end) {
   while (!over) {
     CUcontext c;
     CUmodule module;
@@ -477,15 +459,11 @@ static void *contexts_come_and_go(void *unused) {
     for (int i = 0; i < 8; i++) cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
     cuCtxDestroy(c);
   }
-  return unused;
-}
-BY_NAME(contexts_without_end) {
-  aside(contexts_come_and_go, NULL);
 }
 
 /* ---- more lies ---- */
 
-static void *lie_at_random(void *unused) {
+BESIDE(lie_garbage) {
   unsigned state = 1;
   while (!over && usage) {
     for (unsigned i = 0; i < VC_SLOTS; i++) {
@@ -498,12 +476,8 @@ static void *lie_at_random(void *unused) {
     }
     lie_again_later();
   }
-  return unused;
 }
-BY_NAME(lie_garbage) {
-  aside(lie_at_random, NULL);
-}
-static void *lie_of_the_future(void *unused) {
+BESIDE(lie_future) {
   while (!over && usage) {
     uint64_t soon = (uint64_t)(now() * 1e9) + 1000000000;
     for (unsigned i = 0; i < VC_SLOTS; i++) {
@@ -518,12 +492,8 @@ static void *lie_of_the_future(void *unused) {
     }
     lie_again_later();
   }
-  return unused;
 }
-BY_NAME(lie_future) {
-  aside(lie_of_the_future, NULL);
-}
-static void *lie_of_the_union(void *unused) {
+BESIDE(lie_union) {
   for (uint64_t n = 0; !over && usage; n++) {
     atomic_store(&usage->running, n % 2 ? VC_RUNNING : UINT64_MAX);
     atomic_store(&usage->busy_ns, n % 3 ? 0 : UINT64_MAX - n);
@@ -531,12 +501,8 @@ static void *lie_of_the_union(void *unused) {
     usage->magic = usage->version = (uint32_t)n;
     lie_again_later();
   }
-  return unused;
 }
-BY_NAME(lie_union) {
-  aside(lie_of_the_union, NULL);
-}
-static void *lie_of_others(void *unused) {
+BESIDE(lie_others) {
   while (!over && usage) {
     for (unsigned i = 0; i < VC_SLOTS; i++) {
       atomic_store(&usage->slot[i].live, 1);
@@ -548,15 +514,11 @@ static void *lie_of_others(void *unused) {
     atomic_store(&usage->high, 0);
     lie_again_later();
   }
-  return unused;
-}
-BY_NAME(lie_others) {
-  aside(lie_of_others, NULL);
 }
 
 /* ---- more of the socket ---- */
 
-static void *send_nothing(void *unused) {
+BESIDE(empty_messages) {
   while (!over) {
     int fd = dial();
     if (fd < 0) break;
@@ -564,12 +526,8 @@ static void *send_nothing(void *unused) {
     for (int i = 0; i < 100 && send(fd, "", 0, MSG_NOSIGNAL | MSG_DONTWAIT) == 0; i++) continue;
     close(fd);
   }
-  return unused;
 }
-BY_NAME(empty_messages) {
-  aside(send_nothing, NULL);
-}
-static void *send_halves(void *unused) {
+BESIDE(half_messages) {
   struct vc_hello h = {VC_MAGIC, VC_VERSION, -1, 0};
   for (unsigned i = 0; !over; i++) {
     int fd = dial();
@@ -578,12 +536,8 @@ static void *send_halves(void *unused) {
     send(fd, (char *)&h + i % sizeof h, sizeof h - i % sizeof h, MSG_NOSIGNAL);
     close(fd);
   }
-  return unused;
 }
-BY_NAME(half_messages) {
-  aside(send_halves, NULL);
-}
-static void *send_wrong(void *unused) {
+BESIDE(wrong_messages) {
   static const int slots[] = {-2, 256, 255, INT32_MAX, INT32_MIN, 0, 1};
   for (unsigned i = 0; !over; i++) {
     struct vc_hello h = {i % 5 ? VC_MAGIC : i, i % 3 ? VC_VERSION : i, slots[i % 7], i};
@@ -593,10 +547,6 @@ static void *send_wrong(void *unused) {
     if (i % 2) shutdown(fd, SHUT_RD);
     close(fd);
   }
-  return unused;
-}
-BY_NAME(wrong_messages) {
-  aside(send_wrong, NULL);
 }
 static void send_fds(int to, int count) {
   int fds[200];
@@ -612,7 +562,7 @@ static void send_fds(int to, int count) {
   sendmsg(to, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 /* Descriptors, each of the very socket that they are sent by. */
-static void *send_descriptors(void *unused) {
+BESIDE(descriptors_sent) {
   while (!over) {
     int fd = dial();
     if (fd < 0) break;
@@ -625,12 +575,8 @@ static void *send_descriptors(void *unused) {
       close(fd);
     }
   }
-  return unused;
 }
-BY_NAME(descriptors_sent) {
-  aside(send_descriptors, NULL);
-}
-static void *send_nonsense(void *unused) {
+BESIDE(nonsense_commands) {
   static const char *const lines[] = {
       "{\"op\":\"change\",\"seat\":\"bad\",\"core\":-1}\n",
       "{\"op\":\"change\",\"seat\":\"bad\",\"core\":4294967297}\n",
@@ -656,10 +602,6 @@ static void *send_nonsense(void *unused) {
     close(fd);
     usleep(500); /* so that the test can ask as well */
   }
-  return unused;
-}
-BY_NAME(nonsense_commands) {
-  aside(send_nonsense, NULL);
 }
 BY_NAME(many_controls) {
   for (int i = 0; i < 800; i++) control();
