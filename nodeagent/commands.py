@@ -15,7 +15,7 @@ from nodeagent.agent import Agent
 from nodeagent.arbiter_keeper import ArbiterKeeper
 from nodeagent.fake_driver import FakeDevices, install
 from nodeagent.host_cdi import Devices, HostCdi, own_files
-from nodeagent.nvml import NvmlGpus
+from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.plain_driver import PlainDriver, links, load
 from slicekeeper import log, threads
 from slicekeeper.cli.main import Context

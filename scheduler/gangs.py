@@ -24,7 +24,7 @@ from scheduler.gang_places import Muster, Near, places_for
 from scheduler.gang_turns import REST, Turns
 from scheduler.pending_bindings import NoPlace
 from scheduler.pods import Hold, Pod
-from scheduler.reclaim.nudge import Nudger
+from scheduler.reclaim.retry_trigger import Nudger
 from scheduler.state import SchedulerState
 from slicekeeper.clock import Clock
 

@@ -19,8 +19,8 @@ from scheduler.metrics import Metrics
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.learner import Learner
 from scheduler.reclaim.eviction import Evictor
-from scheduler.reclaim.nudge import Nudger
 from scheduler.reclaim.reclaimer import Reclaimer
+from scheduler.reclaim.retry_trigger import Nudger
 from scheduler.state import SchedulerState
 from scheduler.wait_events import Notices
 from scheduler.watches import Watches

@@ -23,7 +23,7 @@ from run import GPUS, node, percentile, pod
 from scheduler.extender import filter_nodes, gpu_pod
 from scheduler.gangs import Gangs
 from scheduler.placement.learner import Learner
-from scheduler.reclaim.nudge import Nudger
+from scheduler.reclaim.retry_trigger import Nudger
 from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import SystemClock

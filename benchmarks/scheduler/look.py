@@ -20,8 +20,8 @@ from run import GPUS, node, pod
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.learner import Learner
 from scheduler.reclaim.eviction import Evictor
-from scheduler.reclaim.nudge import Nudger
 from scheduler.reclaim.reclaimer import Reclaimer
+from scheduler.reclaim.retry_trigger import Nudger
 from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import SystemClock

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from objects.sharepods.seen import Seen
+from objects.sharepods.newest_versions import Seen
 from objects.sharepods.status import has_outcome, outcome_of, status_of
 from objects.sharepods.template import MADE, SHAREPODS, Template, owner_reference, template_of
 from slicekeeper.clock import Clock

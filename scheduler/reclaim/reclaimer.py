@@ -20,8 +20,8 @@ from scheduler.placement.policy import Policy
 from scheduler.places import HoldKind
 from scheduler.pods import Pod
 from scheduler.reclaim.eviction import Evictor
-from scheduler.reclaim.nudge import Nudger
 from scheduler.reclaim.picture import Picture
+from scheduler.reclaim.retry_trigger import Nudger
 from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock

@@ -20,7 +20,7 @@ from nodeagent.entitlement import SeatRefused
 from nodeagent.fake_driver import FakeDevices
 from nodeagent.host_cdi import Edits, HostCdi, joined
 from nodeagent.mounted_programs import limiter
-from nodeagent.nvml import NvmlGpus
+from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.seat_store import Seat
 
 NVIDIA = {

@@ -21,7 +21,7 @@ from nodeagent.entitlement import SeatRefused
 from nodeagent.fake_driver import FakeDevices, parse
 from nodeagent.gpu_watch import GpuWatch
 from nodeagent.host_cdi import HostCdi
-from nodeagent.nvml import NvmlGpus
+from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.offered_gpus import OwnGpus, gpu_of
 from nodeagent.plain_driver import PlainDriver
 from nodeagent.process_audit import Stray, judge

@@ -22,7 +22,7 @@ from nodeagent.arbiter import Arbiter, ArbiterAway
 from nodeagent.arbiter_keeper import ArbiterKeeper
 from nodeagent.entitlement import SeatRefused
 from nodeagent.host_cdi import HostCdi
-from nodeagent.nvml import NvmlGpus
+from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.plain_driver import PlainDriver, libraries, links
 
 VERSION = "580.65.06"

@@ -17,7 +17,7 @@ from nodeagent import process_audit as module
 from nodeagent.arbiter import ArbiterAway, ArbiterGpu, StrayProcess, Telemetry
 from nodeagent.host_cdi import HostCdi
 from nodeagent.metrics import StrayMetrics
-from nodeagent.nvml import NvmlGpus
+from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.process_audit import Audit, owner
 from slicekeeper import names
 from slicekeeper.config.policy import NamespacePolicy

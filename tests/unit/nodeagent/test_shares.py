@@ -32,7 +32,7 @@ from nodeagent.host_cdi import HostCdi
 from nodeagent.live_seats import Live
 from nodeagent.metrics import SeatMetrics, ShareMetrics
 from nodeagent.node_pods import NodePods
-from nodeagent.nvml import NvmlGpus
+from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.run_folder import RunFolderRemoved, check_run_folder
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shares import Shares, policy

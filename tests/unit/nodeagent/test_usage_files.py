@@ -21,7 +21,7 @@ from nodeagent.arbiter import Arbiter
 from nodeagent.cdi import SeatFiles
 from nodeagent.host_cdi import HostCdi
 from nodeagent.live_seats import Live
-from nodeagent.nvml import NvmlGpus
+from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shares import Shares
 from nodeagent.usage_files import UsageFiles

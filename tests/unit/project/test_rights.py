@@ -32,7 +32,7 @@ from objects.policies.keeper import PolicyKeeper
 from objects.sharepods.keeper import SharePodKeeper
 from objects.sharepods.template import MADE
 from scheduler.pods import read_pod
-from scheduler.reclaim.nudge import Nudger
+from scheduler.reclaim.retry_trigger import Nudger
 from scheduler.service import Scheduler
 from slicekeeper import names
 from slicekeeper.cli.check.rights import ALWAYS

@@ -18,7 +18,7 @@ from nodeagent.fake_driver import DEFAULT_MODEL, MODELS, parse
 from nodeagent.gpu_watch import GpuWatch
 from nodeagent.health import DriverReport, judge, judge_xid
 from nodeagent.host_cdi import HostCdi
-from nodeagent.nvml import NvmlGpus
+from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.offered_gpus import OwnGpus
 from nodeagent.publisher import GpuPublisher
 from slicekeeper import names
