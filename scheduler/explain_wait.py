@@ -301,6 +301,7 @@ class _Cluster:
 
 
 def _helps(cluster: _Cluster, why: Counter[Why], held_back: Sequence[str], give_way: Sequence[str]) -> Iterable[str]:
+    """Yield what a user can do so that the pod starts sooner; `why` counts the nodes by what they lack."""
     pod = cluster.pod
     grant = f"slicekeeper budget grant {pod.namespace} AMOUNT"
     if held_back:

@@ -61,13 +61,14 @@ class Keeper:
                 self._report_deleted(kind, name, budget.kept_by.uid)
 
     def _keep(self, kind: Kind[B], obj: Object, budget: B | None) -> None:
+        """Report an object's generation to the timekeeper if it has not accepted it, and write the object's status."""
         metadata, holder, problem = obj["metadata"], kind.holder(obj), None
         if metadata.get("deletionTimestamp"):
             return
         kept = budget.kept_by if budget is not None else None
         if kept is None or (kept.uid, kept.generation) != (metadata["uid"], metadata["generation"]):
             if not self._is_still(kind, obj):
-                return
+                return  # the next pass sees what it is now
             try:
                 seen = budget.object_version if budget is not None else ""
                 budget = self._timekeeper.put_object(kind.budget, holder, body_of(obj, seen))

@@ -137,6 +137,11 @@ class Books:
         return position
 
     def _together(self, session: Session, root: BudgetAccount) -> Together:
+        """Return the standings of a root and of all below it, computed again only if the root's version has changed.
+
+        Settling any of them increases it. The time line continues from the last anchor to where the ledger is
+        settled; later than that, `Together` advances it by itself.
+        """
         with self._lock:
             version, cached = self._trees.get(root.id, (None, None))
         if cached is not None and version == root.version:

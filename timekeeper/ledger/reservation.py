@@ -127,18 +127,7 @@ def open_by_hand(
         status = budget_rules.rules(session, account.id)[-1].status
         if status != "active":
             raise BudgetClosed(f"the budget of {account.name} is {status}")
-        cover = coverage.settled(books, session, account.id, order.now)
-        gap = cover.lack(Aside(account.id, order.amount, until=expires_at))
-        if gap is not None and gap.at == cover.at:
-            raise BalanceInsufficient(
-                f"amountMs: {order.amount} GPU-ms are more than the {max(order.amount - gap.amount, 0)} that "
-                f"{account.name} has free"
-            )
-        if gap is not None:
-            raise BalanceInsufficient(
-                f"amountMs: {gap.amount} GPU-ms would be missing from {format_instant(gap.at)} on, because "
-                "the GPU time they would come from expires; ask for less, or set an earlier expiresAt"
-            )
+        _check_free(books, session, account, order, expires_at)
         row = store.add(
             session,
             namespace_id=account.id,
@@ -156,6 +145,23 @@ def open_by_hand(
 
     row, made = books.database.write(change)
     return _read(books, row), made
+
+
+def _check_free(books: Books, session: Session, account: BudgetAccount, order: Order, until: Instant) -> None:
+    """Refuse a reservation if less is free, now or later until its end."""
+    cover = coverage.settled(books, session, account.id, order.now)
+    gap = cover.lack(Aside(account.id, order.amount, until=until))
+    if gap is None:
+        return
+    if gap.at == cover.at:
+        raise BalanceInsufficient(
+            f"amountMs: {order.amount} GPU-ms are more than the {max(order.amount - gap.amount, 0)} that "
+            f"{account.name} has free"
+        )
+    raise BalanceInsufficient(
+        f"amountMs: {gap.amount} GPU-ms would be missing from {format_instant(gap.at)} on, because "
+        "the GPU time they would come from expires; ask for less, or set an earlier expiresAt"
+    )
 
 
 def key_of(idempotency_key: str) -> str:
