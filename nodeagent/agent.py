@@ -119,22 +119,24 @@ class Agent:
             self._policy_objects.start()
         self._audit.start()
         self._serve()
-        while not self._pause(stop):
-            self._seats.tidy()
-            if self._pods.synced:
-                self._seats.free()  # that of a pod that went while its container was being started
-            self._files.probe.look(started=self._files.has_started_one())
-        self._linger()
-        self._files.probe.stop()
-        self._audit.stop()
-        self._policy.stop()
-        if self._policy_objects is not None:
-            self._policy_objects.stop()
-        self._gpus.stop()
-        self._usage.stop()
-        self._shares.stop()
-        self._plugin.stop()
-        self._pods.stop()
+        try:
+            while not self._pause(stop):
+                self._seats.tidy()
+                if self._pods.synced:
+                    self._seats.free()  # that of a pod that went while its container was being started
+                self._files.probe.look(started=self._files.has_started_one())
+            self._linger()
+        finally:  # a thread that kubelet's stream holds would keep the process
+            self._files.probe.stop()
+            self._audit.stop()
+            self._policy.stop()
+            if self._policy_objects is not None:
+                self._policy_objects.stop()
+            self._gpus.stop()
+            self._usage.stop()
+            self._shares.stop()
+            self._plugin.stop()
+            self._pods.stop()
 
     def _pause(self, stop: threading.Event) -> bool:
         """Wait until it is time to tidy up, or until `stop`; return which."""

@@ -127,11 +127,28 @@ def test_it_is_ready_while_kubelet_has_the_seats_and_goes_when_kubelet_has_its_p
         kubelet.stop()
 
 
-def test_it_ends_if_the_folder_of_the_seats_was_removed(made: Any, tmp_path: Path) -> None:
-    agent = Agent(settings(tmp_path, "http://127.0.0.1:1", 0), SystemClock(), made(1))
-    shutil.rmtree(tmp_path / "run")
-    with pytest.raises(RunFolderRemoved):
-        agent._pause(threading.Event())
+def test_it_ends_if_the_folder_of_the_seats_was_removed(
+    fake_kubelet: type[Any], made: Any, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("a")
+    (folder / "plugins").mkdir()
+    kubelet = fake_kubelet(folder / "plugins")
+    kubelet.start()
+    with small_cluster() as small:
+        small.client.create(NODES, {"metadata": {"name": "node-1"}, "status": {}})
+        agent = Agent(settings(folder, small.server.url, free_port()), SystemClock(), made(1))
+
+        monkeypatch.setattr(agent, "_serve", lambda: None)  # this process has another agent's metrics
+
+        def remove() -> None:
+            agent._plugin.registered.wait(60)
+            shutil.rmtree(folder / "run")
+
+        threading.Thread(target=remove, daemon=True).start()
+        with pytest.raises(RunFolderRemoved):
+            agent.run(threading.Event())
+        wait_for(lambda: not agent._plugin.registered.is_set(), "kubelet's stream, which would keep the process, ends")
+    kubelet.stop()
 
 
 @pytest.mark.parametrize("error", [SeatRefused("no CDI specification"), OSError(28, "No space left on device")])
