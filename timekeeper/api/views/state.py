@@ -11,6 +11,7 @@ from slicekeeper.wire.timekeeper import State
 from timekeeper.core import timeline
 from timekeeper.core.budget import BudgetState, rule_at
 from timekeeper.core.record import Records
+from timekeeper.core.threshold import limit_of
 from timekeeper.ledger.rule import policy_rule
 from timekeeper.ledger.standing import Position
 
@@ -37,5 +38,4 @@ def state_name(position: Position | None, state: BudgetState, policy: NamespaceP
     if state.balance <= 0:
         return "overdraft"
     percent = min(policy.budget.thresholds, default=0)
-    limit = state.period.amount + state.granted
-    return "warning" if percent and state.used * 100 >= limit * percent else "ok"
+    return "warning" if percent and state.used * 100 >= limit_of(state) * percent else "ok"
