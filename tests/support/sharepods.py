@@ -15,17 +15,18 @@ from typing import Any
 from unittest import mock
 
 from support.budget_objects import Interrupted, apply
+from support.small_cluster import api_served
 
 from objects.sharepods.keeper import SharePodKeeper
 from objects.sharepods.template import SHAREPODS
 from simulator import kinds
-from simulator.api import Api, ApiServer
+from simulator.api import Api
 from simulator.cluster import Cluster
 from simulator.errors import ObjectNotFound
 from simulator.kinds import ObjectKind
 from simulator.store import Store
 from slicekeeper.clock import ManualClock
-from slicekeeper.config.settings import KubernetesSettings, Resources
+from slicekeeper.config.settings import Resources
 from slicekeeper.kube.client import NAMESPACES, PODS, KubeClient, Object
 from slicekeeper.kube.pod import controller_of
 from slicekeeper.units import format_seconds
@@ -157,12 +158,6 @@ def sharepod_world() -> Iterator[SharePodWorld]:
     ):
         clock = ManualClock(T0)
         cluster = Cluster(clock)
-        server = ApiServer(Api(cluster))
-        server.start()
-        kube = KubeClient(KubernetesSettings(server=server.url))
-        try:
+        with api_served(Api(cluster)) as (_, kube):
             kube.create(NAMESPACES, {"metadata": {"name": TEAM}})
             yield SharePodWorld(clock, cluster, kube)
-        finally:
-            kube.close()
-            server.stop()

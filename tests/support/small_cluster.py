@@ -57,6 +57,20 @@ def protected(*pods: str) -> Fault:
     return check
 
 
+@contextmanager
+def api_served(api: Api) -> Iterator[tuple[KubernetesSettings, KubeClient]]:
+    """Serve an API; yield how it is reached, and a client of it."""
+    server = ApiServer(api)
+    server.start()
+    reached = KubernetesSettings(server=server.url)
+    client = KubeClient(reached)
+    try:
+        yield reached, client
+    finally:
+        client.close()
+        server.stop()
+
+
 class SmallCluster:
     """The API server, a client of it, and short words for what tests make."""
 

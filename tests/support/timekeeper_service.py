@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from simulator.api import Api, ApiServer
+from support.small_cluster import api_served
+
+from simulator.api import Api
 from simulator.cluster import Cluster
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.policy_file import PolicyFile
-from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings, TimekeeperSettings
-from slicekeeper.kube.client import NAMESPACES, KubeClient
+from slicekeeper.config.settings import PolicySettings, Settings, TimekeeperSettings
+from slicekeeper.kube.client import NAMESPACES
 from timekeeper.api.identity import Identity
 from timekeeper.api.service import Service
 from timekeeper.cluster.controller import Controller
@@ -25,26 +27,23 @@ from timekeeper.store.db.engine import make_engine
 def serving(folder: Path, database_url: str, clock: ManualClock) -> Iterator[tuple[Service, Cluster]]:
     """Serve the namespaces team and other; the operator's token is operator-token. The controller does not run."""
     cluster = Cluster(clock)
-    server = ApiServer(Api(cluster))
-    server.start()
     token, policy = folder / "token", folder / "policy.yaml"
     token.write_text("operator-token\n")
     policy.write_text("default: {budget: {amount: 150m, period: day}}\n")
-    settings = Settings(
-        kubernetes=KubernetesSettings(server=server.url),
-        policy=PolicySettings(file=str(policy)),
-        timekeeper=TimekeeperSettings(database=database_url, operator_token_file=str(token)),
-    )
-    client, database = KubeClient(settings.kubernetes), Database(make_engine(database_url))
-    for name in ("team", "other"):
-        client.create(NAMESPACES, {"metadata": {"name": name}})
-    books, file = Books(database, "default", carry=False), PolicyFile(settings.policy)
-    identity = Identity(client, "timekeeper", str(token))
-    controller = Controller(settings, clock, client, books, file, identity.forget)
-    try:
-        yield Service(settings, clock, books, file, controller, identity), cluster
-    finally:
-        controller.stop()
-        database.close()
-        client.close()
-        server.stop()
+    with api_served(Api(cluster)) as (reached, client):
+        settings = Settings(
+            kubernetes=reached,
+            policy=PolicySettings(file=str(policy)),
+            timekeeper=TimekeeperSettings(database=database_url, operator_token_file=str(token)),
+        )
+        for name in ("team", "other"):
+            client.create(NAMESPACES, {"metadata": {"name": name}})
+        database = Database(make_engine(database_url))
+        books, file = Books(database, "default", carry=False), PolicyFile(settings.policy)
+        identity = Identity(client, "timekeeper", str(token))
+        controller = Controller(settings, clock, client, books, file, identity.forget)
+        try:
+            yield Service(settings, clock, books, file, controller, identity), cluster
+        finally:
+            controller.stop()
+            database.close()

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.small_cluster import api_served
 
-from simulator.api import Api, ApiServer, Call
+from simulator.api import Api, Call
 from simulator.cluster import Cluster, TokenBook
 from simulator.commands import examples_folder
 from simulator.inventory import fill, node
@@ -14,9 +15,9 @@ from simulator.sidecar_process import environment, field, mount_volumes, on_host
 from simulator.story import read
 from simulator.submit import create, documents
 from slicekeeper.clock import ManualClock
-from slicekeeper.config.settings import KubernetesSettings, Resources, Settings
+from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import SettingsError
-from slicekeeper.kube.client import PODS, KubeClient
+from slicekeeper.kube.client import PODS
 
 POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\n"
 
@@ -152,11 +153,8 @@ def test_warnings_reach_who_submits() -> None:
 
     cluster = Cluster(ManualClock(0))
     fill(cluster.store, Settings(), 1, 1, "T4")
-    server = ApiServer(Warner(cluster))
-    server.start()
-    client = KubeClient(KubernetesSettings(server=server.url))
     manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}]}}
-    outcome = create(client, manifest, "", "f")
-    server.stop()
+    with api_served(Warner(cluster)) as (_, client):
+        outcome = create(client, manifest, "", "f")
     assert outcome.warnings == ('say "when", please', "twice\\thrice")
     assert (outcome.namespace, outcome.admitted) == ("default", True)

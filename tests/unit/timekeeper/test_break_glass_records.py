@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
+from support.small_cluster import api_served
 
-from simulator.api import Api, ApiServer
+from simulator.api import Api
 from simulator.cluster import Cluster
 from slicekeeper import names
 from slicekeeper.cli.check import break_glass
 from slicekeeper.clock import CLOCK_SKEW_MS, ManualClock
 from slicekeeper.config.policy_file import PolicyFile
-from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings
+from slicekeeper.config.settings import PolicySettings, Settings
 from slicekeeper.errors import Unavailable
 from slicekeeper.gpu import inventory
 from slicekeeper.kube import break_glass_record
@@ -107,24 +108,18 @@ class Stage:
 def stage(tmp_path: Path, books: Books) -> Iterator[Stage]:
     clock = ManualClock(T0)
     cluster = Cluster(clock)
-    server = ApiServer(Api(cluster))
-    server.start()
     policy = tmp_path / "policy.yaml"
     policy.write_text("default: {budget: {amount: 100h, period: none}}")
-    settings = Settings(
-        kubernetes=KubernetesSettings(server=server.url), policy=PolicySettings(file=str(policy), exempt_namespaces=())
-    )
-    kube = KubeClient(settings.kubernetes)
-    for name in ("team", HOME):
-        kube.create(NAMESPACES, {"metadata": {"name": name}})
-    kube.create(NODES, {"metadata": {"name": "n", "annotations": {names.NODE_GPUS: inventory.encode([GPU])}}})
-    controller = Controller(settings, clock, kube, books, PolicyFile(settings.policy))
-    made = Stage(clock, kube, cluster, settings, books, controller)
-    made.look()
-    yield made
-    made.controller.stop()
-    kube.close()
-    server.stop()
+    with api_served(Api(cluster)) as (reached, kube):
+        settings = Settings(kubernetes=reached, policy=PolicySettings(file=str(policy), exempt_namespaces=()))
+        for name in ("team", HOME):
+            kube.create(NAMESPACES, {"metadata": {"name": name}})
+        kube.create(NODES, {"metadata": {"name": "n", "annotations": {names.NODE_GPUS: inventory.encode([GPU])}}})
+        controller = Controller(settings, clock, kube, books, PolicyFile(settings.policy))
+        made = Stage(clock, kube, cluster, settings, books, controller)
+        made.look()
+        yield made
+        made.controller.stop()
 
 
 def history(stage: Stage, *, broken: bool) -> None:

@@ -10,17 +10,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.small_cluster import api_served
 
 from scheduler.placement.learner import Learner
 from scheduler.places import HoldKind
 from scheduler.state import SchedulerState
-from simulator.api import Api, ApiServer
+from simulator.api import Api
 from simulator.cluster import Cluster
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS, ManualClock
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.config.policy_file import PolicyFile
-from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings
+from slicekeeper.config.settings import PolicySettings, Settings
 from slicekeeper.errors import Forbidden, NotFound
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import EVENTS, LEASES, NAMESPACES, NODES, PODS, KubeClient, Object
@@ -124,25 +125,19 @@ class Stage:
 def stage(tmp_path: Path, database_url: str) -> Iterator[Stage]:
     clock = ManualClock(T0)
     cluster = Cluster(clock)
-    server = ApiServer(Api(cluster))
-    server.start()
     policy = tmp_path / "policy.yaml"
     policy.write_text("default: {budget: {amount: 10s, period: none}}")
-    settings = Settings(
-        kubernetes=KubernetesSettings(server=server.url), policy=PolicySettings(file=str(policy), exempt_namespaces=())
-    )
-    kube = KubeClient(settings.kubernetes)
-    kube.create(NAMESPACES, {"metadata": {"name": "team"}})
-    kube.create(NODES, {"metadata": {"name": "n", "annotations": {names.NODE_GPUS: inventory.encode([GPU])}}})
-    database = Database(make_engine(database_url))
-    books = Books(database, "default", carry=False)
-    controller = Controller(settings, clock, kube, books, PolicyFile(settings.policy))
-    controller.namespaces.on_list(kube.list(NAMESPACES)[0])
-    yield Stage(clock, kube, cluster, books, controller)
-    controller.stop()
-    database.close()
-    kube.close()
-    server.stop()
+    with api_served(Api(cluster)) as (reached, kube):
+        settings = Settings(kubernetes=reached, policy=PolicySettings(file=str(policy), exempt_namespaces=()))
+        kube.create(NAMESPACES, {"metadata": {"name": "team"}})
+        kube.create(NODES, {"metadata": {"name": "n", "annotations": {names.NODE_GPUS: inventory.encode([GPU])}}})
+        database = Database(make_engine(database_url))
+        books = Books(database, "default", carry=False)
+        controller = Controller(settings, clock, kube, books, PolicyFile(settings.policy))
+        controller.namespaces.on_list(kube.list(NAMESPACES)[0])
+        yield Stage(clock, kube, cluster, books, controller)
+        controller.stop()
+        database.close()
 
 
 def test_nothing_is_looked_at_before_the_policy_is_known(stage: Stage) -> None:

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy.orm import Session
 from support.openings import opening
+from support.scripted_history import report
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
-from slicekeeper.wire.timekeeper import UsageReport
 from timekeeper.core.caller import OPERATOR
 from timekeeper.core.refusal import BalanceInsufficient, Conflicting
 from timekeeper.core.reservation import Need
@@ -171,18 +171,6 @@ def test_batches_and_single_reports_about_the_same_pods_leave_the_newest(databas
     ]
     intake.apply(replicas[0], [opening(uid, T0) for uid in pods], [], {"team": POLICY}, T0)
 
-    def told(uid: str, seq: int) -> UsageReport:
-        return UsageReport(
-            namespace="team",
-            pod_name=uid,
-            pod_uid=uid,
-            container="main",
-            epoch=1,
-            seq=seq,
-            used_ms=seq * 10,
-            monotonic_ns=seq * 10**9,
-        )
-
     def client(number: int) -> set[str]:
         chance, books = random.Random(number), replicas[number % len(replicas)]
         outcomes: set[str] = set()
@@ -190,7 +178,7 @@ def test_batches_and_single_reports_about_the_same_pods_leave_the_newest(databas
             seq = 1 + turn * clients + number
             about = chance.sample(pods, len(pods)) if number else chance.sample(pods, 10)
             outcomes |= {
-                one.outcome for one in usage_report.take(books.database, OPERATOR, [told(u, seq) for u in about], NOW)
+                one.outcome for one in usage_report.take(books.database, OPERATOR, [report(u, seq) for u in about], NOW)
             }
         return outcomes
 

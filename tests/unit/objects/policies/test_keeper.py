@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 from support.policy_objects import apply_policy, policies_served
+from support.small_cluster import api_served
 
 from objects.operator_loop import InTurn
 from objects.policies.keeper import PolicyKeeper
-from simulator.api import Api, ApiServer
+from simulator.api import Api
 from simulator.cluster import Cluster
 from simulator.store import Store
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.policy import PolicyBook
 from slicekeeper.config.policy_file import PolicyFile
-from slicekeeper.config.settings import KubernetesSettings, PolicySettings
+from slicekeeper.config.settings import PolicySettings
 from slicekeeper.errors import Conflict, ServiceError, Unavailable
 from slicekeeper.kube.client import NAMESPACES, KubeClient, Object, Resource
 from slicekeeper.kube.policy_objects import GPU_POLICIES
@@ -70,17 +71,10 @@ class World:
 def world(tmp_path: Path) -> Iterator[World]:
     clock = ManualClock(T0)
     cluster = Cluster(clock)
-    server = ApiServer(Api(cluster))
-    server.start()
     file = tmp_path / "policy.yaml"
     file.write_text("namespaces: [{match: team-a, ceiling: 2}, {match: 'infra-*', ceiling: 3}]\n")
-    kube = KubeClient(KubernetesSettings(server=server.url))
-    try:
-        with policies_served():
-            yield World(clock, cluster, kube, file)
-    finally:
-        kube.close()
-        server.stop()
+    with policies_served(), api_served(Api(cluster)) as (_, kube):
+        yield World(clock, cluster, kube, file)
 
 
 def test_each_object_is_told_whether_it_holds_and_for_how_many(world: World) -> None:
