@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -14,31 +14,23 @@ from slicekeeper.errors import NotFound, SettingsError, Unavailable
 from slicekeeper.net.http import JsonClient, path
 from slicekeeper.wire.timekeeper import (
     Budget,
-    BudgetList,
     ChildList,
     Decision,
     DecisionList,
     Grant,
-    GrantList,
     IntervalCorrection,
-    IntervalCorrectionList,
     Parent,
-    ParentList,
     ReportAnswer,
     Reservation,
-    ReservationList,
     Statement,
     UsageReport,
     Workload,
-    WorkloadList,
 )
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T")
 B = TypeVar("B", Budget, Parent)
-P = TypeVar("P", BudgetList, GrantList, IntervalCorrectionList, ParentList, ReservationList, Statement, WorkloadList)
 
 _WHOSE: dict[type[msgspec.Struct], str] = {Budget: "budgets", Parent: "parents"}
-_PAGE: dict[type[msgspec.Struct], Any] = {Budget: BudgetList, Parent: ParentList}
 
 
 class TimekeeperClient:
@@ -69,33 +61,30 @@ class TimekeeperClient:
 
     def report(self, reports: list[UsageReport]) -> ReportAnswer:
         """Send one pod's reports; safe to repeat."""
-        _, _, data = self._http.request("POST", self._at("reports"), body={"reports": reports})
-        return _decode(data, ReportAnswer)
+        return self._call("POST", self._at("reports"), ReportAnswer, {"reports": reports})
 
     def budgets(self, kind: type[B]) -> Iterator[B]:
         """Yield every namespace's budget, or every team and organisation, page by page."""
-        for page in self._pages(self._at(_WHOSE[kind]), _PAGE[kind]):
-            yield from page.items
+        return self._items(self._at(_WHOSE[kind]), kind)
 
     def budget(self, kind: type[B], name: str, uid: str = "") -> B:
         """Return one budget; a namespace never seen has its policy's default.
 
         `uid` selects one of several namespaces that have had the name.
         """
-        return self._page(self._at(_WHOSE[kind], name), kind, _which(uid))
+        return self._call("GET", self._at(_WHOSE[kind], name), kind, query=_which(uid))
 
     def set_budget(self, kind: type[B], name: str, rule: Mapping[str, object]) -> B:
         """Set a namespace's own budget, or create a team; `rule` is the body of the request."""
-        return self._send("PUT", self._at(_WHOSE[kind], name), rule, kind)
+        return self._call("PUT", self._at(_WHOSE[kind], name), kind, rule)
 
     def change_budget(self, kind: type[B], name: str, rule: Mapping[str, object]) -> B:
         """Change the fields of a budget that `rule` has; a namespace then has its own budget."""
-        return self._send("PATCH", self._at(_WHOSE[kind], name), rule, kind)
+        return self._call("PATCH", self._at(_WHOSE[kind], name), kind, rule)
 
     def unset_budget(self, namespace: str, reason: str) -> Budget:
         """Return a namespace to its policy's budget; a repetition changes nothing."""
-        _, _, data = self._http.request("DELETE", self._at("budgets", namespace), query={"reason": reason})
-        return _decode(data, Budget)
+        return self._call("DELETE", self._at("budgets", namespace), Budget, query={"reason": reason})
 
     def grant(self, kind: type[B], name: str, amount_ms: int, reason: str, idempotency_key: str) -> B:
         """Book a grant from now on; repeating it with the same key books nothing more."""
@@ -103,23 +92,21 @@ class TimekeeperClient:
 
     def grants(self, kind: type[B], name: str, uid: str = "") -> Iterator[Grant]:
         """Yield a budget's grants, newest first. `uid` is as for `budget`."""
-        for page in self._pages(self._at(_WHOSE[kind], name, "grants"), GrantList, _which(uid)):
-            yield from page.items
+        return self._items(self._at(_WHOSE[kind], name, "grants"), Grant, _which(uid))
 
     def withdraw(self, kind: type[B], name: str, key: int, reason: str, uid: str = "") -> Grant:
         """Withdraw a grant that has not begun; a repetition changes nothing. `uid` is as for `budget`."""
         url = self._at(_WHOSE[kind], name, "grants", str(key))
-        _, _, data = self._http.request("DELETE", url, query={"reason": reason, **_which(uid)})
-        return _decode(data, Grant)
+        return self._call("DELETE", url, Grant, query={"reason": reason, **_which(uid)})
 
     def put_under(self, kind: type[B], name: str, parent: str | None, reason: str) -> B:
         """Put a namespace or a team under a team or an organisation, or under none."""
         body = {"parent": parent, "reason": reason}
-        return self._send("PUT", self._at(_WHOSE[kind], name, "parent"), body, kind)
+        return self._call("PUT", self._at(_WHOSE[kind], name, "parent"), kind, body)
 
     def put_object(self, kind: type[B], name: str, desired: Mapping[str, object]) -> B:
         """Report an object of the cluster that defines a budget; a known generation changes nothing."""
-        return self._send("PUT", self._at(_WHOSE[kind], name, "object"), desired, kind)
+        return self._call("PUT", self._at(_WHOSE[kind], name, "object"), kind, desired)
 
     def delete_object(self, kind: type[B], name: str, uid: str) -> None:
         """Report that the object which defined a budget was deleted; a repetition changes nothing."""
@@ -127,16 +114,15 @@ class TimekeeperClient:
 
     def children(self, name: str) -> ChildList:
         """Return what is directly under a team or an organisation."""
-        return self._page(self._at("parents", name, "children"), ChildList, {})
+        return self._call("GET", self._at("parents", name, "children"), ChildList)
 
     def reservations(self, namespace: str) -> Iterator[Reservation]:
         """Yield a namespace's reservations, newest first."""
-        for page in self._pages(self._at("budgets", namespace, "reservations"), ReservationList):
-            yield from page.items
+        return self._items(self._at("budgets", namespace, "reservations"), Reservation)
 
     def reservation(self, namespace: str, key: int) -> Reservation:
         """Return one reservation."""
-        return self._page(self._at("budgets", namespace, "reservations", str(key)), Reservation, {})
+        return self._call("GET", self._at("budgets", namespace, "reservations", str(key)), Reservation)
 
     def open_reservation(
         self, namespace: str, amount_ms: int, expires_at: str, reason: str, idempotency_key: str
@@ -144,13 +130,12 @@ class TimekeeperClient:
         """Set GPU time aside until an instant, once per key."""
         body = {"amountMs": amount_ms, "expiresAt": expires_at, "reason": reason}
         url = self._at("budgets", namespace, "reservations")
-        return self._send("POST", url, body, Reservation, idempotency_key)
+        return self._call("POST", url, Reservation, body, key=idempotency_key)
 
     def cancel_reservation(self, namespace: str, key: int) -> Reservation:
         """Release a reservation that was opened by hand."""
         url = self._at("budgets", namespace, "reservations", str(key))
-        _, _, data = self._http.request("DELETE", url)
-        return _decode(data, Reservation)
+        return self._call("DELETE", url, Reservation)
 
     def move_time(
         self, kind: type[B], name: str, movement: str, body: Mapping[str, object], idempotency_key: str, uid: str = ""
@@ -160,21 +145,20 @@ class TimekeeperClient:
         `uid`, for a refund or an adjustment, is as for `budget`.
         """
         url = self._at(_WHOSE[kind], name, movement)
-        return self._send("POST", url, body, kind, idempotency_key, _which(uid))
+        return self._call("POST", url, kind, body, key=idempotency_key, query=_which(uid))
 
     def corrections(self, name: str, uid: str = "") -> Iterator[IntervalCorrection]:
         """Yield a namespace's corrected intervals, newest first. `uid` is as for `budget`."""
-        for page in self._pages(self._at("budgets", name, "intervals"), IntervalCorrectionList, _which(uid)):
-            yield from page.items
+        return self._items(self._at("budgets", name, "intervals"), IntervalCorrection, _which(uid))
 
     def set_status(self, kind: type[B], name: str, status: str, reason: str) -> B:
         """Suspend, close or reactivate a budget."""
         body = {"status": status, "reason": reason}
-        return self._send("PUT", self._at(_WHOSE[kind], name, "status"), body, kind)
+        return self._call("PUT", self._at(_WHOSE[kind], name, "status"), kind, body)
 
     def statement(self, kind: type[B], name: str, interval: Mapping[str, str]) -> Iterator[Statement]:
         """Yield the pages of a statement; the first has the sums. `interval` has `from` and `to`, or neither."""
-        yield from self._pages(self._at(_WHOSE[kind], name, "statement"), Statement, interval)
+        return self._pages(self._at(_WHOSE[kind], name, "statement"), Statement, interval)
 
     def statement_csv(self, kind: type[B], name: str, interval: Mapping[str, str]) -> str:
         """Return a whole statement as CSV."""
@@ -184,24 +168,16 @@ class TimekeeperClient:
 
     def decision(self, namespace: str) -> Decision:
         """Return what a namespace may do now."""
-        return self._page(self._at("decisions", namespace), Decision, {})
+        return self._call("GET", self._at("decisions", namespace), Decision)
 
     def records(self, *parts: str, query: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the items of a list (`entries`, `audit`…) as decoded JSON, page by page."""
-        cursor: str | None = ""
-        while cursor is not None:
-            asked = {**(query or {}), "limit": "500", **({"cursor": cursor} if cursor else {})}
-            _, _, data = self._http.request("GET", self._at(*parts), query=asked)
-            page = _decode(data, _Page)
-            yield from page.items
-            cursor = page.next_cursor
+        return self._items(self._at(*parts), dict[str, Any], {**(query or {}), "limit": "500"})
 
     def set_rate(self, model: str, rate: str, reason: str, effective_at: str | None) -> dict[str, Any]:
         """Set a GPU model's rate, from now on or from an instant on."""
         body = {"model": model, "rate": rate, "reason": reason, "effectiveAt": effective_at}
-        _, _, data = self._http.request("POST", self._at("rates"), body=body)
-        found: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
-        return found
+        return self._call("POST", self._at("rates"), dict[str, Any], body)
 
     def seal(self, name: str, until: str, reason: str, uid: str = "") -> None:
         """Seal a namespace's periods up to an instant. `uid` is as for `budget`."""
@@ -211,25 +187,30 @@ class TimekeeperClient:
     def workloads(self, namespace: str = "", uid: str = "") -> Iterator[Workload]:
         """Yield every pod that the ledger knows, newest first; those of one namespace if it is named."""
         query = {key: value for key, value in (("namespace", namespace), ("uid", uid)) if value}
-        for page in self._pages(self._at("workloads"), WorkloadList, query):
-            yield from page.items
+        return self._items(self._at("workloads"), Workload, query)
 
     def _at(self, *parts: str) -> str:
         return self._root + path(*parts)
 
+    def _items(self, url: str, kind: type[T], query: Mapping[str, str] | None = None) -> Iterator[T]:
+        of_kind: Any = Page
+        for page in self._pages(url, of_kind[kind], query):
+            yield from page.items
+
     def _pages(self, url: str, kind: type[P], query: Mapping[str, str] | None = None) -> Iterator[P]:
         cursor: str | None = ""
         while cursor is not None:
-            page = self._page(url, kind, {**(query or {}), **({"cursor": cursor} if cursor else {})})
+            page = self._call("GET", url, kind, query={**(query or {}), **({"cursor": cursor} if cursor else {})})
             yield page
             cursor = page.next_cursor
 
-    def _send(
+    def _call(
         self,
         method: str,
         url: str,
-        body: Mapping[str, object],
         kind: type[T],
+        body: Mapping[str, object] | None = None,
+        *,
         key: str = "",
         query: Mapping[str, str] | None = None,
     ) -> T:
@@ -237,14 +218,15 @@ class TimekeeperClient:
         _, _, data = self._http.request(method, url, body=body, headers=headers, query=query)
         return _decode(data, kind)
 
-    def _page(self, url: str, kind: type[T], query: Mapping[str, str]) -> T:
-        _, _, data = self._http.request("GET", url, query=query)
-        return _decode(data, kind)
 
+class Page(msgspec.Struct, Generic[T], frozen=True, rename="camel"):
+    """A page of a list, whatever it lists."""
 
-class _Page(msgspec.Struct, frozen=True, rename="camel"):
-    items: list[dict[str, Any]]
+    items: list[T]
     next_cursor: str | None = None
+
+
+P = TypeVar("P", Statement, Page[Any])
 
 
 class _ByApiServer:
