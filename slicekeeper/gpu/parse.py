@@ -51,7 +51,7 @@ def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CO
         requests=requests,
         whole_device_gpus={name: sum(counts.values()) for name, counts in devices.items()},
         devices=devices,
-        **(AnnotationReader(annotations, refusals).wishes(requests) if requests or devices else {}),
+        **(AnnotationReader(annotations, refusals).options(requests) if requests or devices else {}),
     )
     if refusals.violations:
         raise RequestRefused(refusals.violations)

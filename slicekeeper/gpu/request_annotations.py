@@ -15,7 +15,7 @@ MAX_GANG: Final = 512
 """No gang has more pods; it is placed as one, so its size bounds how long that takes."""
 
 _UUID: Final = "GPU-8f6e1a52-3b0c-4d9e-a1f7-5c2d90e4b6a8"
-_WISHES: Final = frozenset(names.USER_ANNOTATIONS)
+_OPTIONS: Final = frozenset(names.USER_ANNOTATIONS)
 LABEL: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
@@ -26,12 +26,28 @@ class AnnotationReader:
         self._annotations = annotations
         self._refusals = refusals
 
-    def wishes(self, requests: tuple[GpuRequest, ...]) -> dict[str, Any]:
+    def options(self, requests: tuple[GpuRequest, ...]) -> dict[str, Any]:
         """Return the pod-wide options of a PodRequest that differ from the defaults."""
-        if _WISHES.isdisjoint(self._annotations):
+        if _OPTIONS.isdisjoint(self._annotations):
             return {}
+        sharing, affinity = self._sharing(requests)
+        return {
+            "sharing": sharing,
+            "affinity": affinity,
+            "gpu_models": self._models(),
+            "gpu_uuid": self._uuid(),
+            "gpu_class": self._choice(names.GPU_CLASS, names.GPU_CLASSES, names.STANDARD),
+            "anti_affinity": self._label(names.GPU_ANTI_AFFINITY),
+            "exclusion": self._label(names.GPU_EXCLUSION),
+            "gang": self._label(names.GANG),
+            "gang_size": self._gang_size(),
+        }
+
+    def _sharing(self, requests: tuple[GpuRequest, ...]) -> tuple[str, str]:
+        """Return the sharing mode and the affinity label, which a MIG slice excludes."""
         sharing = self._choice(names.SHARING, names.SHARING_MODES, "adaptive")
-        if sharing == "shared" and any(not r.is_fraction for r in requests):
+        has_whole_gpus = any(not request.is_fraction for request in requests)
+        if sharing == "shared" and has_whole_gpus:
             self._refusals.add(
                 code="shared-whole-gpu",
                 field=f"metadata.annotations[{names.SHARING}]",
@@ -40,7 +56,7 @@ class AnnotationReader:
                 example=f"{names.SHARING}: exclusive",
             )
         affinity = self._label(names.GPU_AFFINITY)
-        if sharing == names.MIG and any(not r.is_fraction for r in requests):
+        if sharing == names.MIG and has_whole_gpus:
             self._refusals.add(
                 code="mig-whole-gpu",
                 field=f"metadata.annotations[{names.SHARING}]",
@@ -57,6 +73,10 @@ class AnnotationReader:
                 rule="a MIG slice holds one container, so pods cannot share it",
                 example=f"{names.SHARING}: {names.SHARED} beside {names.GPU_AFFINITY}: {affinity}",
             )
+        return sharing, affinity
+
+    def _models(self) -> tuple[str, ...]:
+        """Return the models that the pod may be on; empty: any."""
         text = self._text(names.GPU_MODEL, "A100,H100")
         models = tuple(model.strip() for model in text.split(",") if model.strip())
         if text and not models:
@@ -67,6 +87,10 @@ class AnnotationReader:
                 rule="it must name at least one model, several separated by commas",
                 example=f"{names.GPU_MODEL}: A100,H100",
             )
+        return models
+
+    def _uuid(self) -> str:
+        """Return the UUID of the one GPU that the pod may be on; empty: any."""
         uuid = self._text(names.GPU_UUID, _UUID)
         if re.search(r"[\s,;]", uuid):
             first = next((part for part in re.split(r"[\s,;]+", uuid) if part), _UUID)
@@ -78,17 +102,7 @@ class AnnotationReader:
                 "no pod can be on each of several",
                 example=f"{names.GPU_UUID}: {first}",
             )
-        return {
-            "gpu_class": self._choice(names.GPU_CLASS, names.GPU_CLASSES, names.STANDARD),
-            "sharing": sharing,
-            "affinity": affinity,
-            "anti_affinity": self._label(names.GPU_ANTI_AFFINITY),
-            "exclusion": self._label(names.GPU_EXCLUSION),
-            "gpu_uuid": uuid,
-            "gpu_models": models,
-            "gang": self._label(names.GANG),
-            "gang_size": self._gang_size(),
-        }
+        return uuid
 
     def _gang_size(self) -> int:
         """Return the minimum number of pods of a gang, 0 without a gang."""
