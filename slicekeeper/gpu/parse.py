@@ -62,14 +62,15 @@ def parse_admitted(pod: Mapping[str, Any], resources: Resources) -> tuple[PodReq
     """Return the request of an existing pod and, if its manifest breaks a rule, which one.
 
     Its containers' requests count even if an annotation is wrong: otherwise a user who can write annotations could use
-    GPUs without a charge. So do its other annotations if a ceiling is wrong, which the owner of a running pod may set.
+    GPUs without a charge. A wrong ceiling, which the owner of an admitted pod may set, breaks no rule: the node's agent
+    keeps a share within its range.
     """
     try:
         return parse_pod(pod, resources), ""
     except RequestRefused as error:
         refusal = str(error)
-    for kept in (without_ceilings(annotations_of(pod)), {}):
+    for kept, broken in ((without_ceilings(annotations_of(pod)), ""), ({}, refusal)):
         with suppress(RequestRefused):
             bare = {**pod, "metadata": {**as_map(pod.get("metadata")), "annotations": kept}}
-            return parse_pod(bare, resources), refusal
+            return parse_pod(bare, resources), broken
     return PodRequest(), refusal

@@ -176,11 +176,18 @@ def test_any_input_is_read_or_refused(manifest: dict[str, Any]) -> None:
     assert all(v.code and v.field and v.rule and v.example for v in violations)
 
 
-@pytest.mark.parametrize("ceiling", ["10", "nonsense"])
-def test_a_ceiling_that_its_owner_got_wrong_leaves_a_pods_other_wishes_in_force(ceiling: str) -> None:
+@pytest.mark.parametrize(
+    "ceiling",
+    [
+        {"tencent.com__vcuda_core_limit": "10"},
+        {"tencent.com__vcuda_core_limit": "x"},
+        {"limit.slicekeeper.io__other": "60"},
+    ],
+)
+def test_a_ceiling_that_its_owner_got_wrong_changes_nothing_else_of_an_admitted_pod(ceiling: dict[str, str]) -> None:
     wishes = {"slicekeeper.io__gpu_exclusion": "vision", "slicekeeper.io__gpu_class": "background"}
     good = parse_pod(pod(container(50, 5), **wishes), R)
-    wrong = pod(container(50, 5), **wishes, **{"tencent.com__vcuda_core_limit": ceiling})
-    request, refused = parse_admitted(wrong, R)
-    assert request == good
-    assert "vcuda-core-limit" in refused
+    assert parse_admitted(pod(container(50, 5), **wishes, **ceiling), R) == (good, "")
+    request, refused = parse_admitted(pod(container(50, 5), **{**wishes, **ceiling, "slicekeeper.io__sharing": "x"}), R)
+    assert (request.requests, request.exclusion) == (good.requests, "")
+    assert "slicekeeper.io/sharing" in refused
