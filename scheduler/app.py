@@ -78,7 +78,7 @@ def make_app(scheduler: Scheduler) -> ASGIApp:
         ("POST", f"/{verb.name}"): _endpoint(scheduler, bodies, verb) for verb in _verbs(scheduler)
     }
 
-    # Not a route of Starlette's: these five are called for every pod, and a dictionary finds them faster.
+    # Not routes of Starlette's: for calls that come with every pod, one look-up is enough.
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await calls.get((scope.get("method"), scope.get("path")), probes)(scope, receive, send)
 

@@ -69,7 +69,7 @@ SWEEP_MS = 3_600_000
 """Interval between searches for old data (in our time)."""
 
 CONFIRM_SECONDS = 5.0
-"""Interval at which it is recorded that the watch is up: by so much too early a pod that vanished unseen may end."""
+"""Interval at which it is recorded that the watch is up: a pod that vanished unseen may end that much too early."""
 
 
 class Controller:
