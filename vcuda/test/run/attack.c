@@ -366,11 +366,9 @@ BESIDE(burst_behind_waits) {
   static CUcontext own[BURST_CONTEXTS];
   static CUstream stream[BURST_CONTEXTS][BURST_STREAMS];
   static CUfunction f[BURST_CONTEXTS];
-  CUmodule module;
   for (int c = 0; c < BURST_CONTEXTS; c++) {
     if (cuCtxCreate(&own[c], NULL, 0, 0)) return;
-    must(cuModuleLoadData(&module, "spin"), "module");
-    must(cuModuleGetFunction(&f[c], module, "spin_500us"), "function");
+    f[c] = kernel_named("spin_500us");
     for (int s = 0; s < BURST_STREAMS; s++) must(cuStreamCreate(&stream[c][s], CU_STREAM_NON_BLOCKING), "stream");
   }
   for (unsigned round = 0; !over && round < 1 << 16; round++) {
@@ -451,11 +449,8 @@ BY_NAME(streams_without_end) {
 BESIDE(contexts_without_end) {
   while (!over) {
     CUcontext c;
-    CUmodule module;
-    CUfunction f;
     if (cuCtxCreate(&c, NULL, 0, 0)) break;
-    must(cuModuleLoadData(&module, "spin"), "module");
-    must(cuModuleGetFunction(&f, module, "spin_500us"), "function");
+    CUfunction f = kernel_named("spin_500us");
     for (int i = 0; i < 8; i++) cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
     cuCtxDestroy(c);
   }
@@ -673,7 +668,6 @@ BY_NAME(passed_on) {
 
 int main(int argc, char **argv) {
   const char *what = argc > 1 ? argv[1] : "";
-  CUmodule module;
   long count = 0;
   const struct by_name *kind = find_by_name(what);
   if (!strcmp(what, "list")) return list_names(), 0;
@@ -681,8 +675,7 @@ int main(int argc, char **argv) {
   signal(SIGPIPE, SIG_IGN);
   context = open_gpu();
   find_fake();
-  must(cuModuleLoadData(&module, "spin"), "module");
-  must(cuModuleGetFunction(&kernel, module, "spin_500us"), "function");
+  kernel = kernel_named("spin_500us");
   find_pages();
   kind->go();
   if (fake_arrive) fake_arrive();

@@ -29,10 +29,8 @@ static CUfunction kernel;
 static double seconds;
 
 static void set_up(void) {
-  CUmodule module;
   context = open_gpu();
-  must(cuModuleLoadData(&module, "spin"), "module");
-  must(cuModuleGetFunction(&kernel, module, "spin_500us"), "function");
+  kernel = kernel_named("spin_500us");
   if (fake_arrive) fake_arrive();
   fake_arrive = NULL; /* once is enough */
 }

@@ -31,10 +31,8 @@ static CUfunction kernel;
 static _Atomic int over;
 
 static void set_up(void) {
-  CUmodule module;
   context = open_gpu();
-  must(cuModuleLoadData(&module, "spin"), "module");
-  must(cuModuleGetFunction(&kernel, module, "spin_1us"), "function");
+  kernel = kernel_named("spin_1us");
 }
 
 static CUmemAllocationProp on_device = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -192,10 +190,7 @@ static void *small(void *unused) {
 static int stacks(void) {
   pthread_attr_t attributes;
   pthread_t t;
-  context = open_gpu();
-  CUmodule module;
-  must(cuModuleLoadData(&module, "spin"), "module");
-  must(cuModuleGetFunction(&kernel, module, "spin_1us"), "function");
+  set_up();
   pthread_attr_init(&attributes);
   pthread_attr_setstacksize(&attributes, 16384);
   if (pthread_create(&t, &attributes, small, NULL)) return 1;

@@ -24,4 +24,13 @@ static inline CUcontext open_gpu(void) {
   return context;
 }
 
+/* A kernel of the fake driver, from a module of its own. */
+static inline CUfunction kernel_named(const char *name) {
+  CUmodule module;
+  CUfunction f;
+  must(cuModuleLoadData(&module, "spin"), "module");
+  must(cuModuleGetFunction(&f, module, name), "function");
+  return f;
+}
+
 #endif

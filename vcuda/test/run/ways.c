@@ -87,14 +87,6 @@ static void in_threads(int count, void *(*run)(void *), void *argument) {
   join(threads, count);
 }
 
-/* A kernel of the fake driver's, from a module or a library of its own. */
-static CUfunction function(const char *name) {
-  CUmodule module;
-  CUfunction f;
-  must(cuModuleLoadData(&module, "spin"), "module");
-  must(cuModuleGetFunction(&f, module, name), "function");
-  return f;
-}
 static CUlibrary library_of(const char *text) {
   CUlibrary library;
   must(cuLibraryLoadData(&library, text, NULL, NULL, 0, NULL, NULL, 0), "library");
@@ -1203,7 +1195,7 @@ BY_NAME(executed_many_times) {
 BY_NAME(freed_in_stream_order) {
   CUdeviceptr p;
   CUstream s;
-  CUfunction f = function("spin_50ms");
+  CUfunction f = kernel_named("spin_50ms");
   must(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), "stream");
   for (int i = 0; i < 6; i++) {
     must(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, s, NULL, NULL), "launch");
@@ -1213,15 +1205,12 @@ BY_NAME(freed_in_stream_order) {
   fill();
 }
 BY_NAME(freed_in_order_and_destroyed) {
-  CUmodule module;
-  CUfunction f;
   CUdeviceptr p;
   for (int i = 0; i < 4; i++) {
     CUcontext c;
     CUstream s;
     if (!got(cuCtxCreate_v2(&c, 0, device))) continue;
-    must(cuModuleLoadData(&module, "spin"), "module");
-    must(cuModuleGetFunction(&f, module, "spin_20ms"), "function");
+    CUfunction f = kernel_named("spin_20ms");
     must(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), "stream");
     bool ok = got(cuMemAlloc_v2(&p, 600 * MIB));
     must(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, s, NULL, NULL), "launch");
