@@ -33,7 +33,6 @@ T0 = 1_767_225_600_000  # 2026-01-01T00:00Z, a Thursday
 SECOND, HOUR, DAY = 1_000, 3_600_000, 86_400_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="100s", period="month"))
 TEAM = NamespaceRef("uid-team", "team", POLICY)
-LAB = NamespaceRef(accounts.parent_uid("lab"), "lab", POLICY)
 MONTH = Rule(0, 100 * SECOND, "month", "UTC")
 
 
