@@ -135,19 +135,21 @@ def test_a_node_whose_run_folder_is_emptied_puts_its_slices_back(site: Site, clu
     name, held = one["metadata"]["name"], (30, 60, 4 * GIB, "background", 1)
     _wait_for(site, team, name, *held)
     cluster.run("sh", "-c", "rm -rf /run/slicekeeper/* /var/run/cdi/*")
+    _wait_for(site, team, name, *held)  # the arbiter has filled the folder again, and its process kept its seat
     ours = ("-l", "app.kubernetes.io/name in (arbiter, nodeagent)")
     site.kubectl("delete", "pods", "-n", NAMESPACE, *ours)
     for part in ("arbiter", "nodeagent"):
         site.kubectl("rollout", "status", f"daemonset/{part}", "-n", NAMESPACE, "--timeout=120s", timeout=130)
-    _wait_for(site, team, name, *held[:-1], 0)
+    _wait_for(site, team, name, *held)
     cluster.kill_container(one["status"]["containerStatuses"][0]["containerID"])
+
+    def restarted() -> list[Object]:
+        return [one for one in running() if one["status"]["containerStatuses"][0]["restartCount"] == 1]
+
+    [after] = wait_for("its next container", restarted)
     _wait_for(site, team, name, *held)
     _goes_on(site, team, name)
-    [after] = running()
-    assert (after["metadata"]["uid"], after["status"]["containerStatuses"][0]["restartCount"]) == (
-        one["metadata"]["uid"],
-        1,
-    )
+    assert after["metadata"]["uid"] == one["metadata"]["uid"]
 
 
 def test_after_a_reboot_of_the_node_slices_are_held_again_and_what_ended_is_paid(site: Site, cluster: Cluster) -> None:
