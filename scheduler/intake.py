@@ -14,7 +14,6 @@ from scheduler.places import HoldKind, Place, nodes_of
 from scheduler.pods import Hold, Pod, held_by, read_pod
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.pod_manifest import asks_for
-from slicekeeper.names import MIG
 from slicekeeper.untyped import as_map
 
 ReadObject = Mapping[str, Any]
@@ -119,8 +118,6 @@ class Intake:
             return  # seen again: a list of all pods makes no garbage of what is known, and marks no node as changed
         if known is None and pod.managed:
             self._learner.arrivals.add(pod.demand)
-        if known is not None and pod.finished:
-            self._end(known)
         self._change(pod.uid)
         self._pods.put(pod)
         taken = (pod.node, pod.demand.cpu_milli, pod.demand.ram_mib)
@@ -131,16 +128,9 @@ class Intake:
             self._held.put(pod.uid, bound)
 
     def _lose(self, uid: str) -> None:
-        known = self._pods.get(uid)
-        if known is not None:
-            self._end(known)
         self._change(uid)
         self._pods.forget(uid)
         self._held.put_beside(uid, None)
-
-    def _end(self, known: Pod) -> None:
-        if known.node and not known.finished and known.demand.mode != MIG:
-            self._learner.arrivals.end()
 
     def _change(self, uid: str) -> None:
         self._held.stir(nodes_of(self._places.of(uid)))

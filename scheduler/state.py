@@ -387,10 +387,10 @@ class SchedulerState:
     def learn(self) -> None:
         """Update the policy if enough pods have arrived since the last time. May take a second."""
         with self._held.writing():
-            models = self._held.fleet.models
-            mix = self._learner.due(models)
+            fleet = self._held.published
+            mix = self._learner.due(fleet.models)
         if mix is not None:
-            self._learner.learn(mix, models)
+            self._learner.learn(mix, fleet)
 
     def counts(self) -> Counter[HoldKind]:
         """Return the number of places by kind."""

@@ -181,6 +181,8 @@ class Cluster:
         for row in range(len(nodes)):
             self._show(row)
         self.learner = Learner(policy)
+        self.known: Mix | None = None
+        """What it knows of the pods to come, if it need not learn that."""
         self._prices = Prices()
         self._cpu_pods = cpu_pods
         self._chance = chance
@@ -270,21 +272,22 @@ def run(nodes: list[Node], pods: list[Pod], seed: int, options: argparse.Namespa
         for shard in range(options.shards)
     ]
     if options.prior:
-        known = _mix(pods, ends=bool(options.load))
+        known = _mix(pods)
         for cluster in shards:
-            cluster.learner.learn(known, cluster.fleet.models)
+            cluster.known = known
+            cluster.learner.learn(known, cluster.fleet.publish())
     whole = sum(node.gpus for node in nodes) * CORES_PER_GPU
     if options.load:
         return _churn(shards[0], pods, chance, whole, options)
     dealt = random.Random(seed + 2_000)
     for pod in arrivals(pods, chance, OFFERED * whole, options.at_once):
         cluster = dealt.choice(shards)
-        _arrive(cluster, pod, options)
+        _arrive(cluster, pod)
         cluster.place(pod)
     return 100 * sum(cluster.given for cluster in shards) / whole
 
 
-def _mix(pods: list[Pod], *, ends: bool) -> Mix:
+def _mix(pods: list[Pod]) -> Mix:
     """Return what a policy that has seen the whole list knows."""
     known = Arrivals()
     for pod in pods:
@@ -292,19 +295,17 @@ def _mix(pods: list[Pod], *, ends: bool) -> Mix:
             known.add_without_gpus()
             continue
         known.add(pod.demand)
-        if ends:
-            known.end()
     return known.mix()
 
 
-def _arrive(cluster: Cluster, pod: Pod, options: argparse.Namespace) -> None:
-    if not options.prior and not pod.gpus:
+def _arrive(cluster: Cluster, pod: Pod) -> None:
+    if not pod.gpus:
         cluster.learner.arrivals.add_without_gpus()
-    elif not options.prior:
-        cluster.learner.arrivals.add(pod.demand)
-        mix = cluster.learner.due(cluster.fleet.models)
-        if mix is not None:
-            cluster.learner.learn(mix, cluster.fleet.models)
+        return
+    cluster.learner.arrivals.add(pod.demand)
+    mix = cluster.learner.due(cluster.fleet.models)
+    if mix is not None:
+        cluster.learner.learn(cluster.known or mix, cluster.fleet.publish())
 
 
 def _churn(cluster: Cluster, pods: list[Pod], chance: random.Random, whole: int, options: argparse.Namespace) -> float:
@@ -319,7 +320,7 @@ def _churn(cluster: Cluster, pods: list[Pod], chance: random.Random, whole: int,
     def arrive(pod: Pod, now: float, left: float) -> None:
         nonlocal number
         number += 1
-        _arrive(cluster, pod, options)
+        _arrive(cluster, pod)
         placed = cluster.place(pod)
         if placed is not None:
             heapq.heappush(ends, (now + left, number, *placed, pod))
@@ -339,8 +340,6 @@ def _churn(cluster: Cluster, pods: list[Pod], chance: random.Random, whole: int,
             given, seconds = given + counts * (end - now) * cluster.given, seconds + counts * (end - now)
             now = end
             cluster.leave(row, columns, pod)
-            if pod.gpus:
-                cluster.learner.arrivals.end()
         given, seconds = given + counts * (then - now) * cluster.given, seconds + counts * (then - now)
         now = then
         if turn % options.at_once == 0:

@@ -175,7 +175,6 @@ def play(nodes: list[Node], coming: Coming, mode: str, seed: int, kind: type[Clu
         while ends and ends[0][0] <= then:
             now, _, row, columns, pod = heapq.heappop(ends)
             cluster.leave(row, columns, pod)
-            cluster.learner.arrivals.end()
             hopeless.clear()
             waiting = [one for one in waiting if not start(*one, now)]
 
@@ -186,7 +185,7 @@ def play(nodes: list[Node], coming: Coming, mode: str, seed: int, kind: type[Clu
         cluster.learner.arrivals.add(asked.demand)
         mix = cluster.learner.due(cluster.fleet.models)
         if mix is not None:
-            cluster.learner.learn(mix, cluster.fleet.models)
+            cluster.learner.learn(mix, cluster.fleet.publish())
         if not start(arriving, pod, kept, asked, arriving):
             waiting.append((arriving, pod, kept, asked))
     end_until(float("inf"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of arriving and ending pods, by kind, from which policies that look ahead learn.
+"""Statistics of arriving pods, by kind, from which policies that look ahead learn.
 
 Counts fade: whenever `FULL` pods have been counted all counts are halved, so a mix that changes is followed. Nothing is
 stored: after a restart the pods that the API server lists are counted, the ended ones among them.
@@ -14,13 +14,11 @@ from typing import Final
 
 from scheduler.placement.demand import Demand
 from slicekeeper.names import MIG
+from slicekeeper.units import CORES_PER_GPU
 
 FULL: Final = 20_000
 """How many pods are remembered before older ones begin to count less."""
 
-
-RECENT: Final = 2_000
-"""Ends are counted among about so many arrivals: sooner or later as many pods end as come."""
 
 MOST_KINDS: Final = 300
 """Most kinds in a mix. The time to learn grows with them, and users can create any number; openb has 126."""
@@ -41,28 +39,28 @@ class Arrival:
     models: tuple[str, ...]
     weight: float
 
+    def wants(self, capacity: int) -> int:
+        """Return how many percent of a GPU with so much memory (MiB) a slice takes; more than 100 does not fit."""
+        return max(self.core, -(-self.memory_mib * CORES_PER_GPU // max(capacity, 1)))
+
 
 @dataclass(frozen=True)
 class Mix:
-    """The mix of arriving pods, and whether they stay."""
+    """The mix of arriving pods."""
 
     kinds: Sequence[Arrival]
     """Their weights sum to 1."""
-    turnover: float = 0.0
-    """How many pods end for each that arrives, 0 … 1: 0 while a cluster fills, 1 when as many end as arrive."""
     without_gpus: float = 0.0
     """The fraction of all pods on nodes with GPUs that request none, 0 … 1."""
 
 
 class Arrivals:
-    """Counts pods by kind, and those that end."""
+    """Counts pods by kind."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[int, int, int, float, float, tuple[str, ...]]] = Counter()
         self._counted = 0
         self._without_gpus = 0
-        self._came = 0
-        self._ended = 0.0
         self.seen = 0
         """Total number of counted pods."""
 
@@ -72,9 +70,6 @@ class Arrivals:
             return
         self.seen += 1
         self._counted += 1
-        self._came += 1
-        if self._came >= 2 * RECENT:
-            self._came, self._ended = RECENT, self._ended / 2
         share = len(demand.slices)
         groups = Counter((piece.core, piece.memory_mib) for piece in demand.slices)
         for (core, memory), gpus in groups.items():
@@ -89,14 +84,10 @@ class Arrivals:
         """Count a pod that requests no GPU and uses cores on a node with GPUs."""
         self._without_gpus += 1
 
-    def end(self) -> None:
-        """Count that a pod which had a place, and was counted, has ended."""
-        self._ended += 1
-
     def mix(self) -> Mix:
         """Return the most frequent kinds, MOST_KINDS of them at most."""
         found = self._counts.most_common(MOST_KINDS)
         total = sum(count for _, count in found)
         kinds = tuple(Arrival(*kind, weight=count / total) for kind, count in found)
         without = self._without_gpus / max(self._counted + self._without_gpus, 1)
-        return Mix(kinds, min(self._ended / max(self._came, 1), 1.0), without)
+        return Mix(kinds, without)

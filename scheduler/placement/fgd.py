@@ -8,14 +8,13 @@ least cores and GPUs is taken, the paper's best fit, and there the GPU with the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from scheduler.placement.arrivals import Arrival, Mix
-from scheduler.placement.fleet_version import Bools, Floats, GpuModel, Ints
+from scheduler.placement.fleet_version import Bools, FleetVersion, Floats, Ints
 from scheduler.placement.policy import Gpus, Piece
 from slicekeeper.gpu.inventory import is_wanted
 from slicekeeper.units import CORES_PER_GPU
@@ -44,7 +43,7 @@ class _Kinds:
 class FragmentationGradient:
     """The place with the least increase of expected fragmentation."""
 
-    def __init__(self, mix: Mix, models: Sequence[GpuModel]) -> None:
+    def __init__(self, mix: Mix, fleet: FleetVersion) -> None:
         """Take the kinds of pods that make up most of the mix."""
         pods: dict[Arrival, float] = {}
         for one in mix.kinds:
@@ -64,7 +63,7 @@ class FragmentationGradient:
             np.array([min(kind.core, CORES_PER_GPU) for kind in kinds]),
             np.array([kind.gpus for kind in kinds]),
             np.array([kind.cpu * kind.gpus for kind in kinds]),
-            np.array([[is_wanted(model.name, kind.models) for model in models] for kind in kinds]),
+            np.array([[is_wanted(model.name, kind.models) for model in fleet.models] for kind in kinds]),
         )
 
     def prices(self, gpus: Gpus, piece: Piece, possible: Bools) -> Ints:

@@ -10,7 +10,7 @@ from scheduler.placement.arrivals import Arrivals, Mix
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.expected_fill import ExpectedFill
 from scheduler.placement.fgd import FragmentationGradient
-from scheduler.placement.fleet_version import GpuModel
+from scheduler.placement.fleet_version import FleetVersion, GpuModel
 from scheduler.placement.packing import Packing
 from scheduler.placement.policy import Policy
 from scheduler.placement.random_place import Random
@@ -19,7 +19,7 @@ from scheduler.placement.spread import Spread
 ENOUGH: Final = 300
 """Before so many pods have arrived, a policy that looks ahead gives way to best fit."""
 
-LEARNING: Final[dict[str, Callable[[Mix, Sequence[GpuModel]], Policy]]] = {
+LEARNING: Final[dict[str, Callable[[Mix, FleetVersion], Policy]]] = {
     "expected-fill": ExpectedFill,
     "fgd": FragmentationGradient,
 }
@@ -40,13 +40,15 @@ class Learner:
 
     GROWTH: Final = 1.25
     MOST: Final = 2_000
-    """It is made again when this many times as many pods have arrived, or this many more."""
+    """It is made again when this many times as many pods have arrived, or this many more; in a small fleet, half as
+    many as it has GPUs, because what places cost depends on how many there are left."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._make = LEARNING.get(name)
         self._models = 0
         self._next = ENOUGH
+        self._most = self.MOST
         self.arrivals = Arrivals()
         self.policy: Policy = FIXED[name]() if name in FIXED else BestFit()
 
@@ -64,11 +66,12 @@ class Learner:
             or seen < min(self._next, ENOUGH if len(models) != self._models else seen + 1)
         ):
             return None
-        self._next = min(int(seen * self.GROWTH), seen + self.MOST) + 1
+        self._next = min(int(seen * self.GROWTH), seen + self._most) + 1
         return self.arrivals.mix()
 
-    def learn(self, mix: Mix, models: Sequence[GpuModel]) -> None:
-        """Make the policy for this mix, and these models."""
+    def learn(self, mix: Mix, fleet: FleetVersion) -> None:
+        """Make the policy for this mix, and the models and the room of this fleet."""
         if self._make is not None:
-            self.policy = self._make(mix, models)
-            self._models = len(models)
+            self.policy = self._make(mix, fleet)
+            self._models = len(fleet.models)
+            self._most = min(max(fleet.totals()[0] // 2, ENOUGH), self.MOST)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from scheduler.placement.fleet_version import Bools, Floats, Ints
+from scheduler.placement.fleet_version import Bools, Floats, Ints, View
 from slicekeeper.units import CORES_PER_GPU
 
 
@@ -30,6 +30,11 @@ class Gpus:
     """Free cores of each node, infinite if that is not known."""
     ram: Floats
     """Free MiB of each node's own memory, infinite if that is not known."""
+
+    @classmethod
+    def of(cls, view: View) -> Gpus:
+        """Return what is free before any slice is placed."""
+        return cls(view.capacity, view.core, view.memory, view.idle, view.code, view.cpu, view.ram)
 
     def free(self) -> Ints:
         """Return what of each GPU is free, in percent: the smaller of compute and memory."""

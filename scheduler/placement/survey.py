@@ -37,7 +37,7 @@ def survey(view: View, demand: Demand, policy: Policy, *, reasons: bool = True) 
     able = _able(view)
     if demand.mode == MIG:
         able[:] = False
-    fits, price, gpus = assign(_gpus(view), demand, able & admitting(view, demand), able & view.idle, policy)
+    fits, price, gpus = assign(Gpus.of(view), demand, able & admitting(view, demand), able & view.idle, policy)
     _take_slices(view, demand, fits, price, gpus)
     why = np.where(fits, int(Why.FITS), int(Why.FULL))
     if reasons and not fits.all():
@@ -109,7 +109,7 @@ def _reasons(view: View, demand: Demand) -> Ints:
     named = there & view.named
     right = named & view.model
     able = right & view.healthy
-    now = _gpus(view)
+    now = Gpus.of(view)
     empty = replace(now, core=np.where(able, 100, 0), memory=np.where(able, view.capacity, 0), idle=able)
     possible, _, _ = assign(empty, demand, able, able, _ANY)
     free, _, _ = assign(now, demand, able, able & view.idle, _ANY)
@@ -142,7 +142,3 @@ def _only(view: View, rows: Ints) -> View:
         cpu=view.cpu[rows],
         ram=view.ram[rows],
     )
-
-
-def _gpus(view: View) -> Gpus:
-    return Gpus(view.capacity, view.core, view.memory, view.idle, view.code, view.cpu, view.ram)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.placement.arrivals import FULL, MOST_KINDS, RECENT, Arrival, Arrivals, Mix
+from scheduler.placement.arrivals import FULL, MOST_KINDS, Arrival, Arrivals, Mix
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.demand import Demand, Slice
 from scheduler.placement.expected_fill import ExpectedFill, _table
@@ -54,39 +54,38 @@ def judge(fleet, demand, policy):
     return dict(zip(names, survey(fleet.view(names, demand), demand, policy).price.tolist(), strict=True))
 
 
-def filled(free, cores, left, mix, choice):
+def filled(free, cores, left, mix):
     """Return what the next `left` arrivals fill, by the definition in words."""
     if not left:
         return 0.0
-    without = total = filled(free, cores, left - 1, mix, choice)
+    without = total = filled(free, cores, left - 1, mix)
     for one in mix:
         if free >= one.core and cores >= one.cpu:
-            taken = one.core * 10 + filled(free - one.core, cores - one.cpu, left - 1, mix, choice)
-            total += one.weight * (taken - without) * (1 if taken > without else 1 - choice)
+            taken = one.core * 10 + filled(free - one.core, cores - one.cpu, left - 1, mix)
+            total += one.weight * (taken - without)
     return total
 
 
-@pytest.mark.parametrize("choice", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize(("free", "cores"), [(100, 128), (100, 10), (100, 4), (90, 12), (50, 4), (50, 3), (30, 99)])
-def test_the_table_is_what_the_definition_says(free, cores, choice):
-    fill, used = _table(MIX, T4, 5, choice)
-    assert fill[free, cores] == pytest.approx(filled(free, cores, 5, MIX, choice))
+def test_the_table_is_what_the_definition_says(free, cores):
+    fill, used = _table(MIX, T4, 5)
+    assert fill[free, cores] == pytest.approx(filled(free, cores, 5, MIX))
     assert used[100] > used[50] > used[40] == 0
 
 
 def test_a_class_counts_for_the_models_that_it_may_be_on_and_by_the_larger_of_compute_and_memory():
     only = [arrival(50, 1.0, models=("A100",))]
-    assert _table(only, T4, 40, 0.4)[0].max() == 0
-    assert _table(only, A100, 40, 0.4)[0][50, 128] == pytest.approx(500)
+    assert _table(only, T4, 40)[0].max() == 0
+    assert _table(only, A100, 40)[0][50, 128] == pytest.approx(500)
     half_of_a_t4 = [arrival(10, 1.0, memory=8192)]
-    assert _table(half_of_a_t4, T4, 40, 0.4)[0][49, 128] == 0
-    assert _table(half_of_a_t4, A100, 40, 0.4)[0][49, 128] > 0
+    assert _table(half_of_a_t4, T4, 40)[0][49, 128] == 0
+    assert _table(half_of_a_t4, A100, 40)[0][49, 128] > 0
 
 
 def test_expected_fill_leaves_gaps_that_others_can_use():
     """A pod of 30 among pods of 50: 80 free still takes one afterwards; 100 takes one less, 50 none."""
     fleet = fleet_of({"a": [80], "b": [100], "c": [50]})
-    prices = judge(fleet, share(30), ExpectedFill(Mix(HALVES), fleet.models))
+    prices = judge(fleet, share(30), ExpectedFill(Mix(HALVES), fleet.publish()))
     assert prices["a"] < min(prices["b"], prices["c"])
 
 
@@ -94,11 +93,11 @@ def test_expected_fill_knows_that_a_gpu_without_cores_beside_it_is_worth_nothing
     """Of two equal GPUs the one is taken whose node has no cores for others: this pod asks for nearly none."""
     fleet = fleet_of({"a": [100], "b": [100]})
     fleet.set_beside("b", 2.0, 1e6)
-    prices = judge(fleet, share(50, cpu=500), ExpectedFill(Mix(MIX), fleet.models))
+    prices = judge(fleet, share(50, cpu=500), ExpectedFill(Mix(MIX), fleet.publish()))
     assert prices["b"] < prices["a"]
     fleet.set_beside("a", 64.0, 2 * 4096.0)  # memory runs out as cores do
     fleet.set_beside("b", 64.0, 1e6)
-    prices = judge(fleet, share(50, cpu=500), ExpectedFill(Mix(MIX), fleet.models))
+    prices = judge(fleet, share(50, cpu=500), ExpectedFill(Mix(MIX), fleet.publish()))
     assert prices["a"] < prices["b"]
 
 
@@ -107,32 +106,8 @@ def test_expected_fill_keeps_room_for_pods_that_want_several_gpus(cpu):
     """One GPU comes from a node without room for four anyway; then from one that still has that room afterwards."""
     mix = [arrival(100, 0.6), arrival(100, 0.4, gpus=4)]
     fleet = fleet_of({"a": [100] * 4, "b": [100] * 7, "c": [100] * 3 + [0]}, cpu=cpu)
-    prices = judge(fleet, share(100), ExpectedFill(Mix(mix), fleet.models))
+    prices = judge(fleet, share(100), ExpectedFill(Mix(mix), fleet.publish()))
     assert prices["c"] < prices["b"] < prices["a"]
-
-
-def test_room_for_pods_that_want_several_gpus_is_dearer_if_pods_end():
-    """Of two nodes, one has the room and the other has not."""
-    kinds = [arrival(100, 0.6), arrival(100, 0.4, gpus=4)]
-    fleet = fleet_of({"a": [100] * 4, "b": [100] * 3 + [0]})
-
-    def dearer(turnover):
-        prices = judge(fleet, share(100), ExpectedFill(Mix(kinds, turnover), fleet.models))
-        return prices["a"] - prices["b"]
-
-    assert 0 < dearer(0.0) < dearer(0.5) < dearer(1.0)
-
-
-def test_room_for_pods_that_want_several_gpus_is_dearer_if_cores_are_short():
-    """Of two nodes, one has the room and the other has not. Pods of one GPU want 8 cores, those of four 2 for each."""
-    kinds = [arrival(100, 0.6, cpu=8.0), arrival(100, 0.4, gpus=4, cpu=2.0)]
-
-    def dearer(cpu):
-        fleet = fleet_of({"a": [100] * 4, "b": [100] * 3 + [0]}, cpu=cpu)
-        prices = judge(fleet, share(100, cpu=0), ExpectedFill(Mix(kinds), fleet.models))
-        return prices["a"] - prices["b"]
-
-    assert dearer(16.0) > 3 * dearer(64.0) > 0
 
 
 def test_room_without_the_cores_is_none():
@@ -141,20 +116,20 @@ def test_room_without_the_cores_is_none():
     fleet = fleet_of({"a": [100] * 4, "b": [100] * 4})
     fleet.set_beside("a", 24.0, 1e6)
     fleet.set_beside("b", 40.0, 1e6)
-    prices = judge(fleet, share(100, cpu=0), ExpectedFill(Mix(mix), fleet.models))
+    prices = judge(fleet, share(100, cpu=0), ExpectedFill(Mix(mix), fleet.publish()))
     assert prices["a"] < prices["b"]
 
 
 def test_what_a_node_offers_need_not_be_known():
     fleet = fleet_of({"a": [80], "b": [100]}, cpu=float("inf"))
-    prices = judge(fleet, share(30), ExpectedFill(Mix(HALVES), fleet.models))
+    prices = judge(fleet, share(30), ExpectedFill(Mix(HALVES), fleet.publish()))
     assert prices["a"] < prices["b"]
 
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_a_model_that_came_after_learning_is_priced(name):
     fleet = fleet_of({"a": [80]})
-    policy = LEARNING[name](Mix(MIX), fleet.models)
+    policy = LEARNING[name](Mix(MIX), fleet.publish())
     fleet.set("new", [row("new-0", 100, A100)])
     assert judge(fleet, share(30), policy)["new"] >= 0
 
@@ -162,7 +137,7 @@ def test_a_model_that_came_after_learning_is_priced(name):
 def test_fgd_by_hand():
     """One kind of pod wants 50. A pod of 30 on 100 free leaves 70, all useful; on 60 free it leaves 30 of waste."""
     fleet = fleet_of({"a": [100], "b": [60]})
-    policy = FragmentationGradient(Mix([arrival(50, 1.0)]), fleet.models)
+    policy = FragmentationGradient(Mix([arrival(50, 1.0)]), fleet.publish())
     prices = judge(fleet, share(30), policy)
     assert prices["a"] >> 32 == 100 - 50
     assert prices["b"] >> 32 == 100 - int(100 / (1 + np.exp(0.3)))
@@ -170,7 +145,7 @@ def test_fgd_by_hand():
 
 def test_fgd_counts_pods_without_gpus_which_can_use_nothing_that_is_free():
     fleet = fleet_of({"a": [100], "b": [60]})
-    policy = FragmentationGradient(Mix([arrival(50, 1.0)], without_gpus=0.2), fleet.models)
+    policy = FragmentationGradient(Mix([arrival(50, 1.0)], without_gpus=0.2), fleet.publish())
     prices = judge(fleet, share(30), policy)
     assert prices["a"] >> 32 == 100 - int(100 / (1 + np.exp(-0.2 * 0.3)))
     assert prices["b"] >> 32 == 100 - int(100 / (1 + np.exp(0.8 * 0.3 - 0.2 * 0.3)))
@@ -180,7 +155,7 @@ def test_of_equals_fgd_takes_the_node_that_is_left_with_the_least_cores_and_gpus
     fleet = fleet_of({"few-cores": [100, 0], "more-cores": [100, 0], "more-gpus": [100, 100]})
     for node, cores in (("few-cores", 8.0), ("more-cores", 16.0), ("more-gpus", 8.0)):
         fleet.set_beside(node, cores, 1e6)
-    prices = judge(fleet, share(30, cpu=1000), FragmentationGradient(Mix([arrival(50, 1.0, cpu=1.0)]), fleet.models))
+    prices = judge(fleet, share(30, cpu=1000), FragmentationGradient(Mix([arrival(50, 1.0, cpu=1.0)]), fleet.publish()))
     assert len({price >> 32 for price in prices.values()}) == 1
     assert prices["few-cores"] < prices["more-cores"] < prices["more-gpus"]
 
@@ -205,7 +180,7 @@ CHANGES = st.lists(
 @given(changes=CHANGES, policy=st.sampled_from(["best-fit", "packing", "spread", *LEARNING]))
 def test_a_vector_that_is_kept_up_equals_one_that_is_made_anew(changes, policy):
     fleet = Fleet()
-    chosen = FIXED[policy]() if policy in FIXED else LEARNING[policy](Mix(MIX), [T4])
+    chosen = FIXED[policy]() if policy in FIXED else LEARNING[policy](Mix(MIX), fleet_of({"t4": [100]}).publish())
     kept = Prices()
     for name, cores, demand in changes:
         if cores:
@@ -225,7 +200,7 @@ def test_a_vector_that_is_kept_up_equals_one_that_is_made_anew(changes, policy):
 @pytest.mark.parametrize("name", [*FIXED, *LEARNING])
 def test_every_policy_takes_every_demand(name):
     fleet = fleet_of({"a": [100, 80, 50], "b": [100, 100, 100], "c": [0]})
-    policy = FIXED[name]() if name in FIXED else LEARNING[name](Mix(MIX), fleet.models)
+    policy = FIXED[name]() if name in FIXED else LEARNING[name](Mix(MIX), fleet.publish())
     for demand in (
         share(30),
         share(100),
@@ -258,7 +233,7 @@ def test_it_is_best_fit_until_enough_pods_have_arrived_and_then_learned_again_as
     assert isinstance(learner.policy, BestFit)
     learner.arrivals.add(share(30))
     mix = learner.due([T4])
-    learner.learn(mix, [T4])
+    learner.learn(mix, fleet_of({"t4": [100]}).publish())
     assert [round(one.weight, 9) for one in mix.kinds] == [1.0]
     assert isinstance(learner.policy, ExpectedFill)
     learner.arrivals.add(share(30))
@@ -293,25 +268,6 @@ def test_a_mix_knows_what_part_of_the_pods_wants_no_gpu_and_old_ones_fade():
     for _ in range(4 * FULL):
         arrivals.add(share(30))
     assert arrivals.mix().without_gpus < 0.02
-
-
-def test_turnover_is_none_while_a_cluster_fills_and_one_when_as_many_pods_end_as_come():
-    arrivals = Arrivals()
-    assert arrivals.mix().turnover == 0
-    for _ in range(10 * RECENT):
-        arrivals.add(share(30))
-    assert arrivals.mix().turnover == 0
-    for _ in range(RECENT):
-        arrivals.add(share(30))
-        arrivals.end()
-    assert 0.3 < arrivals.mix().turnover < 0.8
-    for _ in range(10 * RECENT):
-        arrivals.add(share(30))
-        arrivals.end()
-    assert arrivals.mix().turnover > 0.99
-    for _ in range(10 * RECENT):
-        arrivals.end()
-    assert arrivals.mix().turnover == 1, "a cluster that empties"
 
 
 def test_whoever_makes_pods_of_ever_new_kinds_does_not_make_learning_slow():

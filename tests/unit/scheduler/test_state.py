@@ -121,23 +121,6 @@ def test_a_place_says_what_led_there_and_what_was_free(clock):
     assert why(pod("e", 10), "n1").startswith("room was made or kept for it; GPU before: 60 percent")
 
 
-def test_pods_that_had_a_place_and_end_are_counted_once(clock):
-    learner = Learner("best-fit")
-    state = SchedulerState(Resources(), learner, clock, hold_seconds=HOLD, lost_seconds=LOST)
-    state.intake.set_nodes([node("n0", 4)])
-    running = [pod(name, on="n0", gpus=f"n0-{i}", phase="Running") for i, name in enumerate("abc")]
-    state.intake.set_pods([*running, pod("waits"), pod("old", on="n0", gpus="n0-3", phase="Succeeded")])
-    for _ in range(2):
-        state.intake.set_pod(pod("a", on="n0", gpus="n0-0", phase="Succeeded"))
-    state.intake.drop_pod("uid-a")
-    state.intake.drop_pod("uid-b")
-    state.intake.drop_pod("uid-waits")
-    state.intake.drop_pod("uid-old")
-    assert learner.arrivals.mix().turnover == pytest.approx(2 / 5)
-    state.intake.set_pods([])
-    assert learner.arrivals.mix().turnover == pytest.approx(3 / 5)
-
-
 def test_a_list_that_tells_nothing_new_stirs_no_node(state):
     pods = [pod("a", on="n0", gpus="n0-0", phase="Running"), pod("b", on="n1", gpus="n1-0", phase="Running")]
     state.intake.set_pods(pods)

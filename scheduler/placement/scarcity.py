@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Price the places that a pod takes from other kinds of pods: the fewer a fleet has left for a kind, the dearer.
+
+A node has `places(k)` for pods of kind k: as many as its free GPUs, cores and memory admit if no other pod comes. With
+P(k) places in the whole fleet, and N(k) pods of the kind in one that is full of the mix, a place costs
+
+    PRICE · (part of all pods that are of kind k) · (GPUs that one asks for) / (1 + P(k) / (RESERVE · (N(k) + 1)))
+
+So a kind that arrives often, asks for much and finds little is protected, and places of which there are many cost next
+to nothing. P(k) is that of the fleet when the prices were made. A rule of our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.placement.arrivals import Arrival
+from scheduler.placement.demand import Demand
+from scheduler.placement.fleet_version import FleetVersion, Floats, GpuModel, Ints
+from scheduler.placement.policy import Gpus
+from slicekeeper.gpu.inventory import is_wanted
+from slicekeeper.units import CORES_PER_GPU
+
+PRICE: Final = 50_000.0
+"""Price of the last places, in thousandths of a GPU. With a third of it, more pods of several GPUs are refused while
+others end; with three times, less is given out while a cluster fills."""
+
+RESERVE: Final = 0.03
+"""Places for so much of the pods of a full fleet make a kind half as dear as none at all."""
+
+MOST_KINDS: Final = 32
+"""Kinds looked at, those that ask for the most GPUs in all. Twice as many change nothing that can be measured."""
+
+TINY: Final = 1e-6
+"""Cores or MiB: what rounding may cost, and enough for a pod that wants none."""
+
+Small = NDArray[np.float32]
+
+
+class Scarcity:
+    """The prices of places for a mix and a fleet. Never changes once made."""
+
+    def __init__(self, kinds: Sequence[Arrival], fleet: FleetVersion) -> None:
+        """Count the places of the fleet: some milliseconds for 5,000 nodes."""
+        most = sorted(kinds, key=lambda kind: kind.weight * kind.core, reverse=True)[:MOST_KINDS]
+        self._gpus = np.array([kind.gpus for kind in most], np.float32)
+        self._cpu = np.array([max(kind.cpu * kind.gpus, TINY * TINY) for kind in most])
+        self._ram = np.array([max(kind.ram * kind.gpus, TINY * TINY) for kind in most])
+        self._admitted = np.array([_admitted(most, model) for model in fleet.models], np.float32)
+        self._price = np.zeros(len(most), np.float32)
+        gpus = Gpus.of(fleet.view_rows(np.arange(len(fleet.names)), Demand(())))
+        admits = self._admitted[gpus.model, gpus.free()].sum(axis=1)
+        left = self._places(admits, self._beside(gpus.cpu, gpus.ram)).sum(axis=0)
+        weight = np.array([kind.weight for kind in most])
+        core = np.array([kind.core for kind in most])
+        pods = weight / self._gpus / sum(kind.weight / kind.gpus for kind in kinds)
+        slices = (gpus.capacity > 0).sum() * CORES_PER_GPU / max((weight * core).sum(), 1e-9)
+        reserve = RESERVE * (slices * weight / self._gpus + 1)
+        asked = pods * self._gpus * core / CORES_PER_GPU
+        self._price = (PRICE * asked / (1 + left / reserve)).astype(np.float32)
+
+    def lost(self, gpus: Gpus, rows: Ints, columns: Ints | None, after: Ints, cpu: Floats, ram: Floats) -> Floats:
+        """Return what the places cost that are lost if nodes change, in thousandths of a GPU.
+
+        Entry i is for the node `rows[i]` of `gpus`, of whose GPUs `after[i]` percent would then be free; only
+        `columns[i]` changes, or any without `columns`. `cpu` and `ram` are the cores and MiB of each node that would
+        be.
+        """
+        free, model = gpus.free(), np.minimum(gpus.model, len(self._admitted) - 1)  # one may have come since
+        before = self._admitted[model, free].sum(axis=1)
+        if columns is None:
+            then = self._admitted[model[rows], after].sum(axis=1)
+        else:
+            changed = model[rows, columns]
+            now_free, then_free = free[rows, columns], after[np.arange(len(rows)), columns]
+            then = before[rows] + self._admitted[changed, then_free] - self._admitted[changed, now_free]
+        now = self._places(before, self._beside(gpus.cpu, gpus.ram)) @ self._price
+        lost: Floats = (now[rows] - self._places(then, self._beside(cpu, ram)[rows]) @ self._price).astype(np.float64)
+        return lost
+
+    def _beside(self, cpu: Floats, ram: Floats) -> Small:
+        """Return, by node and kind, how many pods cores and memory suffice for."""
+        pods = np.minimum((cpu[:, None] + TINY) / self._cpu, (ram[:, None] + TINY) / self._ram)
+        beside: Small = np.maximum(pods, 0.0).astype(np.float32)
+        return beside
+
+    def _places(self, on_gpus: Small, beside: Small) -> Small:
+        places: Small = np.floor(np.minimum(on_gpus / self._gpus, beside))
+        return places
+
+
+def _admitted(kinds: Sequence[Arrival], model: GpuModel) -> Floats:
+    """Return how many slices of each kind a GPU of the model admits, by the percent that is free of it."""
+    found = np.zeros((CORES_PER_GPU + 1, len(kinds)))
+    for index, kind in enumerate(kinds):
+        wants = kind.wants(model.capacity)
+        if is_wanted(model.name, kind.models) and 0 < wants <= CORES_PER_GPU:
+            found[:, index] = np.arange(CORES_PER_GPU + 1) // wants
+    return found
