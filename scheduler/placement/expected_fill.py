@@ -38,11 +38,11 @@ filled that is not, because the few pods of its size are shared by all GPUs."""
 MOST_CORES: Final = 128
 """Cores beside one GPU that the tables tell apart; more are as good."""
 
-REST: Final = 10.0
+REST: Final = 15.0
 """Price of a whole GPU of which nothing is left for one slice but what is free there, in thousandths of a GPU; breaking
 an idle one costs as much again."""
 
-IDLE: Final = 3.0
+IDLE: Final = 4.5
 """Price of each idle GPU that is left on the node: keeps idle GPUs together."""
 
 ROOM: Final = 80.0

@@ -25,8 +25,8 @@ from scheduler.placement.policy import Gpus
 from slicekeeper.gpu.inventory import is_wanted
 from slicekeeper.units import CORES_PER_GPU
 
-PRICE: Final = 50_000.0
-"""Price of the last places, in thousandths of a GPU. With a third of it, more pods of several GPUs are refused while
+PRICE: Final = 75_000.0
+"""Price of the last places, in thousandths of a GPU. With a seventh of it, more pods of several GPUs are refused while
 others end; with three times, less is given out while a cluster fills."""
 
 RESERVE: Final = 0.03
