@@ -39,11 +39,11 @@ MOST_CORES: Final = 128
 """Cores beside one GPU that the tables tell apart; more are as good."""
 
 REST: Final = 15.0
-"""Price of a whole GPU of which nothing is left for one slice but what is free there, in thousandths of a GPU; breaking
-an idle one costs as much again."""
+"""Price of what a slice leaves free of its GPU, in thousandths of a GPU if that were all of it. To use an idle GPU costs
+as much again."""
 
 IDLE: Final = 4.5
-"""Price of each idle GPU that is left on the node: keeps idle GPUs together."""
+"""Price of each idle GPU that is left on the node: it keeps idle GPUs together."""
 
 ROOM: Final = 80.0
 """Price of the room for pods that want several GPUs, in thousandths of a GPU for each GPU that they want. Without it

@@ -6,8 +6,8 @@ P(k) places in the whole fleet, and N(k) pods of the kind in one that is full of
 
     PRICE · (part of all pods that are of kind k) · (GPUs that one asks for) / (1 + P(k) / (RESERVE · (N(k) + 1)))
 
-So a kind that arrives often, asks for much and finds little is protected, and places of which there are many cost next
-to nothing. P(k) is that of the fleet when the prices were made. A rule of our own.
+So a kind that arrives often, asks for much and finds little room is protected, and places of which there are many cost
+next to nothing. P(k) is counted when the prices are made. A rule of our own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ PRICE: Final = 75_000.0
 others end; with three times, less is given out while a cluster fills."""
 
 RESERVE: Final = 0.03
-"""Places for so much of the pods of a full fleet make a kind half as dear as none at all."""
+"""If a fleet has room for this part of the pods of a kind that it would hold if it were full, a place costs half of what
+the last one costs."""
 
 MOST_KINDS: Final = 32
 """Kinds looked at, those that ask for the most GPUs in all. Twice as many change nothing that can be measured."""
