@@ -39,8 +39,8 @@ MOST_CORES: Final = 128
 """Cores beside one GPU that the tables tell apart; more are as good."""
 
 REST: Final = 15.0
-"""Price of what a slice leaves free of its GPU, in thousandths of a GPU if that were all of it. To use an idle GPU costs
-as much again."""
+"""Price of what a slice leaves free of its GPU, in thousandths of a GPU if that were all of it. It costs as much again
+to use an idle GPU."""
 
 IDLE: Final = 4.5
 """Price of each idle GPU that is left on the node: it keeps idle GPUs together."""

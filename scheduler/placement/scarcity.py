@@ -30,8 +30,8 @@ PRICE: Final = 75_000.0
 others end; with three times, less is given out while a cluster fills."""
 
 RESERVE: Final = 0.03
-"""If a fleet has room for this part of the pods of a kind that it would hold if it were full, a place costs half of what
-the last one costs."""
+"""If a fleet has room for this part of the pods of a kind that it would hold if it were full, a place costs half of
+what the last one costs."""
 
 MOST_KINDS: Final = 32
 """Kinds looked at, those that ask for the most GPUs in all. Twice as many change nothing that can be measured."""
