@@ -101,7 +101,7 @@ class ShareMetrics(Collector):
         uuids = {gpu.gpu: gpu.uuid for gpu in telemetry.gpus}
         owners = {seat.name: seat for seat in self._store.all()}
         for seat in telemetry.seats:
-            if (owner := owners.get(seat.seat)) is not None:
+            if (owner := owners.get(seat.seat)) is not None and owner.limited:
                 known = {name: read(seat) for name, (_, read) in (_COUNTERS | _GAUGES).items()}
                 yield uuids.get(seat.gpu, ""), owner, known
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -18,7 +19,7 @@ from nodeagent.arbiter import Arbiter, ArbiterAway
 from nodeagent.cdi import SeatFiles
 from nodeagent.container_usage import Count, of_arbiter
 from nodeagent.live_seats import Live
-from nodeagent.seat_store import SeatStore
+from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.whole_gpu_usage import WholeGpus
 from slicekeeper import names, threads
 from slicekeeper.wire.usage import FILE, Counter, PodUsage
@@ -54,7 +55,7 @@ class UsageFiles:
         """Write every pod's usage up to now."""
         at_ns = time.monotonic_ns()
         seats = [seat for seat in self._store.all() if seat.taken]
-        counts = [*self._fractions(), *self._whole.count(seats)]
+        counts = [*self._fractions(seats), *self._whole.count(seats)]
         self._live.take(counts)
         counted: dict[str, list[Count]] = {}
         for count in counts:
@@ -75,12 +76,14 @@ class UsageFiles:
                         "usage of pod %s/%s could not be written for its sidecar: %s", seat.namespace, seat.pod, error
                     )
 
-    def _fractions(self) -> list[Count]:
-        """Return the arbiter's counters; none while it does not answer."""
+    def _fractions(self, seats: Iterable[Seat]) -> list[Count]:
+        """Return the arbiter's counters; none while it does not answer, nor of what runs without the limiter."""
         try:
-            return of_arbiter(self._arbiter.read())
+            counts = of_arbiter(self._arbiter.read())
         except ArbiterAway:
             return []
+        limited = {seat.name for seat in seats if seat.limited}
+        return [count for count in counts if count.seat in limited]
 
     def _run(self) -> None:
         while not self._stop.wait(WRITE_SECONDS):

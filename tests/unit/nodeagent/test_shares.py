@@ -360,6 +360,8 @@ def test_metrics_name_the_container(bench: Bench) -> None:
     assert found["slicekeeper_gpu_memory_limit_bytes"].value == 2 * GIB
     assert (found["slicekeeper_gpu_request_ratio"].value, found["slicekeeper_gpu_background"].value) == (0.4, 1)
     assert [sample.value for metric in SeatMetrics(bench.store).collect() for sample in metric.samples] == [1]
+    bench.store.put(replace(bench.store.get("seat-0001"), limited=False))
+    assert all(not metric.samples for metric in metrics.collect()), "without the limiter nothing is counted"
     bench.running.stop()
     assert all(not metric.samples for metric in metrics.collect()), "a scrape does not fail"
     bench.running.start()

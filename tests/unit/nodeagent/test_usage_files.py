@@ -67,6 +67,7 @@ class Bench:
             gpus=(self.gpu,),
             core=core,
             memory_mib=2048,
+            limited=core < 100,
         )
         sidecar = Seat(
             id=f"seat-100{number}", nonce="ab", namespace="team", pod=f"p{number}", uid=uid, container=names.SIDECAR
@@ -146,6 +147,15 @@ def test_memory_of_several_gpus_is_added_up_and_unknown_if_one_of_them_does_not_
     assert (bench.read(folder).used_ms, bench.read(folder).memory_mib) == (0, 2048)
     bench.gpus.silent = {"GPU-1"}
     assert (bench.read(folder).used_ms, bench.read(folder).memory_mib) == (0, None)
+
+
+def test_of_a_fraction_without_the_limiter_nothing_is_known(bench: Bench) -> None:
+    folder = bench.pod(1)
+    bench.store.put(msgspec.structs.replace(bench.store.get("seat-0001"), limited=False))
+    for _ in range(2):
+        assert bench.read(folder) == UNKNOWN
+    [shown] = bench.live.seats().seats
+    assert (shown.given_percent, shown.used_percent, shown.memory_mib) == (None, None, None)
 
 
 def test_a_restarted_agent_counts_on(bench: Bench) -> None:
