@@ -14,8 +14,8 @@ from nodeagent.arbiter import Arbiter
 from nodeagent.cdi import SeatFiles
 from nodeagent.device_plugin import PodResources, SeatPlugin
 from nodeagent.entitlement import SeatRefused
+from nodeagent.gpu_health_events import GpuHealthWatch
 from nodeagent.gpu_source import GpuSource
-from nodeagent.gpu_watch import GpuWatch
 from nodeagent.live_seats import Live
 from nodeagent.mounted_programs import limiter
 from nodeagent.node_pods import NodePods
@@ -92,7 +92,7 @@ class Agent:
             self._look_at,
             self._machine,
         )
-        self._gpus = GpuWatch(
+        self._gpus = GpuHealthWatch(
             source, self._pods, settings.resources, mine.reconcile_seconds, self._publisher.changed, self._ill
         )
         # A broken file does not keep a node from its seats.

@@ -19,7 +19,7 @@ from nodeagent import plain_driver
 from nodeagent.arbiter import ArbiterGpu
 from nodeagent.entitlement import SeatRefused
 from nodeagent.fake_driver import FakeDevices, parse
-from nodeagent.gpu_watch import GpuWatch
+from nodeagent.gpu_health_events import GpuHealthWatch
 from nodeagent.host_cdi import HostCdi
 from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.offered_gpus import OwnGpus, gpu_of
@@ -225,7 +225,7 @@ def test_pods_on_a_slice_that_fails_or_is_gone_are_told(gpus: NvmlGpus, driver: 
             return there
 
     changed = threading.Event()
-    watch = GpuWatch(
+    watch = GpuHealthWatch(
         gpus,
         Pods(),
         Resources(),

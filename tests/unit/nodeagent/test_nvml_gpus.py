@@ -15,8 +15,8 @@ from support.small_cluster import small_cluster, wait_for
 
 from nodeagent.entitlement import SeatRefused
 from nodeagent.fake_driver import DEFAULT_MODEL, MODELS, parse
-from nodeagent.gpu_watch import GpuWatch
-from nodeagent.health import DriverReport, judge, judge_xid
+from nodeagent.gpu_health_events import GpuHealthWatch
+from nodeagent.gpu_health_rules import DriverReport, judge, judge_xid
 from nodeagent.host_cdi import HostCdi
 from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.offered_gpus import OwnGpus
@@ -230,7 +230,7 @@ def test_a_failing_gpu_leaves_the_node_and_its_pods_are_told(gpus: NvmlGpus, dri
     with small_cluster() as small:
         small.client.create(NODES, {"metadata": {"name": "node-1"}, "status": {}})
         publisher = GpuPublisher(small.client, "node-1", gpus, Resources(), 600.0)
-        watch = GpuWatch(
+        watch = GpuHealthWatch(
             gpus,
             Pods(),
             Resources(),

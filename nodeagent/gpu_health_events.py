@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _GONE: Final = "this MIG slice is gone, or shares its memory with another one"
 
 
-class GpuWatch:
+class GpuHealthWatch:
     """Checks the GPUs repeatedly, in a daemon thread."""
 
     def __init__(
@@ -45,7 +45,7 @@ class GpuWatch:
 
     def start(self) -> None:
         """Start checking."""
-        threads.keep("gpu-watch", self._run, self._stop.is_set)
+        threads.keep("gpu-health", self._run, self._stop.is_set)
 
     def stop(self) -> None:
         """Stop checking."""

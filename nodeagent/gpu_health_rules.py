@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide from the driver's report whether a GPU may get new slices. Unreported values count as healthy."""
+"""The rules of GPU health: which of the driver's reports forbid new slices. Unreported values count as healthy."""
 
 from __future__ import annotations
 
