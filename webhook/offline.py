@@ -23,11 +23,11 @@ from slicekeeper.errors import SettingsError
 from slicekeeper.untyped import as_map
 from webhook import reserved_names
 from webhook.admission import Admission, Verdict
+from webhook.admission_review import status_of
 from webhook.context import Case, Standing
 from webhook.patch import apply
 from webhook.pod_templates import template_of, template_path, with_template
 from webhook.priority_classes import SettingsClasses
-from webhook.review import status_of
 
 Document = dict[str, Any]
 

@@ -40,12 +40,12 @@ from slicekeeper.net.serving.process import serve
 from slicekeeper.net.serving.wsgi import WsgiBridge
 from slicekeeper.wire.timekeeper import DecisionList
 from webhook.admission import Admission
+from webhook.admission_review import Reviewer
 from webhook.app import make_shell
 from webhook.context import Case
 from webhook.decisions import Decisions
 from webhook.patch import apply
 from webhook.priority_classes import SettingsClasses
-from webhook.review import Reviewer
 
 BARE = ("bare Flask", "bare Starlette")
 

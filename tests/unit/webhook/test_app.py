@@ -16,9 +16,9 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Settings
 from webhook import metrics
 from webhook.admission import Admission, Case, Standing
+from webhook.admission_review import Reviewer
 from webhook.app import make_shell
 from webhook.priority_classes import SettingsClasses
-from webhook.review import Reviewer
 
 SHARE = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 15}
 VOID = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}

@@ -14,8 +14,8 @@ from slicekeeper import names
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.config.settings import Settings
 from webhook.admission import Admission, Case
+from webhook.admission_review import Reviewer
 from webhook.priority_classes import SettingsClasses
-from webhook.review import Reviewer
 
 SETTINGS = Settings()
 ADMISSION = Admission(SETTINGS, SettingsClasses(SETTINGS.classes))

@@ -15,8 +15,8 @@ from slicekeeper import names
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Settings
 from webhook.admission import Admission, Case
+from webhook.admission_review import Reviewer
 from webhook.priority_classes import SettingsClasses
-from webhook.review import Reviewer
 
 SETTINGS = Settings()
 REVIEWER = Reviewer(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdmissionReview `admission.k8s.io/v1`: what the API server sends, and what we answer."""
+"""The types of an AdmissionReview `admission.k8s.io/v1`: what the API server sends, and what we answer."""
 
 from typing import Any, Literal, NotRequired, TypedDict
 

@@ -17,7 +17,7 @@ import orjson
 from slicekeeper import names
 from slicekeeper.errors import Violation
 from slicekeeper.untyped import as_list, as_map, show
-from slicekeeper.wire.admission import API_VERSION, KIND, AdmissionResponse, Status
+from slicekeeper.wire.admission_types import API_VERSION, KIND, AdmissionResponse, Status
 from webhook import record_changed_by, reserved_names
 from webhook.admission import Admission, Case, Verdict
 from webhook.pod_templates import template_of, template_path
