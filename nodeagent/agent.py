@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from nodeagent.arbiter import Arbiter
+from nodeagent.audit_events import Audit
 from nodeagent.cdi import SeatFiles
 from nodeagent.device_plugin import PodResources, SeatPlugin
 from nodeagent.entitlement import SeatRefused
@@ -20,7 +21,6 @@ from nodeagent.live_seats import Live
 from nodeagent.mounted_programs import limiter
 from nodeagent.node_pods import NodePods
 from nodeagent.offered_gpus import OwnGpus, gpu_of
-from nodeagent.process_audit import Audit
 from nodeagent.publisher import GpuPublisher
 from nodeagent.run_folder import check_run_folder
 from nodeagent.seat_store import SeatStore

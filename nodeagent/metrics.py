@@ -14,9 +14,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterSeat
+from nodeagent.audit_events import Audit
 from nodeagent.gpu_source import GpuSource
 from nodeagent.live_seats import Live
-from nodeagent.process_audit import Audit
 from nodeagent.seat_store import Seat, SeatStore
 
 LABELS: Final = ("gpu", "UUID", "modelName", "Hostname", "namespace", "pod", "container")

@@ -17,6 +17,7 @@ from support.vcuda_programs import built
 
 from nodeagent import plain_driver
 from nodeagent.arbiter import ArbiterGpu
+from nodeagent.audit_events import Stray, judge
 from nodeagent.entitlement import SeatRefused
 from nodeagent.fake_driver import FakeDevices, parse
 from nodeagent.gpu_health_events import GpuHealthWatch
@@ -24,7 +25,6 @@ from nodeagent.host_cdi import HostCdi
 from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.offered_gpus import OwnGpus, gpu_of
 from nodeagent.plain_driver import PlainDriver
-from nodeagent.process_audit import Stray, judge
 from nodeagent.publisher import wanted
 from nodeagent.seat_store import Seat
 from nodeagent.whole_gpu_usage import WholeGpus

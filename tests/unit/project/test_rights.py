@@ -23,8 +23,8 @@ import yaml
 
 from certificates.keeper import CertificateKeeper
 from certificates.publisher import BundlePublisher
+from nodeagent.audit_events import Audit
 from nodeagent.node_pods import NodePods
-from nodeagent.process_audit import Audit
 from nodeagent.publisher import GpuPublisher
 from objects.budgets.keeper import Keeper
 from objects.budgets.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS

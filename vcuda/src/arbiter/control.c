@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "control.h"
-#include "audit.h"
 #include "loop.h"
 #include "seat_socket.h"
 #include "seats.h"
+#include "unlimited_processes.h"
 #include "usage.h"
 
 #include <errno.h>
@@ -119,7 +119,7 @@ static void telemetry(struct ar_text *out) {
     if (s->next) ar_text_add(out, ",");
   }
   ar_text_add(out, "],\"audit\":[");
-  ar_audit_write(out);
+  ar_unlimited_write(out);
   ar_text_add(out, "]}\n");
 }
 

@@ -37,7 +37,7 @@ struct ar_seat {
   struct ar_root root[AR_ROOTS];
   int roots;
   uint64_t since, settle_until;
-  /* At the audit's last looks, see audit.c: bytes, nanoseconds charged, and per cent of the GPU by the driver. */
+  /* At the last looks of unlimited_processes.c: bytes, nanoseconds charged, and per cent of the GPU by the driver. */
   uint64_t overhead[AR_LOOKS], unheld[AR_LOOKS];
   uint64_t timed[AR_LOOKS];
   unsigned used[AR_LOOKS];

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "cli.h"
-#include "audit.h"
 #include "control.h"
 #include "loop.h"
 #include "nvml_library.h"
 #include "probe.h"
 #include "seat_socket.h"
 #include "seats.h"
+#include "unlimited_processes.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -102,7 +102,7 @@ int ar_serve(const struct ar_options *o) {
   ar_loop_every(ar_seat_tick);
   ar_loop_every(ar_seat_socket_tick);
   ar_loop_every(ar_control_tick);
-  ar_loop_every(ar_audit_tick);
+  ar_loop_every(ar_unlimited_tick);
   if (pthread_create(&waiter, NULL, wait_for_signal, &set)) return fail("no thread for signals");
   pthread_detach(waiter);
   ar_loop_run(busy, o->idle_exit);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How long a seat that launches past the limiter goes unnamed, from whenever it begins, on a driver
  * and a clock of our own; and that no other is named. */
-#include "arbiter/audit.h"
+#include "arbiter/unlimited_processes.h"
 #include "arbiter/gpu.h"
 #include "arbiter/nvml_library.h"
 #include "arbiter/procfs.h"
@@ -94,13 +94,13 @@ static void go_on(uint64_t until, unsigned sly, unsigned good, unsigned paid) {
     }
     if (now - tick_at < TICK) continue;
     tick_at = now;
-    ar_audit_tick(now);
+    ar_unlimited_tick(now);
   }
 }
 
 static bool named(void) {
   struct ar_text text = {0};
-  ar_audit_write(&text);
+  ar_unlimited_write(&text);
   bool any = text.length;
   if (any) CHECK(strstr(text.data, "\"seat\":\"sly\"") && strstr(text.data, "its seat's time"));
   ar_text_free(&text);
@@ -138,7 +138,7 @@ int main(void) {
     CHECK(named());
     if (now - began > longest) longest = now - began;
   }
-  printf("audit: time past the limiter is named within %.2f s\n", (double)longest / 1e9);
+  printf("time past the limiter is named within %.2f s\n", (double)longest / 1e9);
   CHECK(longest < LONGEST && lines(log) == 100);
   /* Paid for what it used, however it comes and goes. */
   for (unsigned pause = 100; pause < 2000; pause += 130) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "audit.h"
+#include "unlimited_processes.h"
 #include "nvml_library.h"
 #include "procfs.h"
 #include "seats.h"
@@ -202,7 +202,7 @@ static void look(int gpu, uint64_t now) {
   free(list);
 }
 
-void ar_audit_tick(uint64_t now) {
+void ar_unlimited_tick(uint64_t now) {
   static uint64_t last;
   if (now - last < EVERY_NS) return;
   last = now;
@@ -214,7 +214,7 @@ void ar_audit_tick(uint64_t now) {
   found_count = kept;
 }
 
-void ar_audit_write(struct ar_text *out) {
+void ar_unlimited_write(struct ar_text *out) {
   bool first = true;
   for (int i = 0; i < found_count; i++) {
     const struct finding *f = &found[i];

@@ -13,12 +13,12 @@ import pytest
 from support.small_cluster import NAMESPACE, SmallCluster, protected, small_cluster, wait_for
 from support.vcuda_programs import built
 
-from nodeagent import process_audit as module
+from nodeagent import audit_events as module
 from nodeagent.arbiter import ArbiterAway, ArbiterGpu, StrayProcess, Telemetry
+from nodeagent.audit_events import Audit, owner
 from nodeagent.host_cdi import HostCdi
 from nodeagent.metrics import StrayMetrics
 from nodeagent.nvml_gpus import NvmlGpus
-from nodeagent.process_audit import Audit, owner
 from slicekeeper import names
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources
@@ -203,8 +203,8 @@ def test_a_container_that_kubelet_has_not_told_of_yet_is_waited_for(bench: Bench
 @pytest.mark.parametrize(
     ("owner_is_known", "arbiter_seconds"),
     [(True, 3.5), (False, 1.2)],
-    # Time past the limiter, 2.5 s at most for the arbiter (vcuda/test/unit/audit.c) and one for samples of the driver
-    # that are a second old; a process in no seat, which the arbiter names at its second look.
+    # Time past the limiter, 2.5 s at most for the arbiter (vcuda/test/unit/unlimited_processes.c) and one for samples
+    # of the driver that are a second old; a process in no seat, which the arbiter names at its second look.
     ids=["a slice", "a container that the API server does not know"],
 )
 def test_from_its_first_act_to_the_word_of_it_are_less_than_five_seconds(
