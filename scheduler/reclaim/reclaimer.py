@@ -3,7 +3,8 @@
 
 While a waiting pod's place is kept, no other pods are evicted for it. The place is kept until the victims are gone, and
 for the duration of a hold after that. If the pod has not been bound by then, it waits for something else (CPU, a
-volume), and another eviction would only do harm: each time, the reclaimer ignores the pod for twice as long.
+volume), and another eviction would only do harm: each time, the reclaimer ignores the pod for twice as long, see
+`back_off`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from scheduler.placement.demand import Demand
 from scheduler.placement.policy import Policy
 from scheduler.places import HoldKind
 from scheduler.pods import Pod
+from scheduler.reclaim.back_off import BackOff
 from scheduler.reclaim.eviction import Evictor
 from scheduler.reclaim.picture import Picture
 from scheduler.reclaim.retry_trigger import Nudger
@@ -42,11 +44,9 @@ IDLE_SECONDS: Final = 5.0
 
 
 @dataclass
-class _Service:
-    """What was done for a waiting pod: how often, until when it is left alone, and whose leaving it waits for."""
+class _Service(BackOff):
+    """What was done for a waiting pod, and whose leaving it waits for."""
 
-    times: int = 0
-    not_before_ns: int = 0
     victims: frozenset[str] = frozenset()
 
 
@@ -177,9 +177,8 @@ class Reclaimer:
                 self._nudger.nudge(place.pod)
 
     def _put_off(self, service: _Service) -> None:
-        """Leave a served pod alone until it had time to take its place, for twice as long each time."""
-        pause = min(2**service.times, LONGEST_PAUSE) * self._hold_ns
-        service.not_before_ns = self._clock.monotonic_ns() + pause
+        """Leave a served pod alone until it had time to take its place."""
+        service.put_off(self._clock.monotonic_ns(), self._hold_ns, LONGEST_PAUSE)
 
     def _is_waiting(self, pod: Pod) -> bool:
         spec = as_map(as_map(pod.waiting).get("spec"))

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Set
-from dataclasses import dataclass
 from typing import Final
 
 from scheduler.pods import Pod
+from scheduler.reclaim.back_off import BackOff
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.errors import ServiceError
@@ -28,12 +28,6 @@ LONGEST_PAUSE: Final = 128
 """A pod that is not retried (it may wait for CPU) is nudged at most once in as many first pauses."""
 
 
-@dataclass
-class _Nudged:
-    not_before_ns: int
-    times: int = 0
-
-
 class Nudger:
     """Nudges each pod after `pause_seconds`, so that most are retried without it, and then less and less often."""
 
@@ -41,7 +35,7 @@ class Nudger:
         self._client = client
         self._clock = clock
         self._pause_ns = int(pause_seconds * 1_000_000_000)
-        self._nudged: dict[str, _Nudged] = {}
+        self._nudged: dict[str, BackOff] = {}
 
     def keep(self, waiting: Set[str]) -> None:
         """Forget all pods but those with these UIDs."""
@@ -55,11 +49,11 @@ class Nudger:
         if not (at_once or _is_refused(pod)):
             return
         now = self._clock.monotonic_ns()
-        nudged = self._nudged.setdefault(pod.uid, _Nudged(now if at_once else now + self._pause_ns))
+        nudged = self._nudged.setdefault(pod.uid, BackOff(not_before_ns=now if at_once else now + self._pause_ns))
         if now < nudged.not_before_ns:
             return
         nudged.times += 1
-        nudged.not_before_ns = now + min(2**nudged.times, LONGEST_PAUSE) * self._pause_ns
+        nudged.put_off(now, self._pause_ns, LONGEST_PAUSE)
         # The UID cannot be changed: a pod of the same name that was made later is not touched.
         seen = {names.ROOM_SEEN_AT: format_instant(self._clock.now_ms())}
         try:
