@@ -17,8 +17,8 @@ import click
 import msgspec
 
 from slicekeeper import clock, names
+from slicekeeper.cli import break_glass_release
 from slicekeeper.cli.check import (
-    break_glass,
     clocks,
     installed,
     leftovers,
@@ -140,7 +140,7 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glas
     settings = msgspec.structs.replace(settings, resources=own.resources, policy=policy)
     if open_glass:
         now = clock.from_settings(settings.clock).now_ms()
-        findings = [Finding(*left) for left in break_glass.release_held(client, namespace, now)]
+        findings = [Finding(*left) for left in break_glass_release.release_held(client, namespace, now)]
     elif repair:
         findings = _repaired(client, settings, left, homes)
     elif adopt:

@@ -15,7 +15,7 @@ from support.small_cluster import api_served
 from simulator.api import Api
 from simulator.cluster import Cluster
 from slicekeeper import names
-from slicekeeper.cli.check import break_glass
+from slicekeeper.cli import break_glass_release
 from slicekeeper.clock import CLOCK_SKEW_MS, ManualClock
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import PolicySettings, Settings
@@ -91,7 +91,7 @@ class Stage:
         self.controller.look()
 
     def let_go(self) -> list[tuple[str, str]]:
-        return list(break_glass.release_held(self.kube, HOME, self.clock.now_ms()))
+        return list(break_glass_release.release_held(self.kube, HOME, self.clock.now_ms()))
 
     def records(self) -> list[Object]:
         return self.kube.list(CONFIG_MAPS, namespace=HOME)[0]
@@ -209,7 +209,7 @@ def test_a_run_that_was_killed_between_record_and_finalizer_is_made_good(
         stage.delete(name)
     stage.clock.advance(2 * MINUTE)
     with monkeypatch.context() as patch:
-        patch.setattr(break_glass, "_release", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(break_glass_release, "_release", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             stage.let_go()
     assert len(stage.kube.list(PODS)[0]) == 2
@@ -230,7 +230,7 @@ def test_a_pod_that_was_recorded_and_not_let_go_is_charged_once_by_what_it_becam
     stage.end("a", T0 + MINUTE)
     stage.delete("a")
     with monkeypatch.context() as patch:
-        patch.setattr(break_glass, "_release", lambda *_: "was not released")
+        patch.setattr(break_glass_release, "_release", lambda *_: "was not released")
         assert len(stage.let_go()) == 1
     stage.end("a", T0 + 2 * MINUTE)
     stage.clock.advance(5 * MINUTE)
