@@ -25,7 +25,7 @@ from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.kube.policy_objects import PolicyObjects
-from slicekeeper.net import problem
+from slicekeeper.net import problem_document
 from slicekeeper.net.serving.bodies import Bodies, BodyRefused, BodyTooLarge
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from webhook import metrics
@@ -193,5 +193,5 @@ async def _problem(request: Request, error: Exception) -> Response:
     else:
         log.error("a request failed", exc_info=error)
         status, code, detail = 500, "internal-server-error", "The webhook failed; its log says why."
-    body = problem.encode(status=status, code=code, detail=detail, path=request.scope["path"])
-    return Response(body, status, headers, problem.MEDIA_TYPE)
+    body = problem_document.encode(status=status, code=code, detail=detail, path=request.scope["path"])
+    return Response(body, status, headers, problem_document.MEDIA_TYPE)

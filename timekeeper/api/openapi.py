@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from slicekeeper import __version__
-from slicekeeper.net.problem import MEDIA_TYPE, ProblemDocument
+from slicekeeper.net.problem_document import MEDIA_TYPE, ProblemDocument
 from timekeeper.api.paging import MOST_PER_PAGE
 from timekeeper.api.routes import ROUTES, Route
 

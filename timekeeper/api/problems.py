@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.exceptions import HTTPException
 
 from slicekeeper.errors import ServiceError, Unavailable
-from slicekeeper.net.problem import MEDIA_TYPE, encode
+from slicekeeper.net.problem_document import MEDIA_TYPE, encode
 from slicekeeper.net.tls import CLIENT
 from timekeeper.core.refusal import InvalidValue, LedgerError, Unknown, VersionMismatch
 from timekeeper.store.db.failures import out_of_room

@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import IO, Any, Final
 from urllib.parse import quote
 
-from slicekeeper.net import problem, tls
+from slicekeeper.net import problem_document, tls
 from slicekeeper.net.serving.bodies import Bodies, BodyRefused, BodyTooLarge, Receive
 
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -128,8 +128,8 @@ def _environ(scope: Any, body: bytes | bytearray, length: str) -> dict[str, Any]
 
 async def _refuse(send: Send, path: str, error: BodyRefused) -> None:
     """Refuse a request without calling the application."""
-    body = problem.encode(status=error.status, code=error.code, detail=str(error), path=path)
-    headers = [(b"content-type", problem.MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+    body = problem_document.encode(status=error.status, code=error.code, detail=str(error), path=path)
+    headers = [(b"content-type", problem_document.MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
     if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers.append((b"retry-after", b"1"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
