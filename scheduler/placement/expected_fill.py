@@ -38,11 +38,11 @@ filled that is not, because the few pods of its size are shared by all GPUs."""
 MOST_CORES: Final = 128
 """Cores beside one GPU that the tables tell apart; more are as good."""
 
-REST: Final = 30.0
+REST: Final = 27.5
 """Price of what a slice leaves free of its GPU, in thousandths of a GPU if that were all of it. It costs as much again
 to use an idle GPU."""
 
-IDLE: Final = 6.0
+IDLE: Final = 5.5
 """Price of each idle GPU that is left on the node: it keeps idle GPUs together. With 4, 0.2 less of openb's GPUs is
 given out if pods end. With 9, kube-scheduler puts the pods without GPUs on the nodes that are kept idle, and 1.3 less
 is given out while a cluster fills."""
