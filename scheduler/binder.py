@@ -18,8 +18,8 @@ from scheduler.agent_readiness import NodeAgents
 from scheduler.bind_lease import Fence, NotHolder
 from scheduler.extender import gpu_pod, placeable
 from scheduler.gangs import Gangs
+from scheduler.held_places import Place
 from scheduler.pending_bindings import NoPlace
-from scheduler.places import Place
 from scheduler.pods import Pod
 from scheduler.state import SchedulerState
 from slicekeeper import names

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from scheduler.places import HoldKind, Place
+from scheduler.held_places import HoldKind, Place
 from scheduler.pods import Hold, Pod, gpu_rows
 from slicekeeper.gpu.inventory import Gpu, is_slice
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from scheduler.held_places import HoldKind
 from scheduler.node_fit import admits, closed_because, fields_judged
 from scheduler.placement.affinity import company_of
 from scheduler.placement.demand import Demand
@@ -24,7 +25,6 @@ from scheduler.placement.policy import Policy
 from scheduler.placement.ranking import best_of
 from scheduler.placement.reasons import Why, explain
 from scheduler.placement.survey import shareable, survey
-from scheduler.places import HoldKind
 from scheduler.pods import Hold, Pod, chosen_hold, end_of, gpu_rows
 from scheduler.reclaim.picture import Picture
 from scheduler.snapshot import Snapshot

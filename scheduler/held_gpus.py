@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from scheduler.cpu_memory import Beside, Entry
+from scheduler.held_places import FIRM, NEVER, HoldKind, Place, Places
 from scheduler.known_pods import KnownPods
 from scheduler.nodes import Nodes
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.fleet_version import FleetVersion
-from scheduler.places import FIRM, NEVER, HoldKind, Place, Places
 from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
 from slicekeeper.clock import Clock
 

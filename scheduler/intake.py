@@ -9,8 +9,8 @@ from typing import Any
 from scheduler import nodes as node_objects
 from scheduler.cpu_memory import Entry, comes_with_its_node, entry_of
 from scheduler.held_gpus import Held
+from scheduler.held_places import HoldKind, Place, nodes_of
 from scheduler.placement.learner import Learner
-from scheduler.places import HoldKind, Place, nodes_of
 from scheduler.pods import Hold, Pod, held_by, read_pod
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.pod_manifest import asks_for

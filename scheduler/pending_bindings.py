@@ -2,7 +2,7 @@
 """Hold the place that was chosen for a binding until it is known whether the pod was bound.
 
 No GPU is given twice, because only `choose` gives: while it alone writes, it finds GPUs that neither BOUND, BINDING nor
-another's RESERVED holds, and records BINDING before the API server hears of it. `places` says what these are.
+another's RESERVED holds, and records BINDING before the API server hears of it. `held_places` says what these are.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from scheduler.explain_place import free_before, why_node
 from scheduler.finder import Finder
 from scheduler.held_gpus import Held
+from scheduler.held_places import HoldKind, Place, is_tentative, nodes_of
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet_version import FleetVersion
 from scheduler.placement.learner import Learner
 from scheduler.placement.links import relinked
 from scheduler.placement.reasons import Why, explain
 from scheduler.placement.survey import Survey, survey
-from scheduler.places import HoldKind, Place, is_tentative, nodes_of
 from scheduler.pods import Pod, held_by, read_pod
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from scheduler.held_places import Place
 from scheduler.node_fit import NodeFacts
-from scheduler.places import Place
 from scheduler.pods import Pod
 from slicekeeper.gpu import inventory
 

@@ -21,6 +21,7 @@ import numpy as np
 from scheduler.finder import Cheapest, Finder, Found
 from scheduler.gang_places import Muster, Near, Trial, places_for
 from scheduler.held_gpus import Held
+from scheduler.held_places import FIRM, HoldKind, Place, is_tentative, nodes_of
 from scheduler.intake import Intake
 from scheduler.node_fit import admits
 from scheduler.pending_bindings import PendingBindings
@@ -31,7 +32,6 @@ from scheduler.placement.learner import Learner
 from scheduler.placement.policy import Policy
 from scheduler.placement.prices import Prices, merged
 from scheduler.placement.survey import Survey, survey
-from scheduler.places import FIRM, HoldKind, Place, is_tentative, nodes_of
 from scheduler.pods import Hold, Pod
 from scheduler.snapshot import NodeView, Snapshot
 from slicekeeper.clock import Clock

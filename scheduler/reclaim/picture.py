@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scheduler.held_places import HoldKind, Place
 from scheduler.node_fit import admits
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet
@@ -19,7 +20,6 @@ from scheduler.placement.policy import Policy
 from scheduler.placement.prices import Prices
 from scheduler.placement.ranking import best_of
 from scheduler.placement.survey import survey
-from scheduler.places import HoldKind, Place
 from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
 from scheduler.reclaim.victims import Choice, NodeGpus, Tenant, choose_victims, rank_of
 from scheduler.snapshot import NodeView

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from scheduler.gang_places import Muster
+from scheduler.held_places import HoldKind
 from scheduler.placement.demand import Demand
 from scheduler.placement.policy import Policy
-from scheduler.places import HoldKind
 from scheduler.pods import Pod
 from scheduler.reclaim.back_off import BackOff
 from scheduler.reclaim.eviction import Evictor

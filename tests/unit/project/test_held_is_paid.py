@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.entitlement import may_start
+from scheduler.held_places import HoldKind
 from scheduler.placement.learner import Learner
-from scheduler.places import HoldKind
 from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock

@@ -11,7 +11,7 @@ from support.asgi import ask
 from support.small_cluster import NAMESPACE, binding, lost_after, lost_before, small_cluster, wait_for
 
 from scheduler.app import make_app
-from scheduler.places import HoldKind
+from scheduler.held_places import HoldKind
 from scheduler.service import Scheduler
 from simulator.errors import ApiError
 from slicekeeper import names

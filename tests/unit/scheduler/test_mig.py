@@ -14,13 +14,13 @@ from support.scheduled_pods import container, managed
 from scheduler.explain_wait import outlook
 from scheduler.extender import filter_nodes, gpu_pod, preempt, prioritize_nodes
 from scheduler.gangs import Gangs
+from scheduler.held_places import HoldKind
 from scheduler.pending_bindings import NoPlace
 from scheduler.placement.assignment import NOWHERE
 from scheduler.placement.demand import demand_of
 from scheduler.placement.learner import Learner
 from scheduler.placement.mig import MigRow, choose, in_order, sliced
 from scheduler.placement.ranking import scores
-from scheduler.places import HoldKind
 from scheduler.pods import gpu_rows, read_pod
 from scheduler.reclaim.victims import NodeGpus, Tenant, choose_victims
 from scheduler.state import SchedulerState

@@ -8,7 +8,7 @@ from support.asgi import ask
 from support.small_cluster import binding, small_cluster, wait_for
 
 from scheduler.app import make_app
-from scheduler.places import HoldKind
+from scheduler.held_places import HoldKind
 from scheduler.service import Scheduler
 from slicekeeper import names
 from slicekeeper.clock import ManualClock

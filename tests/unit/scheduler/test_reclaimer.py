@@ -6,7 +6,7 @@ import pytest
 from support.small_cluster import binding, protected, small_cluster, wait_for
 
 from scheduler.extender import filter_nodes, gpu_pod
-from scheduler.places import HoldKind
+from scheduler.held_places import HoldKind
 from scheduler.service import Scheduler
 from slicekeeper import names
 from slicekeeper.clock import ManualClock

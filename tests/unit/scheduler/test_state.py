@@ -13,9 +13,9 @@ from support.scheduled_pods import container, managed
 from scheduler.extender import filter_nodes, gpu_pod, prioritize_nodes
 from scheduler.finder import Finder
 from scheduler.gangs import Gangs
+from scheduler.held_places import HoldKind
 from scheduler.pending_bindings import NoPlace
 from scheduler.placement.learner import Learner
-from scheduler.places import HoldKind
 from scheduler.pods import chosen_hold, read_pod
 from scheduler.state import SchedulerState
 from slicekeeper import names

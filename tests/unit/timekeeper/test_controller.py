@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from support.small_cluster import api_served
 
+from scheduler.held_places import HoldKind
 from scheduler.placement.learner import Learner
-from scheduler.places import HoldKind
 from scheduler.state import SchedulerState
 from simulator.api import Api
 from simulator.cluster import Cluster
