@@ -11,7 +11,7 @@ from collections.abc import Collection
 from itertools import pairwise
 from typing import Final
 
-from sqlalchemy import insert, or_, select
+from sqlalchemy import bindparam, insert, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from slicekeeper.units import Instant
@@ -30,6 +30,14 @@ HOLDS: Final = (
     .exists()
 )
 """Of a membership: whether no later one has taken its place before it began."""
+
+# Made once: every decision executes it, and making it again took much of its processor time.
+_IN_CLUSTER: Final = (
+    select(Membership.child_id, Membership.parent_id, Membership.effective_at)
+    .join(Namespace, Namespace.id == Membership.child_id)
+    .where(Namespace.cluster == bindparam("cluster"), HOLDS)
+    .order_by(Membership.effective_at, Membership.id)
+)
 
 
 def put(session: Session, link: Link, *, actor: str) -> None:
@@ -74,7 +82,5 @@ def _links(session: Session, keys: Collection[AccountId], after: Instant | None)
 
 def current(session: Session, cluster: str) -> dict[AccountId, AccountId]:
     """Return which budget each one of a cluster is under now."""
-    query = select(Membership.child_id, Membership.parent_id, Membership.effective_at)
-    query = query.join(Namespace, Namespace.id == Membership.child_id).where(Namespace.cluster == cluster, HOLDS)
-    rows = session.execute(query.order_by(Membership.effective_at, Membership.id))
+    rows = session.execute(_IN_CLUSTER, {"cluster": cluster})
     return parents_at((Link(*row) for row in rows), IN_FORCE)
