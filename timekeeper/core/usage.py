@@ -85,7 +85,8 @@ def judge(report: UsageReport, marks: Mapping[int, Watermark], bounds: Bounds) -
     if not (
         0 < report.seq < _LARGEST
         and 0 <= report.monotonic_ns < _LARGEST
-        and all(value is None or 0 <= value < _LARGEST for value in (report.used_ms, report.memory_mib))
+        and (report.used_ms is None or 0 <= report.used_ms < _LARGEST)
+        and (report.memory_mib is None or 0 <= report.memory_mib < _LARGEST)
     ):
         return "refused", BAD_COUNTER, None
     if not 0 < report.epoch < _LARGEST:  # by the node's clock, which may show any time
@@ -100,7 +101,9 @@ def judge(report: UsageReport, marks: Mapping[int, Watermark], bounds: Bounds) -
     refusal = _impossible(report, mark, marks, bounds)
     if refusal:
         return "refused", refusal, None
-    peak = max((value for value in (mark.peak_memory_mib, report.memory_mib) if value is not None), default=None)
+    peak = mark.peak_memory_mib
+    if report.memory_mib is not None and (peak is None or report.memory_mib > peak):
+        peak = report.memory_mib
     if report.used_ms is None and mark.used_ms is not None:
         # The counter may have continued: its next value covers all the time since it was last read.
         return "accepted", "", mark._replace(seq=report.seq, peak_memory_mib=peak)
