@@ -98,9 +98,9 @@ class ExpectedFill:
             after = free[rows]
             capacity = gpus.capacity[rows, columns]
             memory = (gpus.memory[rows, columns] - piece.memory_mib) * CORES_PER_GPU // np.maximum(capacity, 1)
-            left = np.minimum(gpus.core[rows, columns] - piece.core, memory)
-            after[np.arange(len(rows)), columns] = left
-            rest = left / CORES_PER_GPU + (free[rows, columns] >= CORES_PER_GPU)
+            remains = np.minimum(gpus.core[rows, columns] - piece.core, memory)
+            after[np.arange(len(rows)), columns] = remains
+            rest = remains / CORES_PER_GPU + (free[rows, columns] >= CORES_PER_GPU)
         cores, left = self._cores(gpus.cpu, gpus.ram), self._cores(cpu, ram)
         idle, still_idle = (free >= CORES_PER_GPU).sum(axis=1), (after >= CORES_PER_GPU).sum(axis=1)
         now = _value(self._tables, free, model, cores) + _room(self._tables, idle, cores)

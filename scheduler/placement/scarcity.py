@@ -52,7 +52,6 @@ class Scarcity:
         self._cpu = np.array([max(kind.cpu * kind.gpus, TINY * TINY) for kind in most])
         self._ram = np.array([max(kind.ram * kind.gpus, TINY * TINY) for kind in most])
         self._admitted = np.array([_admitted(most, model) for model in fleet.models], np.float32)
-        self._price = np.zeros(len(most), np.float32)
         gpus = Gpus.of(fleet.view_rows(np.arange(len(fleet.names)), Demand(())))
         admits = self._admitted[gpus.model, gpus.free()].sum(axis=1)
         left = self._places(admits, self._beside(gpus.cpu, gpus.ram)).sum(axis=0)
