@@ -114,7 +114,7 @@ class Fence:
         return not self._giving_up and self._lease.is_leader and self._caught_up == self._lease.term
 
     def _take(self) -> None:
-        """Take the lease if nobody has it, and in a new term read first what others have bound. Raises NotHolder."""
+        """Take the lease if it is free, and in a new term read first what others have bound. Raises NotHolder."""
         with self._asking:
             if not self._lease.is_leader and time.monotonic() >= self._ask_again:
                 try:

@@ -83,7 +83,7 @@ class LeaderElection:
             if spec.get("holderIdentity") == self._identity:
                 unbroken = _version(lease) == self._written
                 written = self._client.replace(LEASES, {**lease, "spec": {**spec, "holderIdentity": ""}})
-                # If nobody takes the lease until this process does again, its term goes on.
+                # If no other process takes the lease until this process does again, its term goes on.
                 self._written = _version(written) if unbroken else ""
         except ServiceError as error:
             log.info("lease %s was not released, it expires: %s", self.name, error)

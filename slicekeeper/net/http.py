@@ -182,7 +182,7 @@ def _why(error: BaseException) -> str:
 
 
 def _refusal(status: int, data: bytes, what: str) -> ServiceError:
-    """Return the error that an answer of 400 or above stands for, with the server's own message."""
+    """Return the error for an answer of 400 or above, with the server's own message."""
     try:
         answer = msgspec.json.decode(data)
     except msgspec.DecodeError:  # the API server's proxy answers in plain text, whose first line says what is wrong

@@ -39,8 +39,8 @@ static void fake_world(void) {
   setenv("SLICEKEEPER_FAKE_WORLD", path, 0);
 }
 
-/* Somebody may empty the folder while we serve: nobody could reach us any more, to change a seat or to take one. Who has
- * a seat by then has no use for the folder. */
+/* The folder may be emptied while we serve: without its sockets no seat can be changed or taken. Processes that have a
+ * seat by then do not need the folder. */
 static void folder_tick(uint64_t now) {
   char path[AR_PATH];
   const char *why;
