@@ -40,10 +40,14 @@ class Story:
         wait_for(lambda: self.scheduler.watches.synced, "synced")
         return self
 
+    def node(self, name, *args, **kwargs):
+        """Make a node, and wait until the scheduler knows it."""
+        self.cluster.node(name, *args, **kwargs)
+        wait_for(lambda: name in self.state.snapshot().nodes, f"the watch brings {name}")
+
     def runs(self, name, core=60, *, on="n0", state=OVER, **kwargs):
         """Make a pod and bind it."""
         pod = self.cluster.pod(name, core, state=state, **kwargs)
-        wait_for(lambda: on in self.state.snapshot().nodes, f"the watch brings {on}")
         assert self.scheduler.binder.bind(binding(pod, on)) == ""
         return pod
 
@@ -120,7 +124,7 @@ def test_an_over_budget_pod_gives_way_and_the_place_is_kept(story):
 
 
 def test_the_fewest_and_the_lowest_class_go(story):
-    story.cluster.node("n1")
+    story.node("n1")
     story.runs("small-1", 30, on="n0")
     story.runs("small-2", 30, on="n0")
     story.runs("small-3", 30, on="n0")
@@ -131,7 +135,7 @@ def test_the_fewest_and_the_lowest_class_go(story):
 
 
 def test_background_goes_before_over_budget(story):
-    story.cluster.node("n1")
+    story.node("n1")
     story.runs("over", on="n0")
     story.runs("background", on="n1", annotations={names.GPU_CLASS: names.BACKGROUND}, state=IN)
     story.waits()
@@ -215,7 +219,7 @@ def test_nobody_goes_on_a_node_that_the_pod_may_not_use(story, spec):
 
 
 def test_a_disruption_budget_makes_it_try_the_next_choice(story):
-    story.cluster.node("n1")
+    story.node("n1")
     story.runs("first", on="n0", annotations={names.GPU_CLASS: names.BACKGROUND})
     story.runs("second", on="n1")
     story.cluster.api.faults["eviction"] = protected("first")
@@ -254,7 +258,7 @@ def test_a_grant_that_the_watch_has_not_brought_yet_spares_the_pod(story):
 
 
 def test_nobody_else_goes_while_victims_are_on_their_way_out(story):
-    story.cluster.node("n1")
+    story.node("n1")
     story.runs("first", on="n0")
     story.runs("second", on="n1")
     story.waits()
@@ -266,7 +270,7 @@ def test_nobody_else_goes_while_victims_are_on_their_way_out(story):
 
 
 def test_two_waiting_pods_are_served_by_two_victims_and_a_third_by_none(story):
-    story.cluster.node("n1")
+    story.node("n1")
     story.runs("first", on="n0")
     story.runs("second", on="n1")
     for name in ("w1", "w2", "w3"):
@@ -294,7 +298,7 @@ def test_a_pod_that_does_not_take_its_place_is_left_alone_for_longer_each_time(s
 
 
 def test_another_process_after_a_restart_keeps_the_place_and_evicts_nobody_more(story):
-    story.cluster.node("n1")
+    story.node("n1")
     story.runs("first", on="n0")
     story.runs("second", on="n1")
     waiting, rival = story.waits(), story.cluster.pod("rival")
@@ -402,7 +406,7 @@ def test_nothing_is_looked_at_while_no_pod_waits_nor_again_until_something_chang
     looks.clear()
     story.scheduler.reclaimer.look()
     assert not looks, "nothing has changed"
-    story.cluster.node("n1", gpus=2)
+    story.node("n1", gpus=2)
     wait_for(lambda: "n1" in story.state.snapshot().nodes, "the watch brings n1")
     story.scheduler.reclaimer.look()
     assert looks
@@ -412,7 +416,7 @@ GANG = {names.GANG: "g", names.GANG_SIZE: "2"}
 
 
 def test_room_is_made_for_a_whole_gang(story):
-    story.cluster.node("n1")
+    story.node("n1")
     story.runs("v0", on="n0")
     story.runs("v1", on="n1")
     pods = [story.waits(name, annotations=GANG) for name in ("w0", "w1")]
@@ -433,7 +437,7 @@ def test_room_is_made_for_a_whole_gang(story):
 
 
 def test_for_a_part_of_a_gang_nobody_goes(story):
-    story.cluster.node("n1")
+    story.node("n1")
     story.runs("over", on="n0")
     story.runs("mine", on="n1", state=IN)
     story.waits("w0", annotations=GANG)
@@ -445,7 +449,7 @@ def test_for_a_part_of_a_gang_nobody_goes(story):
 
 
 def test_a_gang_that_is_not_all_in_budget_takes_from_nobody(story):
-    story.cluster.node("n1")
+    story.node("n1")
     story.runs("v0", on="n0")
     story.runs("v1", on="n1")
     story.waits("w0", annotations=GANG)
@@ -455,7 +459,7 @@ def test_a_gang_that_is_not_all_in_budget_takes_from_nobody(story):
 
 
 def test_a_disruption_budget_that_protects_one_place_keeps_them_all(story):
-    story.cluster.node("n1")
+    story.node("n1")
     story.runs("v0", on="n0")
     story.runs("v1", on="n1")
     for name in ("w0", "w1"):
@@ -469,8 +473,8 @@ def test_a_disruption_budget_that_protects_one_place_keeps_them_all(story):
 
 
 def test_a_pod_that_replaces_one_of_a_running_gang_is_served_alone(story):
-    story.cluster.node("n1")
-    story.cluster.node("n2")
+    story.node("n1")
+    story.node("n2")
     first = [story.cluster.pod(f"g{i}", annotations=GANG) for i in range(2)]
     wait_for(lambda: len(story.state.waiting()) == 2, "the watch brings them")
     places = [story.fits(pod, "n0", "n1", "n2")[0] for pod in first]
