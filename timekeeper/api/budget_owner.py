@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from flask import request
 from sqlalchemy.orm import Session
@@ -12,11 +14,12 @@ from sqlalchemy.orm import Session
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import NO_TIME
 from slicekeeper.wire.timekeeper import Budget, Parent
-from timekeeper.api import requests
+from timekeeper.api import paging, requests
 from timekeeper.api.problems import Problem
 from timekeeper.api.service import Service
 from timekeeper.api.views import budget as budget_views
 from timekeeper.core.caller import Caller
+from timekeeper.core.record import AccountId
 from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.ledger import reservation
 from timekeeper.ledger.account import NamespaceRef
@@ -24,6 +27,9 @@ from timekeeper.ledger.rule import version_of
 from timekeeper.ledger.standing import Position
 from timekeeper.store import accounts
 from timekeeper.store.accounts import BudgetAccount
+from timekeeper.store.db.models import BudgetGrant, IntervalCorrectionRow, ReservationRow
+
+Row = TypeVar("Row", BudgetGrant, IntervalCorrectionRow, ReservationRow)
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,14 @@ class BudgetOwner(ABC):
     @abstractmethod
     def current(self) -> tuple[Budget | Parent, str]:
         """Return the budget as it is, and its entity tag."""
+
+    def page(self, query: Callable[[Session, AccountId, int | None, int], list[Row]]) -> tuple[list[Row], str | None]:
+        """Return a page of what is booked in its account, newest first, and the cursor of the next one."""
+        limit, before = paging.limit(), paging.cursor(int)
+        with self.service.books.database.reading() as session:
+            account = self.find(session)
+            rows = query(session, account.id, before, limit + 1) if account else []
+        return paging.page(rows, limit, lambda row: row.id)
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ class _Causes:
         self._grants: dict[str, BudgetGrant] = {
             f"{row.kind}:{row.id}": row
             for kind in ("grant", "refund", "adjustment", "transfer")
-            for row in movements.grants(session, namespace, kind)
+            for row in movements.grants(session, namespace, kind=kind)
         }
 
     def of_booking(self, booked: Caused) -> BalanceStep:

@@ -27,7 +27,7 @@ def grant_under(session: Session, namespace: AccountId, key: str) -> BudgetGrant
 
 
 def grants(
-    session: Session, namespace: AccountId, kind: str, before: int | None = None, limit: int | None = None
+    session: Session, namespace: AccountId, before: int | None = None, limit: int | None = None, *, kind: str
 ) -> list[BudgetGrant]:
     """Return a namespace's movements of a kind, newest first, beginning before an id."""
     query = select(BudgetGrant).where(BudgetGrant.namespace_id == namespace, BudgetGrant.kind == kind)

@@ -7,7 +7,7 @@ from flask import Response
 
 from slicekeeper.units import NO_TIME, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import IntervalCorrection, IntervalCorrectionList
-from timekeeper.api import budget_answer, paging, requests
+from timekeeper.api import budget_answer, requests
 from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
@@ -15,19 +15,14 @@ from timekeeper.api.schemas.interval import IntervalBody
 from timekeeper.api.service import current_service
 from timekeeper.ledger import correction
 from timekeeper.ledger.correction import RequestedInterval
-from timekeeper.store import corrections as store
+from timekeeper.store import corrections
 
 
 def listed(namespace: str) -> Response:
     """Return a page of corrected intervals."""
-    service = current_service()
-    owner = owner_of(service, namespace)
+    owner = owner_of(current_service(), namespace)
     owner.allow("get", "intervals")
-    limit, before = paging.limit(), paging.cursor(int)
-    with service.books.database.reading() as session:
-        account = owner.find(session)
-        rows = store.page(session, account.id, before, limit + 1) if account else []
-    rows, more = paging.page(rows, limit, lambda row: row.id)
+    rows, more = owner.page(corrections.page)
     items = [
         IntervalCorrection(
             id=row.id,

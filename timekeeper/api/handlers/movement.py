@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from flask import Response
 
 from slicekeeper.units import format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Grant, GrantList
-from timekeeper.api import budget_answer, paging, requests
+from timekeeper.api import budget_answer, requests
 from timekeeper.api.budget_owner import BudgetOwner, ParentOwner, owner_of
 from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
@@ -73,14 +75,9 @@ def _moved(path: dict[str, str], kind: str, right: str) -> Response:
 
 
 def _page(path: dict[str, str], kind: str, right: str) -> tuple[list[BudgetGrant], str | None]:
-    service = current_service()
-    owner = owner_of(service, **path)
+    owner = owner_of(current_service(), **path)
     owner.allow("get", right)
-    limit, before = paging.limit(), paging.cursor(int)
-    with service.books.database.reading() as session:
-        account = owner.find(session)
-        rows = movements_store.grants(session, account.id, kind, before, limit + 1) if account else []
-    return paging.page(rows, limit, lambda row: row.id)
+    return owner.page(partial(movements_store.grants, kind=kind))
 
 
 def grant(**path: str) -> Response:

@@ -10,7 +10,7 @@ from flask import Response
 
 from slicekeeper.units import format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Reservation, ReservationList
-from timekeeper.api import paging, requests
+from timekeeper.api import requests
 from timekeeper.api.budget_owner import NamespaceOwner, owner_of
 from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
@@ -26,11 +26,7 @@ def listed(namespace: str) -> Response:
     """Return a page of reservations."""
     service, name = current_service(), requests.namespace(namespace)
     service.allow("get", name, "reservations")
-    limit, before = paging.limit(), paging.cursor(int)
-    with service.books.database.reading() as session:
-        account = NamespaceOwner(service, name).find(session)
-        rows = store.page(session, account.id, before, limit + 1) if account else []
-    rows, more = paging.page(rows, limit, lambda row: row.id)
+    rows, more = NamespaceOwner(service, name).page(store.page)
     return requests.answer(ReservationList(items=_views(service, rows), next_cursor=more))
 
 
