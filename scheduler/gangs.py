@@ -24,6 +24,7 @@ from scheduler.gang_places import Muster, Near, places_for
 from scheduler.gang_turns import REST, Turns
 from scheduler.pending_bindings import NoPlace
 from scheduler.pods import Hold, Pod
+from scheduler.reclaim.back_off import BackOff
 from scheduler.reclaim.retry_trigger import Nudger
 from scheduler.state import SchedulerState
 from slicekeeper.clock import Clock
@@ -61,8 +62,8 @@ class _Plan:
 
 
 @dataclass
-class _KnownGang:
-    """The state of one gang."""
+class _KnownGang(BackOff):
+    """The state of one gang, and how often its places were kept in vain."""
 
     near: dict[str, Near] = field(default_factory=dict)
     """The nodes that kube-scheduler last offered for each pod."""
@@ -75,10 +76,6 @@ class _KnownGang:
     """Why it has no places."""
     most: tuple[float, int] | None = None
     """When the number of pods that idle GPUs would hold was computed, and the result."""
-    times: int = 0
-    """How often its places were kept in vain."""
-    not_before_ns: int = 0
-    """When places are searched for again after that."""
     asked_at: float = 0.0
     """When kube-scheduler last asked for one of its pods (monotonic seconds)."""
 
@@ -265,8 +262,8 @@ class Gangs:
         if plan is None:
             return
         if now >= plan.until_ns:
+            known.put_off(plan.until_ns, self._hold_ns, LONGEST_PAUSE)
             known.times += 1
-            known.not_before_ns = plan.until_ns + min(2 ** (known.times - 1), LONGEST_PAUSE) * self._hold_ns
             known.said = (
                 f"{_named(there)}: its places were kept and only {len(plan.come)} of {len(plan.holds)} pods took them; "
                 "it is tried again later"

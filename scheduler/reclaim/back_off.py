@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The growing wait of a pod for which something was done in vain: an eviction, or a nudge of kube-scheduler."""
+"""The growing wait of a pod or gang for which something was done: an eviction, a nudge, a reservation of places."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass
 class BackOff:
-    """How often something was done for a pod, and until when nothing more is."""
+    """How often something was done for it, and until when nothing more is."""
 
     times: int = 0
     not_before_ns: int = 0
 
     def put_off(self, now_ns: int, pause_ns: int, longest: int) -> None:
-        """Leave the pod alone for twice as long each time, at most for `longest` pauses."""
+        """Do nothing for twice as long each time, at most for `longest` pauses."""
         self.not_before_ns = now_ns + min(2**self.times, longest) * pause_ns
