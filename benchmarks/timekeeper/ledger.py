@@ -37,11 +37,11 @@ from support.ports import free_port  # noqa: E402
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy  # noqa: E402
 from timekeeper.core.caller import OPERATOR  # noqa: E402
-from timekeeper.ledger import intake  # noqa: E402
+from timekeeper.ledger import workload  # noqa: E402
 from timekeeper.ledger.books import Books  # noqa: E402
-from timekeeper.ledger.intake import Closing, Opening  # noqa: E402
 from timekeeper.ledger.usage_report import take  # noqa: E402
 from timekeeper.ledger.verify import verify  # noqa: E402
+from timekeeper.ledger.workload import Closing, Opening  # noqa: E402
 from timekeeper.store.db import migrate  # noqa: E402
 from timekeeper.store.db.database import Database  # noqa: E402
 from timekeeper.store.db.engine import make_engine  # noqa: E402
@@ -103,7 +103,7 @@ def fill(it: Made, rows: int, live: int) -> None:
     """Write `rows` pods that ended long ago, with their watermarks, then `live` ones that run."""
     book = Books(Database(make_engine(it.url)), "default", carry=False)
     policies = {f"ns{n}": POLICY for n in range(NAMESPACES)}
-    intake.apply(book, [opening(pod, NOW - HOUR) for pod in range(live)], [], policies, NOW - HOUR)
+    workload.apply(book, [opening(pod, NOW - HOUR) for pod in range(live)], [], policies, NOW - HOUR)
     book.database.close()
     if it.kind == "SQLite":
         numbers, key = (
@@ -299,11 +299,11 @@ def measure_churn(it: Made) -> None:
     before, begun = it.size(), time.perf_counter()
     for start in range(0, PODS, BATCH):
         part = range(start, start + BATCH)
-        intake.apply(book, [opening(pod, NOW + pod) for pod in part], [], policies, NOW + start + BATCH)
+        workload.apply(book, [opening(pod, NOW + pod) for pod in part], [], policies, NOW + start + BATCH)
     opened = time.perf_counter()
     for start in range(0, PODS, BATCH):
         ends = [Closing(uid(pod), NOW + 30_000 + pod, "finished") for pod in range(start, start + BATCH)]
-        intake.apply(book, [], ends, {}, NOW + 30_000 + start + BATCH)
+        workload.apply(book, [], ends, {}, NOW + 30_000 + start + BATCH)
     closed = time.perf_counter()
     for turn in range(1, 11):
         for start in range(0, PODS, BATCH):

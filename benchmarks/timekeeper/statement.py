@@ -34,10 +34,10 @@ from sqlalchemy.orm import Session
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.units import format_instant
 from timekeeper.core.period import bounds
-from timekeeper.ledger import intake
+from timekeeper.ledger import workload
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.settlement import ANCHORS_KEPT
+from timekeeper.ledger.workload import Closing
 from timekeeper.store import timelines
 from timekeeper.store.accounts import settled, touch
 from timekeeper.store.db.database import Database
@@ -67,7 +67,7 @@ MONTH = interval(START, END)
 def fill(it: Made, pods: int) -> None:
     """Write the month; half of the pods of its last two hours still run."""
     book = Books(Database(make_engine(it.url)), "default", carry=False)
-    intake.apply(
+    workload.apply(
         book, [opening(0, START, NAMESPACE)], [Closing(uid(0), START + 1_000, "finished")], POLICY, START + 2_000
     )
     state = book.require(NAMESPACE).at(LAST)
@@ -84,12 +84,12 @@ def fill(it: Made, pods: int) -> None:
     for name, first in ((NAMESPACE, 10**8), (OTHER, 10**8 + 10**6)):
         late = range(first, first + 2 * RUNNING)
         for at in range(0, len(late), STEP):
-            intake.apply(
+            workload.apply(
                 book, [opening(p, LAST + 1 + p - first, name) for p in late[at : at + STEP]], [], POLICY, LAST + 2_000
             )
         for at in range(0, RUNNING, STEP):
             ends = [Closing(uid(p), LAST + 5 * MINUTE + p - first, "finished") for p in late[at : at + STEP]]
-            intake.apply(book, [], ends, POLICY, NOW - MINUTE)
+            workload.apply(book, [], ends, POLICY, NOW - MINUTE)
     book.database.close()
     plain(it.url, "ANALYZE")
 
@@ -276,8 +276,10 @@ def book_more(it: Made) -> list[tuple[Any, ...]]:
     for pod in range(2 * 10**8, 2 * 10**8 + 40):
         for number, name in enumerate(took):
             begun, one = time.perf_counter(), pod + 1000 * number
-            intake.apply(books, [opening(one, NOW + pod % 1000, name)], [], POLICY, NOW + pod % 1000)
-            intake.apply(books, [], [Closing(uid(one), NOW + pod % 1000 + 1, "finished")], POLICY, NOW + pod % 1000 + 1)
+            workload.apply(books, [opening(one, NOW + pod % 1000, name)], [], POLICY, NOW + pod % 1000)
+            workload.apply(
+                books, [], [Closing(uid(one), NOW + pod % 1000 + 1, "finished")], POLICY, NOW + pod % 1000 + 1
+            )
             took[name].append(time.perf_counter() - begun)
     books.database.close()
     mine, other = (statistics.median(found) * 1000 for found in took.values())

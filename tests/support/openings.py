@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from timekeeper.ledger.intake import Opening
+from timekeeper.ledger.workload import Opening
 
 
 def opening(uid: str, start: int, share: Fraction | int = 1, namespace: str = "team", *, model: str = "") -> Opening:

@@ -31,15 +31,15 @@ from slicekeeper.errors import Conflict
 from slicekeeper.wire.timekeeper import UsageReport
 from timekeeper.core.caller import OPERATOR
 from timekeeper.core.record import Rule
-from timekeeper.ledger import intake, movement, rate, seal, settlement
+from timekeeper.ledger import movement, rate, seal, settlement, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import follow_policy, set_budget, set_status
 from timekeeper.ledger.debt import follow_debt
-from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.usage_report import take
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing, Opening
 from timekeeper.store.db import migrate
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -62,7 +62,7 @@ def opening(uid: str, at: int, share: Fraction, namespace: str = "team") -> Open
 def tell(now: int, *openings: Opening, ends: dict[str, int] | None = None) -> Step:
     """Return the step of a controller that sees pods begin and end."""
     closings = [Closing(uid, at, "finished") for uid, at in (ends or {}).items()]
-    return lambda books: intake.apply(books, openings, closings, {"team": POLICY, "other": POLICY}, now)
+    return lambda books: workload.apply(books, openings, closings, {"team": POLICY, "other": POLICY}, now)
 
 
 def order(key: str, amount: int, now: int) -> Order:

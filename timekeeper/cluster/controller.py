@@ -31,7 +31,7 @@ from timekeeper.cluster.break_glass_records import Released
 from timekeeper.cluster.budget_state import BudgetStates
 from timekeeper.cluster.eviction import Evictions
 from timekeeper.cluster.gate import Gates
-from timekeeper.cluster.interval import Intervals
+from timekeeper.cluster.interval_booking import Intervals
 from timekeeper.cluster.lost_label import Strays
 from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings, namespace_of

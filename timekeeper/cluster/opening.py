@@ -17,7 +17,7 @@ from slicekeeper.units import Instant
 from timekeeper.cluster.watches import ClusterNodes, Namespaces
 from timekeeper.core import interval, metering, quota_weight, reservation
 from timekeeper.core.rate import RateBook
-from timekeeper.ledger.intake import Opening
+from timekeeper.ledger.workload import Opening
 from timekeeper.store import workloads
 from timekeeper.store.db.database import Database
 

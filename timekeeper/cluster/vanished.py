@@ -12,12 +12,12 @@ from collections.abc import Callable
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import PODS, KubeClient
 from slicekeeper.units import Instant
-from timekeeper.cluster.interval import Intervals, last_confirmed
+from timekeeper.cluster.interval_booking import Intervals, last_confirmed
 from timekeeper.cluster.lost_label import Strays
 from timekeeper.cluster.watches import Pods
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.vanished_pod import LAST_CONFIRMED
+from timekeeper.ledger.workload import Closing
 from timekeeper.store import workloads
 
 

@@ -32,9 +32,9 @@ from timekeeper.api.app import routed
 from timekeeper.api.routes import ROUTES
 from timekeeper.api.service import Service
 from timekeeper.core.caller import Caller
-from timekeeper.ledger import intake, settlement
-from timekeeper.ledger.intake import Closing
+from timekeeper.ledger import settlement, workload
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing
 from timekeeper.store import accounts
 from timekeeper.store.db import migrate
 
@@ -73,7 +73,7 @@ class World:
         self.cluster.store.create(names_pods(), pod, namespace)
         stored = self.cluster.store.get(names_pods(), f"{uid}-pod", namespace)
         self.service.controller.pods.on_event("ADDED", stored)
-        intake.apply(
+        workload.apply(
             self.service.books,
             [replace(opening(stored["metadata"]["uid"], self.clock.now_ms(), rate, namespace), pod_name=f"{uid}-pod")],
             [],
@@ -318,7 +318,7 @@ def test_entries_show_both_sides_of_every_booking(world: World) -> None:
     world.pod("a", rate=Fraction(1, 3))
     uid = world.uid("a-pod")
     world.clock.advance(10_000)
-    intake.apply(world.service.books, [], [Closing(uid, T0 + 10_000, "finished")], {}, world.clock.now_ms())
+    workload.apply(world.service.books, [], [Closing(uid, T0 + 10_000, "finished")], {}, world.clock.now_ms())
     items = world.get("/api/v1/budgets/team/entries")["items"]
     charges = [(e["account"], e["amountMs"]) for e in items if e["kind"] == "charge"]
     assert charges == [("budget", -3_333), ("charged", 3_333)]
@@ -336,7 +336,7 @@ def test_movements_prices_and_status_are_told_and_audited(world: World) -> None:
     world.pod("a")
     uid = world.uid("a-pod")
     world.clock.advance(HOUR)
-    intake.apply(world.service.books, [], [Closing(uid, T0 + HOUR, "finished")], {}, world.clock.now_ms())
+    workload.apply(world.service.books, [], [Closing(uid, T0 + HOUR, "finished")], {}, world.clock.now_ms())
     path = "/api/v1/budgets/team"
     refund = {"podUid": uid, "amountMs": HOUR // 2, "reason": "a broken GPU"}
     assert post("refunds", refund, "k1").json["balanceMs"] == 2 * HOUR
@@ -458,7 +458,7 @@ def test_an_interval_is_put_right_by_hand(world: World) -> None:
     running = world.call("POST", url, body, right)
     assert (running.status_code, running.json["code"], running.json["field"]) == (409, "pod-running", "end")
     world.clock.advance(HOUR)
-    intake.apply(world.service.books, [], [Closing(uid, T0 + HOUR, "finished")], {}, T0 + HOUR)
+    workload.apply(world.service.books, [], [Closing(uid, T0 + HOUR, "finished")], {}, T0 + HOUR)
     for wrong, status, code, field in (
         ({**body, "end": format_instant(T0 + 9 * HOUR)}, 409, "interval-implausible", "end"),
         ({**body, "start": format_instant(T0 - 1)}, 409, "interval-implausible", "start"),
@@ -804,7 +804,7 @@ def test_metrics_have_their_names(world: World) -> None:
     assert 'gpu_budget_exhausted{namespace="team"} 0.0' in text
     for name in ("gpu_budget_reserved_seconds", "gpu_budget_charged_seconds_total", "timekeeper_report_lag_seconds"):
         assert f"\n{name}" in text
-    intake.apply(
+    workload.apply(
         world.service.books, [], [Closing(world.uid("a-pod"), T0 + HOUR, "finished")], {}, world.clock.now_ms()
     )
     text = world.metrics()
@@ -829,7 +829,7 @@ def test_periods_statements_and_seals(world: World) -> None:
 
     def end(uid: str) -> None:
         closing = Closing(world.uid(f"{uid}-pod"), world.clock.now_ms(), "finished")
-        intake.apply(world.service.books, [], [closing], {}, world.clock.now_ms())
+        workload.apply(world.service.books, [], [closing], {}, world.clock.now_ms())
 
     end("a")
     world.clock.advance(24 * HOUR)
@@ -850,7 +850,7 @@ def test_periods_statements_and_seals(world: World) -> None:
 
     late = opening("late", T0)
     closing = Closing("late", T0 + 60_000, "finished")
-    intake.apply(
+    workload.apply(
         world.service.books, [late], [closing], {"team": world.service.policy.of("team")}, world.clock.now_ms()
     )
     before = world.get(f"{budget}/statement?from={first['start']}&to={first['end']}")
@@ -1151,7 +1151,7 @@ def test_what_rolled_over_is_shown_after_the_period_changed_to_days_and_back(wor
         world.clock.advance(seconds * 1000)
         closing = Closing(uid, start + seconds * 1000, "finished")
         policies = {"team": world.service.policy.of("team")}
-        intake.apply(world.service.books, [opening(uid, start)], [closing], policies, world.clock.now_ms())
+        workload.apply(world.service.books, [opening(uid, start)], [closing], policies, world.clock.now_ms())
 
     def change(period: str) -> None:
         assert world.call("PUT", "/api/v1/budgets/team", {**rule, "period": period}).status_code == 200

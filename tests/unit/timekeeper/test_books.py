@@ -26,14 +26,14 @@ from timekeeper.core import timeline
 from timekeeper.core.charge import Claim
 from timekeeper.core.record import Forest, Posting, Records, Rule
 from timekeeper.core.refusal import KeyReused, VersionMismatch
-from timekeeper.ledger import intake, movement, settlement
+from timekeeper.ledger import movement, settlement, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import follow_policy, set_budget
-from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.rule import version_of
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing, Opening
 from timekeeper.store import accounts, audit_chain, bookings, timelines
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -66,7 +66,7 @@ def standing(books: Books, name: str = "team") -> list[Posting]:
 
 
 def apply(books: Books, openings: list[Opening], closings: list[Closing], now: int) -> None:
-    intake.apply(books, openings, closings, {o.namespace: POLICY for o in openings}, now)
+    workload.apply(books, openings, closings, {o.namespace: POLICY for o in openings}, now)
 
 
 pods = st.tuples(st.integers(0, 50_000), st.integers(0, 40_000), st.sampled_from([1, 2, 3, 7]))
@@ -153,12 +153,12 @@ def test_a_pod_that_ended_before_others_were_charged_takes_back_what_they_were_c
 ) -> None:
     policy = {"team": NamespacePolicy(budget=BudgetPolicy(amount="10s", period="none"))}
     one = Fraction(1)
-    intake.apply(books, [opening("a", T0, one), opening("b", T0, one)], [], policy, T0)
-    intake.apply(books, [], [Closing("a", T0 + 10_000, "finished")], policy, T0 + 10_000)
+    workload.apply(books, [opening("a", T0, one), opening("b", T0, one)], [], policy, T0)
+    workload.apply(books, [], [Closing("a", T0 + 10_000, "finished")], policy, T0 + 10_000)
     over = [p for p in standing(books) if p.kind == "over-budget"]
     assert [(p.key, p.amount) for p in over] == [("a", 5_000)]
     # b had ended long before, which nobody knew: a was within the budget for nine seconds.
-    intake.apply(books, [], [Closing("b", T0 + 1_000, "finished")], policy, T0 + 20_000)
+    workload.apply(books, [], [Closing("b", T0 + 1_000, "finished")], policy, T0 + 20_000)
     amounts: Counter[tuple[str, str]] = Counter()
     for posting in standing(books):
         amounts[posting.kind, posting.key] += posting.amount
@@ -185,7 +185,7 @@ def test_a_grant_is_booked_once_and_its_key_is_for_that_grant_alone(books: Books
 @pytest.mark.parametrize("ahead", [1, 3_600_000])
 def test_a_pod_bound_by_a_clock_ahead_of_ours_is_foreseen_to_run_out(books: Books, ahead: int) -> None:
     policy = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="none"))
-    intake.apply(books, [opening("a", T0 + ahead, Fraction(1))], [], {"team": policy}, T0)
+    workload.apply(books, [opening("a", T0 + ahead, Fraction(1))], [], {"team": policy}, T0)
     assert books.require("team").due(T0) == T0 + ahead + 20_000
 
 
@@ -247,10 +247,10 @@ def test_a_policys_budget_has_credit_rollover_and_an_anchor(books: Books) -> Non
     half = format_instant(T0 - 1_800_000)
     budget = BudgetPolicy(amount="20s", period="hour", credit="5s", rollover="3s", anchor=half)
     policies = {"team": NamespacePolicy(budget=budget)}
-    intake.apply(books, [opening("a", T0, HALF)], [Closing("a", T0 + 10_000, "finished")], policies, T0 + 10_000)
+    workload.apply(books, [opening("a", T0, HALF)], [Closing("a", T0 + 10_000, "finished")], policies, T0 + 10_000)
     state = books.require("team").at(T0 + 1_800_000)
     assert (state.period_start, state.balance) == (T0 + 1_800_000, 23_000)
-    intake.apply(books, [opening("b", T0 + 1_800_000, Fraction(1))], [], policies, T0 + 1_800_000)
+    workload.apply(books, [opening("b", T0 + 1_800_000, Fraction(1))], [], policies, T0 + 1_800_000)
     assert books.require("team").run_out(T0 + 1_800_000) == T0 + 1_828_000
     follow_policy(books, {"team": NamespacePolicy(budget=msgspec.structs.replace(budget, credit="0s"))}, T0 + 1_810_000)
     assert books.require("team").run_out(T0 + 1_810_000) == T0 + 1_823_000

@@ -26,7 +26,7 @@ from slicekeeper.cli.main import cli
 from slicekeeper.clock import ManualClock
 from slicekeeper.errors import NotFound
 from timekeeper.api.app import routed
-from timekeeper.ledger import intake
+from timekeeper.ledger import workload
 from timekeeper.store.db.engine import make_engine
 from timekeeper.store.db.migrate import upgrade
 
@@ -49,9 +49,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             service.controller.namespaces.on_event("ADDED", {"metadata": {"name": name, "uid": f"uid-{name}"}})
         pod = opening("uid-p", start=T0)
         policies = {"team": service.policy.of("team")}
-        intake.apply(service.books, [pod], [], policies, clock.now_ms())
+        workload.apply(service.books, [pod], [], policies, clock.now_ms())
         clock.advance(3_600_000)
-        intake.apply(service.books, [], [intake.Closing("uid-p", T0 + 1_200_000, "finished")], policies, clock.now_ms())
+        workload.apply(
+            service.books, [], [workload.Closing("uid-p", T0 + 1_200_000, "finished")], policies, clock.now_ms()
+        )
         server = make_server("127.0.0.1", 0, routed(service), threaded=True)
         threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         config = folder / "config.yaml"

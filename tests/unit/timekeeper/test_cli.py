@@ -21,8 +21,8 @@ from slicekeeper.clock import ManualClock
 from timekeeper.api.app import routed
 from timekeeper.api.schemas.budget import BudgetBody
 from timekeeper.api.service import Service
-from timekeeper.ledger import intake
-from timekeeper.ledger.intake import Closing
+from timekeeper.ledger import workload
+from timekeeper.ledger.workload import Closing
 
 T0 = 1_767_225_600_000
 Run = Callable[..., Any]
@@ -113,7 +113,7 @@ def test_options_that_are_not_named_keep_their_value(run: Run, world: Service) -
 
 def test_a_new_period_begins_only_where_it_is_asked_for(run: Run, world: Service) -> None:
     closing = Closing("uid-p", T0 + 1_200_000, "finished")
-    intake.apply(world.books, [opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
+    workload.apply(world.books, [opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
     assert isinstance(world.clock, ManualClock)
     world.clock.advance(1_200_000)
     for options in (("10m",), ("25h",), ("--period", "month"), ("--time-zone", "Asia/Tokyo"), ("--period", "day")):
@@ -134,7 +134,7 @@ def test_time_is_set_aside_shown_and_given_back(run: Run) -> None:
 
 def test_time_is_moved_by_hand_and_stated(run: Run, world: Service) -> None:
     closing = Closing("uid-p", T0 + 1_200_000, "finished")
-    intake.apply(world.books, [opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
+    workload.apply(world.books, [opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
     assert isinstance(world.clock, ManualClock)
     world.clock.advance(1_200_000)
     for _ in range(2):
@@ -192,7 +192,7 @@ def test_a_grant_of_later_is_listed_and_withdrawn(run: Run) -> None:
 
 def test_an_interval_is_corrected_and_an_account_named_by_its_uid(run: Run, world: Service) -> None:
     closing = Closing("uid-p", T0 + 1_200_000, "finished")
-    intake.apply(world.books, [opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
+    workload.apply(world.books, [opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
     assert isinstance(world.clock, ManualClock)
     world.clock.advance(1_200_000)
     assert run("budget", "correct", "team", "uid-p", "--end", "2026-01-01T00:10:00Z", "--key", "k")["usedMs"] == 600_000

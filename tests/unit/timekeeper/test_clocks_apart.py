@@ -18,13 +18,13 @@ from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Posting, Rule
 from timekeeper.core.refusal import Conflicting
-from timekeeper.ledger import hierarchy, intake, settlement
+from timekeeper.ledger import hierarchy, settlement, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.debt import follow_debt
-from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.rate import follow_settings, set_rate
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing
 from timekeeper.store import accounts, bookings, memberships
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -55,7 +55,7 @@ def under(books: Books, child: NamespaceRef | str, above: str | None, at: int) -
 
 def run(books: Books, uid: str, start: int, end: int | None = None, model: str = "") -> None:
     closings = [Closing(uid, end, "finished")] if end else []
-    intake.apply(books, [opening(uid, start, 1, model=model)], closings, {"team": POLICY}, end or start)
+    workload.apply(books, [opening(uid, start, 1, model=model)], closings, {"team": POLICY}, end or start)
 
 
 def charged(books: Books, name: str) -> int:
@@ -98,7 +98,7 @@ def test_a_later_move_holds_although_a_clock_ahead_wrote_the_one_before(
             assert above(one) == ([to] if to else [])
     assert set(before) <= set(charges(books)), "nothing that was charged changes"
     last = now + 2 * HOUR
-    intake.apply(books, [], [Closing("pod", last, "finished")], {}, last)
+    workload.apply(books, [], [Closing("pod", last, "finished")], {}, last)
     assert charged(books, "team") == last - T0
     assert charged(books, "lab") + charged(books, "shop") <= now + CLOCK_SKEW_MS - (T0 + 20 * SECOND)
 
@@ -112,7 +112,7 @@ def test_a_move_in_that_was_written_ahead_is_asked_for_again(books: Books, repli
     again = under(books, TEAM, "lab", now)
     assert again is (apart > CLOCK_SKEW_MS), "one within what clocks may differ holds soon by itself"
     last = now + 2 * HOUR
-    intake.apply(books, [], [Closing("pod", last, "finished")], {}, last)
+    workload.apply(books, [], [Closing("pod", last, "finished")], {}, last)
     assert charged(books, "lab") == last - now - (0 if again else apart)
 
 
@@ -131,7 +131,7 @@ def test_what_left_ahead_of_time_has_left_where_something_else_is_put_under_it(
     assert under(books, "upper", "lower", now)
     held = now if apart > CLOCK_SKEW_MS else now + apart
     last = now + 2 * HOUR
-    intake.apply(books, [], [Closing("pod", last, "finished")], {}, last)
+    workload.apply(books, [], [Closing("pod", last, "finished")], {}, last)
     assert charged(books, "upper") == held - (T0 + SECOND)
     assert charged(books, "lower") == last - (T0 + SECOND)
 
@@ -145,7 +145,7 @@ def test_the_parent_that_a_clock_ahead_named_is_charged_nothing(books: Books, re
     assert charged(books, "lab") == 0
     assert under(books, TEAM, None, now)
     last = now + 2 * HOUR
-    intake.apply(books, [], [Closing("pod", last, "finished")], {}, last)
+    workload.apply(books, [], [Closing("pod", last, "finished")], {}, last)
     assert (charged(books, "lab"), charged(books, "team")) == (0, last - T0)
 
 
@@ -190,7 +190,7 @@ def test_no_ring_of_parents_ever_comes_to_exist(
                 held = [known.name for known in position.above]
                 assert held[:1] == [wanted[position.account.name]][:1] if position.account.name in wanted else not held
             never_a_ring(books)
-            intake.apply(books, [], [Closing("pod", now + 3 * HOUR, "finished")], {}, now + 3 * HOUR)
+            workload.apply(books, [], [Closing("pod", now + 3 * HOUR, "finished")], {}, now + 3 * HOUR)
             assert charged(books, "team") == now + 3 * HOUR - T0
             assert verify(books.database.engine, carry=False).differences == []
         finally:
@@ -235,7 +235,7 @@ def test_a_rate_is_corrected_although_a_clock_ahead_wrote_the_one_before(
     assert set_rate(books, "A100", Fraction(4), now=now, **price) == (since, False)
     assert set(before) <= set(charges(books)), "nothing that was charged changes"
     last = now + 3 * HOUR
-    intake.apply(books, [], [Closing("pod", last, "finished")], {}, last)
+    workload.apply(books, [], [Closing("pod", last, "finished")], {}, last)
     owed = 10 * SECOND + 2 * (min(since, ahead) - T0 - 10 * SECOND) + 4 * (scheduled - since) + 3 * (last - scheduled)
     assert charged(books, "team") == owed + (9 if since > ahead else 0)
 
@@ -256,7 +256,7 @@ def test_the_settings_rates_follow_the_later_write(books: Books, replica: Books,
     for _ in range(3):
         follow_settings(books, {"A100": Fraction(2)}, now)
     last = now + 2 * HOUR
-    intake.apply(books, [], [Closing("pod", last, "finished")], {}, last)
+    workload.apply(books, [], [Closing("pod", last, "finished")], {}, last)
     late = 0 if apart > CLOCK_SKEW_MS else apart
     assert charged(books, "team") == 10 * SECOND + late + (9 - 2 if late else 0) + 2 * (last - now - late)
 
@@ -275,6 +275,6 @@ def test_what_becomes_of_debts_follows_the_later_word(books: Books, replica: Boo
         follow_debt(mine, now)
     tight = NamespacePolicy(budget=BudgetPolicy(amount="10s", period="none"))
     start = now + 2 * SECOND + SECOND
-    intake.apply(mine, [opening("pod", start, 1)], [], {"team": tight}, start)
-    intake.apply(mine, [], [Closing("pod", start + 40 * SECOND, "finished")], {}, start + 40 * SECOND)
+    workload.apply(mine, [opening("pod", start, 1)], [], {"team": tight}, start)
+    workload.apply(mine, [], [Closing("pod", start + 40 * SECOND, "finished")], {}, start + 40 * SECOND)
     assert mine.require("team").at(start + 40 * SECOND).debt == (30 * SECOND if carry else 0)

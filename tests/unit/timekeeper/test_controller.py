@@ -26,11 +26,11 @@ from slicekeeper.errors import Forbidden, NotFound
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import EVENTS, LEASES, NAMESPACES, NODES, PODS, KubeClient, Object
 from slicekeeper.units import Instant, format_instant, format_seconds
-from timekeeper.cluster import controller, interval, lost_label, node_clock
+from timekeeper.cluster import controller, interval_booking, lost_label, node_clock
 from timekeeper.cluster.controller import Controller
-from timekeeper.cluster.interval import KUBELET_MS
+from timekeeper.cluster.interval_booking import KUBELET_MS
 from timekeeper.core.record import Debt
-from timekeeper.ledger import intake, settlement
+from timekeeper.ledger import settlement, workload
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import follow_policy
 from timekeeper.ledger.debt import follow_debt
@@ -281,7 +281,7 @@ def test_a_pod_seen_to_be_deleted_without_our_finalizer_closes_by_its_last_recor
 
 
 def test_kubelet_gets_its_time_to_tell_how_a_deleted_pod_ended(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interval, "KUBELET_SECONDS", -1.0)
+    monkeypatch.setattr(interval_booking, "KUBELET_SECONDS", -1.0)
     silent, slow = stage.create("silent"), stage.create("slow")
     stage.look()
     stage.clock.advance(5_000)
@@ -510,7 +510,7 @@ def renew(stage: Stage, ahead: int) -> None:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have pods read again, and Leases too, as often as we look."""
-    monkeypatch.setattr(interval, "READ_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(interval_booking, "READ_AGAIN_SECONDS", 0.0)
     monkeypatch.setattr(node_clock, "SAME_SECONDS", 0.0)
 
 
@@ -670,7 +670,7 @@ def test_an_end_that_the_books_could_not_take_at_first_is_held_from_when_it_was_
     seen = stage.clock.ms
     stage.end("a", seen + 24 * 3_600_000)
     with monkeypatch.context() as patch:
-        patch.setattr(intake, "apply", raising)
+        patch.setattr(workload, "apply", raising)
         with pytest.raises(RuntimeError):
             stage.look()
     stage.clock.advance(3_600_000)
@@ -759,7 +759,7 @@ def test_one_pod_that_the_books_do_not_take_keeps_no_other_from_its_charge(
 ) -> None:
     bad = stage.create("bad")["metadata"]["uid"]
     stage.create()
-    apply = intake.apply
+    apply = workload.apply
 
     def picky(books: Books, openings: Any, *rest: Any) -> None:
         if any(opening.pod_uid == bad for opening in openings):
@@ -768,7 +768,7 @@ def test_one_pod_that_the_books_do_not_take_keeps_no_other_from_its_charge(
 
     stage.end("a", T0)
     with monkeypatch.context() as patch:
-        patch.setattr(intake, "apply", picky)
+        patch.setattr(workload, "apply", picky)
         with pytest.raises(RuntimeError):
             stage.look()
         assert stage.finalizers() == []

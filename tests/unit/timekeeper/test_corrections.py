@@ -15,15 +15,15 @@ from support.openings import opening
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting, Unknown
-from timekeeper.ledger import hierarchy, intake, movement, seal
+from timekeeper.ledger import hierarchy, movement, seal, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.correction import RequestedInterval, correct
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.explain import explain
-from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing
 from timekeeper.store import accounts, bookings, workloads
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -47,7 +47,7 @@ def run(
     begun = opening(uid, start, share)
     begun = type(begun)(**{**begun.__dict__, "created": created})
     closing = [] if end is None else [Closing(uid, end, "finished")]
-    intake.apply(books, [begun], closing, {"team": POLICY}, now or end or start)
+    workload.apply(books, [begun], closing, {"team": POLICY}, now or end or start)
 
 
 def team(session: Session) -> accounts.BudgetAccount:
@@ -141,7 +141,7 @@ def test_a_pod_that_runs_has_no_end_to_put_right_and_a_strangers_none_at_all(boo
         put_right(books, "a", T0 + 11, None, T0 + 10)
     with pytest.raises(Unknown, match="team had no pod b"):
         put_right(books, "b", T0, None, T0 + 10)
-    intake.apply(books, [opening("c", T0, 1, "other")], [], {"other": POLICY}, T0)
+    workload.apply(books, [opening("c", T0, 1, "other")], [], {"other": POLICY}, T0)
     with pytest.raises(Unknown, match="team had no pod c"):
         put_right(books, "c", T0, None, T0 + 10)
 

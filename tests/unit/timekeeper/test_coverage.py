@@ -19,13 +19,13 @@ from timekeeper.core.coverage import Aside, Cover, Gap, planned
 from timekeeper.core.record import Forest, GrantRecord, Link, Records, Rule
 from timekeeper.core.refusal import Conflicting
 from timekeeper.core.reservation import Need
-from timekeeper.ledger import hierarchy, intake, movement, reservation
+from timekeeper.ledger import hierarchy, movement, reservation, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget
-from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 
@@ -45,7 +45,7 @@ def grant(books: Books, amount: int, until: int | None, *, priority: int = 0, ke
 
 def bind(books: Books, uid: str, at: int, amount: int, span: int) -> None:
     """Have a pod hold GPUs from now on that cost `amount` in `span`."""
-    intake.apply(books, [opening(uid, at, Fraction(amount, span))], [], {"team": POLICY}, at)
+    workload.apply(books, [opening(uid, at, Fraction(amount, span))], [], {"team": POLICY}, at)
 
 
 def uncovered(books: Books, now: int) -> int:
@@ -122,7 +122,7 @@ def test_whoever_started_on_a_reservation_finishes_in_budget(databases: Database
             for number in range(data.draw(st.integers(1, 6))):
                 now += data.draw(st.integers(0, HOUR))
                 done = {uid: end for uid, end in ends.items() if end <= now}
-                intake.apply(books, [], [Closing(uid, end, "finished") for uid, end in done.items()], {}, now)
+                workload.apply(books, [], [Closing(uid, end, "finished") for uid, end in done.items()], {}, now)
                 ends = {uid: end for uid, end in ends.items() if uid not in done}
                 amount, span, uid = data.draw(amounts), data.draw(spans), f"p{number}"
                 kind = data.draw(st.sampled_from(["pod", "pod", "early", "by-hand", "take"]))
@@ -139,7 +139,7 @@ def test_whoever_started_on_a_reservation_finishes_in_budget(databases: Database
             watched: list[Any] = sorted({now, *ends.values(), *(T0 + hour * HOUR for hour in range(30))})
             for at in (instant for instant in watched if instant >= now):
                 closing = [Closing(uid, end, "finished") for uid, end in ends.items() if end <= at]
-                intake.apply(books, [], closing, {}, at)
+                workload.apply(books, [], closing, {}, at)
                 ends = {uid: end for uid, end in ends.items() if end > at}
                 state = books.require("team").at(at)
                 assert state.over == 0, "a pod with time set aside ran over budget"

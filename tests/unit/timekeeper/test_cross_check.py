@@ -14,12 +14,12 @@ from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
-from timekeeper.ledger import hierarchy, intake, movement
+from timekeeper.ledger import hierarchy, movement, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing
 from timekeeper.store import cross_check
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -47,7 +47,7 @@ def ledger(database_url: str) -> Iterator[Books]:
 
 
 def run(books: Books, uid: str, start: int, end: int) -> None:
-    intake.apply(books, [opening(uid, start)], [Closing(uid, end, "finished")], {"team": POLICY}, end)
+    workload.apply(books, [opening(uid, start)], [Closing(uid, end, "finished")], {"team": POLICY}, end)
 
 
 def opinion(books: Books) -> list[str]:

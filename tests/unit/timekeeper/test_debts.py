@@ -10,14 +10,14 @@ from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
-from timekeeper.ledger import hierarchy, intake, movement, seal
+from timekeeper.ledger import hierarchy, movement, seal, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.explain import explain
-from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing
 from timekeeper.store import accounts, audit_chain, bookings
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -34,11 +34,11 @@ def with_debt(books: Books, setting: str) -> Books:
 
 
 def begin(books: Books, uid: str, start: int, now: int | None = None) -> None:
-    intake.apply(books, [opening(uid, start)], [], {"team": POLICY}, start if now is None else now)
+    workload.apply(books, [opening(uid, start)], [], {"team": POLICY}, start if now is None else now)
 
 
 def end(books: Books, uid: str, at: int, now: int | None = None) -> None:
-    intake.apply(books, [], [Closing(uid, at, "finished")], {}, at if now is None else now)
+    workload.apply(books, [], [Closing(uid, at, "finished")], {}, at if now is None else now)
 
 
 def grant(books: Books, amount: int, now: int) -> None:

@@ -17,11 +17,11 @@ from slicekeeper.cli.main import cli
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.errors import SettingsError, Unavailable
 from slicekeeper.units import format_instant
-from timekeeper.ledger import intake, movement, seal
+from timekeeper.ledger import movement, seal, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.movement import Order
+from timekeeper.ledger.workload import Closing, Opening
 from timekeeper.store.db import dump, migrate
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -43,7 +43,7 @@ def ok(url: str, *words: str) -> str:
 
 def tell(books: Books, uid: str, start: int, end: int | None, now: int) -> None:
     opening = Opening(uid, uid, "team", "uid", "n", (), '{"main":1}', "standard", {"": Fraction(1)}, start, ())
-    intake.apply(books, [opening], [Closing(uid, end, "finished")] if end else [], {"team": POLICY}, now)
+    workload.apply(books, [opening], [Closing(uid, end, "finished")] if end else [], {"team": POLICY}, now)
 
 
 def fill(url: str) -> None:

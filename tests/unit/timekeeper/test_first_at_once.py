@@ -17,7 +17,7 @@ from support.openings import opening
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.gpu.inventory import Gpu
 from timekeeper.core.usage import HourUsed
-from timekeeper.ledger import intake, rate, retention
+from timekeeper.ledger import rate, retention, workload
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.verify import verify
@@ -155,7 +155,7 @@ def test_whatever_a_new_ledger_lacks_many_processes_make_once(url: str) -> None:
         rate.follow_settings(books, {"A100": Fraction(2)}, T0)
         books.database.write(lambda session: workloads.keep_gpus(session, [gpu]))
         books.database.write(lambda session: workloads.confirm(session, "default", T0))
-        intake.apply(books, [opening("a", T0, model="A100")], [], {"team": POLICY}, T0)
+        workload.apply(books, [opening("a", T0, model="A100")], [], {"team": POLICY}, T0)
 
     try:
         at_once(*(lambda books=books: first(books) for books in made))  # type: ignore[misc]

@@ -16,12 +16,12 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.caller import OPERATOR
 from timekeeper.core.refusal import BalanceInsufficient, Conflicting
 from timekeeper.core.reservation import Need
-from timekeeper.ledger import intake, movement, reservation, usage_report
+from timekeeper.ledger import movement, reservation, usage_report, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing
 from timekeeper.store import accounts, bookings, watermarks
 from timekeeper.store import reservations as store
 from timekeeper.store.accounts import BudgetAccount
@@ -60,7 +60,7 @@ def test_sixty_four_clients_never_get_more_than_there_is(database_url: str) -> N
                     movement.adjust(books, TEAM, Order(**{**order.__dict__, "amount": amount}))
                 else:
                     uid = f"pod-{number}-{step}"
-                    intake.apply(
+                    workload.apply(
                         books, [opening(uid, NOW - amount)], [Closing(uid, NOW, "finished")], {"team": POLICY}, NOW
                     )
             except Conflicting as refusal:
@@ -103,7 +103,7 @@ def test_sixty_four_clients_are_never_promised_more_than_there_is(database_url: 
         for _ in range(1 if database_url.startswith("sqlite") else 2)
     ]
     # The first pod has the budget booked, so that the account's balance is all that is left.
-    intake.apply(replicas[0], [opening("first", T0)], [Closing("first", T0 + 1, "finished")], {"team": POLICY}, NOW)
+    workload.apply(replicas[0], [opening("first", T0)], [Closing("first", T0 + 1, "finished")], {"team": POLICY}, NOW)
     team = replicas[0].require("team").account.id
     booked: Counter[str] = Counter({"pod": 1})
     kept: Counter[str] = Counter()
@@ -129,7 +129,7 @@ def test_sixty_four_clients_are_never_promised_more_than_there_is(database_url: 
                         reservation.release(books, find_team, "team", row.id, actor="me", now=NOW)
                         amount = 0
                 elif reservation.open_for_pod(books, TEAM, uid, uid, Need(amount, amount), NOW):
-                    intake.apply(
+                    workload.apply(
                         books, [opening(uid, NOW)], [Closing(uid, NOW + spent, "finished")], {"team": POLICY}, END
                     )
                     amount = spent
@@ -169,7 +169,7 @@ def test_batches_and_single_reports_about_the_same_pods_leave_the_newest(databas
         Books(Database(make_engine(database_url)), "default", carry=False)
         for _ in range(1 if database_url.startswith("sqlite") else 2)
     ]
-    intake.apply(replicas[0], [opening(uid, T0) for uid in pods], [], {"team": POLICY}, T0)
+    workload.apply(replicas[0], [opening(uid, T0) for uid in pods], [], {"team": POLICY}, T0)
 
     def client(number: int) -> set[str]:
         chance, books = random.Random(number), replicas[number % len(replicas)]

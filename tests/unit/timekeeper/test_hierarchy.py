@@ -24,14 +24,14 @@ from timekeeper.core.refusal import (
     ParentRefused,
     ParentUnknown,
 )
-from timekeeper.ledger import coverage, hierarchy, intake, movement, reservation, settlement
+from timekeeper.ledger import coverage, hierarchy, movement, reservation, settlement, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_status
 from timekeeper.ledger.explain import explain
-from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing
 from timekeeper.store import accounts, audit_chain, bookings
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -56,11 +56,11 @@ def run(
     books: Books, uid: str, start: int, end: int | None = None, *, place: NamespaceRef = RED, share: int = 1
 ) -> None:
     begun = opening(uid, start, share, place.name, model="A100")
-    intake.apply(books, [begun], [Closing(uid, end, "finished")] if end else [], {place.name: POLICY}, end or start)
+    workload.apply(books, [begun], [Closing(uid, end, "finished")] if end else [], {place.name: POLICY}, end or start)
 
 
 def end(books: Books, uid: str, at: int) -> None:
-    intake.apply(books, [], [Closing(uid, at, "finished")], {}, at)
+    workload.apply(books, [], [Closing(uid, at, "finished")], {}, at)
 
 
 def order(amount: int, key: str, now: int) -> Order:
@@ -125,9 +125,9 @@ def test_late_and_reordered_knowledge_ends_in_what_an_independent_oracle_says(
                 )
                 movement.grant(books, target, order(amount, f"{index}", T0), valid_from=T0 + since, valid_to=None)
             for step, (name, one) in enumerate(told):
-                intake.apply(books, [opening(one.uid, one.start, one.rate, name)], [], policies, T0 + 50_000 + step)
+                workload.apply(books, [opening(one.uid, one.start, one.rate, name)], [], policies, T0 + 50_000 + step)
             for _, one in reversed(told):
-                intake.apply(books, [], [Closing(one.uid, one.end, "finished")], policies, T0 + 60_000)
+                workload.apply(books, [], [Closing(one.uid, one.end, "finished")], policies, T0 + 60_000)
             mine = {name: [i for n, i in intervals if n == name] for name in names}
             oracle = Tree(mine, amounts, parents, [(T0 + since, name, amount) for since, name, amount in grants])
             wanted, used = oracle.charges(), oracle.used

@@ -29,15 +29,15 @@ from support.openings import opening
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import BalanceInsufficient, Conflicting, RefundAboveCharge
-from timekeeper.ledger import hierarchy, intake, movement
+from timekeeper.ledger import hierarchy, movement, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.debt import follow_debt
-from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.rate import set_rate
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing
 from timekeeper.store import accounts, bookings
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -104,7 +104,7 @@ class Ledger(RuleBasedStateMachine):
     def tell(self, uid: str) -> None:
         name, start, end, share = self.pods[uid]
         closings = [] if end is None else [Closing(uid, end, "finished")]
-        intake.apply(self.books, [opening(uid, start, share, name, model="A100")], closings, {name: POLICY}, self.now)
+        workload.apply(self.books, [opening(uid, start, share, name, model="A100")], closings, {name: POLICY}, self.now)
 
     def order(self, amount: int) -> Order:
         self.orders += 1

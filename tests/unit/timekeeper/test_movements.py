@@ -16,13 +16,13 @@ from support.openings import opening
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting, Unknown
-from timekeeper.ledger import hierarchy, intake, movement, rate, reservation, seal
+from timekeeper.ledger import hierarchy, movement, rate, reservation, seal, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
-from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing
 from timekeeper.store import accounts, audit_chain, bookings, budget_rules
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -38,7 +38,7 @@ TEAM, OTHER = NamespaceRef("uid-team", "team", POLICY), NamespaceRef("uid-other"
 
 def run(books: Books, uid: str, start: int, end: int | None = None, *, share: Fraction = Fraction(1)) -> None:
     begun = opening(uid, start, share, model="A100")
-    intake.apply(books, [begun], [Closing(uid, end, "finished")] if end else [], {"team": POLICY}, end or start)
+    workload.apply(books, [begun], [Closing(uid, end, "finished")] if end else [], {"team": POLICY}, end or start)
 
 
 def order(amount: int, key: str, now: int) -> Order:
@@ -111,7 +111,7 @@ def test_a_new_price_splits_a_running_pod_exactly_whenever_it_is_noticed(books: 
     with pytest.raises(Conflicting):
         rate.set_rate(books, "A100", Fraction(2), since=T0 + 5_000, reason="r", actor="me", now=T0 + 2_000)
     run(books, "late", T0 + 4_000, T0 + 6_000)
-    intake.apply(books, [], [Closing("a", T0 + 9_001, "finished")], {}, T0 + 20_000)
+    workload.apply(books, [], [Closing("a", T0 + 9_001, "finished")], {}, T0 + 20_000)
     # 5,000 × 1/3 + 4,001 × 1/2 = 3,667.17, rounded once.
     assert charges(books, "a") == [("charge", 0, 5_000, 1_667), ("charge", 5_000, 9_001, 2_000)]
     assert charges(books, "late") == [("charge", 4_000, 5_000, 1_000), ("charge", 5_000, 6_000, 1_500)]
@@ -123,7 +123,7 @@ def test_prices_of_the_settings_are_followed_where_they_change(books: Books) -> 
     rate.set_rate(books, "A100", Fraction(3), since=T0 + 1_000, reason="r", actor="me", now=T0 + 1_000)
     rate.follow_settings(books, {"A100": Fraction(2)}, T0 + 2_000)  # a restart changes nothing
     rate.follow_settings(books, {}, T0 + 3_000)
-    intake.apply(books, [], [Closing("a", T0 + 4_000, "finished")], {}, T0 + 4_000)
+    workload.apply(books, [], [Closing("a", T0 + 4_000, "finished")], {}, T0 + 4_000)
     assert [amount for *_, amount in charges(books, "a")] == [2_000, 6_000, 1_000]
 
 
@@ -131,7 +131,7 @@ def test_the_first_prices_of_a_ledger_that_has_charged_pods_hold_from_now_on(boo
     run(books, "old", T0, T0 + 1_000)
     run(books, "runs", T0)
     rate.follow_settings(books, {"A100": Fraction(2)}, T0 + 3_000)
-    intake.apply(books, [], [Closing("runs", T0 + 4_000, "finished")], {}, T0 + 4_000)
+    workload.apply(books, [], [Closing("runs", T0 + 4_000, "finished")], {}, T0 + 4_000)
     assert charges(books, "old") == [("charge", 0, 1_000, 1_000)]
     assert [amount for *_, amount in charges(books, "runs")] == [3_000, 2_000]
 
@@ -153,7 +153,7 @@ def test_credit_is_overdraft_and_is_paid_back_from_the_next_period(books: Books)
     assert position.run_out(T0 + 22_000) == T0 + 25_000
     state = position.at(T0 + HOUR)
     assert (state.balance, state.exhausted) == (15_000, False)
-    intake.apply(books, [], [Closing("a", T0 + HOUR + 1_000, "finished")], {}, T0 + HOUR + 1_000)
+    workload.apply(books, [], [Closing("a", T0 + HOUR + 1_000, "finished")], {}, T0 + HOUR + 1_000)
 
 
 def test_what_a_period_leaves_goes_over_up_to_its_cap(books: Books) -> None:
@@ -177,7 +177,7 @@ def test_a_suspended_budget_is_not_spent_and_a_closed_one_stays_closed(books: Bo
         turn("active", T0 + 5_000)
     with pytest.raises(Conflicting, match="is closed"):
         movement.adjust(books, TEAM, order(1, "k", T0 + 5_000))
-    intake.apply(books, [], [Closing("a", T0 + 6_000, "finished")], {}, T0 + 6_000)
+    workload.apply(books, [], [Closing("a", T0 + 6_000, "finished")], {}, T0 + 6_000)
     assert charges(books, "a") == [
         ("charge", 0, 1_000, 1_000),
         ("charge", 3_000, 4_000, 1_000),

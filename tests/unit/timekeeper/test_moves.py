@@ -16,12 +16,12 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.budget import BudgetState
 from timekeeper.core.record import Posting, Rule
 from timekeeper.core.refusal import Conflicting
-from timekeeper.ledger import hierarchy, intake, movement, settlement
+from timekeeper.ledger import hierarchy, movement, settlement, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing
 from timekeeper.store import accounts, bookings
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -44,7 +44,7 @@ def move(books: Books, name: str, above: str | None, at: int) -> None:
 
 def run(books: Books, uid: str, start: int, end: int | None, now: int, *, name: str = "red", share: int = 1) -> None:
     begun = opening(uid, start, Fraction(1, share), name)
-    intake.apply(books, [begun], [] if end is None else [Closing(uid, end, "finished")], {name: POLICY}, now)
+    workload.apply(books, [begun], [] if end is None else [Closing(uid, end, "finished")], {name: POLICY}, now)
 
 
 def order(amount: int, key: str, now: int) -> Order:
@@ -89,7 +89,7 @@ def test_a_namespace_goes_under_a_team_out_and_in_again(
         if late:
             run(books, f"late-{step}", T0 + 2_000, T0 + 3_000 + step, T0 + step * HOUR // 2, share=3)
         assert verify(books.database.engine, carry=False).differences == []
-    intake.apply(books, [], [Closing("a", T0 + 4 * HOUR, "finished")], {}, T0 + 4 * HOUR)
+    workload.apply(books, [], [Closing("a", T0 + 4 * HOUR, "finished")], {}, T0 + 4 * HOUR)
     assert verify(books.database.engine, carry=False).differences == []
 
 
@@ -171,7 +171,7 @@ def test_any_moves_end_in_what_the_records_say(databases: Databases, steps: Any,
                     run(books, pods[-1][0], now - two, None, now, name=one, share=len(pods))
                 elif kind == "end" and pods:
                     uid, start, _ = pods[one % len(pods)]
-                    intake.apply(books, [], [Closing(uid, min(start + two, now), "finished")], {}, now)
+                    workload.apply(books, [], [Closing(uid, min(start + two, now), "finished")], {}, now)
                 elif kind == "adjust":
                     try:
                         movement.adjust(books, PLACES[one], order(two, f"{now}-{two}-{one}", now))
@@ -210,7 +210,7 @@ def test_two_clocks_never_close_a_ring_and_the_later_move_holds(books: Books) ->
         position = books.require_parent(child)
         assert [known.name for known in position.above] == ([] if above is None else [above])
     move(books, "red", "one", T0 + 5_000)
-    intake.apply(books, [], [Closing("a", T0 + 12_000, "finished")], {}, T0 + 12_000)
+    workload.apply(books, [], [Closing("a", T0 + 12_000, "finished")], {}, T0 + 12_000)
     with books.database.reading() as session:
         used = {p.name: bookings.balances(session, p.id)["charged"] for p in accounts.everyone(session)}
     assert used == {"red": 11_000, "two": 11_000, "one": 3_000}

@@ -19,10 +19,10 @@ from timekeeper.api.app import routed
 from timekeeper.api.problems import Problem
 from timekeeper.api.service import Service
 from timekeeper.core.caller import Caller
-from timekeeper.ledger import intake
+from timekeeper.ledger import workload
 from timekeeper.ledger.explain import explain
-from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing
 
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
@@ -46,7 +46,7 @@ class World:
         begun = type(begun)(**{**begun.__dict__, "namespace_uid": namespace})
         end = self.clock.now_ms() + span
         self.clock.advance(span)
-        intake.apply(
+        workload.apply(
             self.service.books, [begun], [Closing(uid, end, "finished")], {"team": self.service.policy.of("team")}, end
         )
 
@@ -166,7 +166,7 @@ def test_the_last_account_of_a_name_that_nobody_has_is_still_found_by_the_name(w
 
 @pytest.mark.parametrize("path", ["", "/statement", "/entries", "/periods", "/grants", "/refunds"])
 def test_a_uid_that_has_no_account_of_the_name_is_refused(world: World, path: str) -> None:
-    intake.apply(
+    workload.apply(
         world.service.books,
         [opening("x", T0, 1, "other")],
         [],

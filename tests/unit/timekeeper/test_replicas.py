@@ -20,12 +20,12 @@ from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.errors import Conflict
-from timekeeper.ledger import intake, movement
+from timekeeper.ledger import movement, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing
 from timekeeper.store.db import migrate, writer
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -74,8 +74,8 @@ def together(*work: Callable[[], None]) -> None:
 def life(books: Books, index: int) -> None:
     """Tell of a pod's whole life, twice, as two controllers would."""
     uid, start = f"pod-{index % 12}", T0 + index % 12 * 900
-    intake.apply(books, [opening(uid, start, Fraction(1, 3))], [], {"team": POLICY}, T0 + 30_000)
-    intake.apply(
+    workload.apply(books, [opening(uid, start, Fraction(1, 3))], [], {"team": POLICY}, T0 + 30_000)
+    workload.apply(
         books,
         [opening(uid, start, Fraction(1, 3))],
         [Closing(uid, start + 7_001, "finished")],

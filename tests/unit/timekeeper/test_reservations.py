@@ -18,12 +18,12 @@ from timekeeper.core.rate import RateBook
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting, Unknown
 from timekeeper.core.reservation import Need, need_of, span_of
-from timekeeper.ledger import coverage, hierarchy, intake, movement, reservation
+from timekeeper.ledger import coverage, hierarchy, movement, reservation, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
-from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order
+from timekeeper.ledger.workload import Closing
 from timekeeper.store import accounts, audit_chain
 from timekeeper.store import reservations as store
 from timekeeper.store.accounts import BudgetAccount
@@ -48,7 +48,7 @@ def held(books: Books, now: int) -> int:
 
 def run(books: Books, uid: str, start: int, *, end: int | None = None, now: int, rate: Fraction = Fraction(1)) -> None:
     closings = [] if end is None else [Closing(uid, end, "finished")]
-    intake.apply(books, [opening(uid, start, rate)], closings, {"team": POLICY}, now)
+    workload.apply(books, [opening(uid, start, rate)], closings, {"team": POLICY}, now)
 
 
 def outcomes(books: Books, now: int) -> dict[str, str]:
@@ -127,7 +127,7 @@ def test_a_pods_reservation_shrinks_as_it_is_charged_and_its_rest_comes_back_at_
     for now, left in ((T0 + 11_000, 50_000), (T0 + 31_000, 30_000), (T0 + 61_000, 0)):
         assert held(books, now) == left + 40_000
         assert books.require("team").at(now).balance >= held(books, now)
-    intake.apply(books, [], [Closing("p", T0 + 41_000, "finished")], {}, T0 + 50_000)
+    workload.apply(books, [], [Closing("p", T0 + 41_000, "finished")], {}, T0 + 50_000)
     assert held(books, T0 + 50_000) == 40_000
     assert books.require("team").at(T0 + 50_000).balance == 60_000
     assert reservation.open_for_pod(books, TEAM, "r", "r", Need(20_000, 1), T0 + 50_000)

@@ -16,15 +16,15 @@ from timekeeper.core.accounting_period import period_around
 from timekeeper.core.budget import BudgetState
 from timekeeper.core.record import Posting, Rule
 from timekeeper.core.refusal import Conflicting
-from timekeeper.ledger import hierarchy, intake, movement, rate
+from timekeeper.ledger import hierarchy, movement, rate, workload
 from timekeeper.ledger.account import NamespaceRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import follow_policy, set_budget, set_status
 from timekeeper.ledger.debt import follow_debt
-from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.rule import version_of
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing
 from timekeeper.store import accounts, bookings, budget_rules, timelines
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -38,7 +38,7 @@ MONTH = Rule(0, 100 * SECOND, "month", "UTC")
 
 def use(books: Books, uid: str, start: int, seconds: int, *, policy: NamespacePolicy = POLICY) -> None:
     end = start + seconds * SECOND
-    intake.apply(books, [opening(uid, start, Fraction(1))], [Closing(uid, end, "finished")], {"team": policy}, end)
+    workload.apply(books, [opening(uid, start, Fraction(1))], [Closing(uid, end, "finished")], {"team": policy}, end)
 
 
 def set_to(books: Books, at: int, seconds: int, **changed: Any) -> BudgetState:
@@ -89,10 +89,10 @@ def test_dozens_of_toggles_give_no_more_than_the_highest_amount(books: Books, cr
     set_to(books, now, 100, credit=credit * SECOND)
     if grants:
         grant(books, grants, now)
-    intake.apply(books, [opening("a", now, Fraction(4))], [], {"team": POLICY}, now)
+    workload.apply(books, [opening("a", now, Fraction(4))], [], {"team": POLICY}, now)
     for toggle in range(60):
         set_to(books, now := now + 3 * SECOND, (50, 100, 70, 0)[toggle % 4], credit=credit * SECOND)
-    intake.apply(books, [], [Closing("a", now, "finished")], {}, now)
+    workload.apply(books, [], [Closing("a", now, "finished")], {}, now)
     assert booked(books)["charged"] <= (100 + credit + grants) * SECOND
     # The state is what it would be without a single toggle.
     assert set_to(books, now + 1, 100, credit=credit * SECOND).balance <= 0
@@ -339,7 +339,7 @@ def test_a_price_for_at_once_is_not_overtaken_by_an_earlier_one_of_a_clock_ahead
     assert rate.set_rate(books, "A100", Fraction(2), since=None, now=behind, **price) == (since, False)
     pods = [opening(f"p{n}", at, Fraction(1), model="A100") for n, at in enumerate((T0 + HOUR, T0 + DAY + HOUR))]
     ends = [Closing(f"p{n}", o.start + SECOND, "finished") for n, o in enumerate(pods)]
-    intake.apply(books, pods, ends, {"team": POLICY}, T0 + 2 * DAY)
+    workload.apply(books, pods, ends, {"team": POLICY}, T0 + 2 * DAY)
     assert booked(books)["charged"] == (2 + 9) * SECOND
 
 

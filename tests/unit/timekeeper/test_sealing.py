@@ -21,15 +21,15 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.posting import effect
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting
-from timekeeper.ledger import intake, movement, seal, settlement
+from timekeeper.ledger import movement, seal, settlement, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.explain import explain
-from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing
 from timekeeper.store import bookings, statements
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -44,7 +44,7 @@ PLACE = NamespaceRef("uid-team", "team", POLICY)
 
 def tell(books: Books, uid: str, start: int, end: int | None, now: int, share: Fraction = Fraction(1)) -> None:
     closings = [] if end is None else [Closing(uid, end, "finished")]
-    intake.apply(books, [opening(uid, start, share)], closings, {"team": POLICY}, now)
+    workload.apply(books, [opening(uid, start, share)], closings, {"team": POLICY}, now)
 
 
 def balances(books: Books) -> dict[Any, int]:

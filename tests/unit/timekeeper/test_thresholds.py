@@ -23,13 +23,13 @@ from timekeeper.api.views import decision
 from timekeeper.cluster.controller import Controller
 from timekeeper.core.period import PeriodName
 from timekeeper.core.record import Rule
-from timekeeper.ledger import hierarchy, intake, movement
+from timekeeper.ledger import hierarchy, movement, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget
-from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing
 from timekeeper.store import audit_chain
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -73,11 +73,11 @@ class Stage:
     def run(self, uid: str, *, share: Fraction = Fraction(1)) -> None:
         begun = opening(uid, self.clock.now_ms(), share, NAMESPACE)
         begun = type(begun)(**{**begun.__dict__, "namespace_uid": self.uid})
-        intake.apply(self.books, [begun], [], {NAMESPACE: self.place.policy}, self.clock.now_ms())
+        workload.apply(self.books, [begun], [], {NAMESPACE: self.place.policy}, self.clock.now_ms())
 
     def finish(self, uid: str) -> None:
         now = self.clock.now_ms()
-        intake.apply(self.books, [], [Closing(uid, now, "finished")], {}, now)
+        workload.apply(self.books, [], [Closing(uid, now, "finished")], {}, now)
 
     def after(self, seconds: int, *controllers: Controller) -> list[int]:
         """Let all act twice after some seconds; return the thresholds announced so far."""

@@ -18,11 +18,11 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.wire.timekeeper import UsageReport
 from timekeeper.core.caller import Caller
 from timekeeper.core.usage import SILENCE_MS, HourUsed, Watermark, advance, in_this_hour
-from timekeeper.ledger import intake, retention, seal
+from timekeeper.ledger import retention, seal, workload
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.usage_report import take
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing, Opening
 from timekeeper.store import usage, watermarks, workloads
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -59,7 +59,7 @@ def pod(books: Books, uid: str, start: int, end: int | None, **shares: Fraction)
     name = "other" if uid.startswith("other") else "team"
     opening = Opening(uid, uid, name, f"uid-{name}", "n", (), '{"main":1}', "standard", shares, start, ())
     closings = [] if end is None else [Closing(uid, end, "finished")]
-    intake.apply(books, [opening], closings, {name: POLICY}, end or start)
+    workload.apply(books, [opening], closings, {name: POLICY}, end or start)
 
 
 def report(uid: str, at: int, seq: int, used_ms: int | None, begun: int) -> UsageReport:

@@ -15,11 +15,11 @@ from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.api.views.workload import workload_views
 from timekeeper.core.record import Posting, Rule
-from timekeeper.ledger import hierarchy, intake, settlement
+from timekeeper.ledger import hierarchy, settlement, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.verify import verify
+from timekeeper.ledger.workload import Closing, Opening
 from timekeeper.store import accounts, audit_chain, bookings, workloads
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -30,7 +30,7 @@ POLICY = NamespacePolicy(budget=BudgetPolicy(amount="100s", period="hour"))
 
 
 def apply(books: Books, openings: Collection[Opening], closings: Collection[Closing], now: int) -> None:
-    intake.apply(books, openings, closings, {o.namespace: POLICY for o in openings}, now)
+    workload.apply(books, openings, closings, {o.namespace: POLICY for o in openings}, now)
 
 
 def standing(books: Books, name: str) -> list[Posting]:

@@ -25,10 +25,10 @@ from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings, namespace_of
 from timekeeper.cluster.watches import Pods
 from timekeeper.core import interval
-from timekeeper.ledger import intake
+from timekeeper.ledger import workload
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.vanished_pod import LAST_CONFIRMED
+from timekeeper.ledger.workload import Closing, Opening
 from timekeeper.store import workloads
 from timekeeper.store.db.failures import is_away
 from timekeeper.store.db.models import WorkloadRow
@@ -152,7 +152,7 @@ class Intervals:
             return []
         policies = {opening.namespace: self._policy.of(opening.namespace) for opening in openings.values()}
         try:
-            intake.apply(self._books, list(openings.values()), list(closings.values()), policies, now)
+            workload.apply(self._books, list(openings.values()), list(closings.values()), policies, now)
         except Exception as error:
             pods = openings.keys() | closings.keys()
             if is_away(error):
