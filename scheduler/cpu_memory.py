@@ -26,19 +26,50 @@ Entry = tuple[str, int, int]
 
 
 def asked_by(pod: Mapping[str, Any]) -> Amount:
-    """Return a pod's request, as kube-scheduler counts it: native sidecars run beside everything."""
-    spec = as_map(pod.get("spec"))
+    """Return a pod's request, as kube-scheduler counts it.
+
+    Native sidecars run beside everything, and a request of the pod itself replaces those of its containers. While a
+    request is changed, the largest of what is asked for, allocated and in effect counts.
+    """
+    spec, status = as_map(pod.get("spec")), as_map(pod.get("status"))
+    never = any(
+        (of.get("type"), of.get("reason")) == ("PodResizePending", "Infeasible")
+        for of in map(as_map, as_list(status.get("conditions")))
+    )
+    statuses = {
+        entry.get("name"): entry
+        for key in ("containerStatuses", "initContainerStatuses")
+        for entry in map(as_map, as_list(status.get(key)))
+    }
     cpu = ram = most_cpu = most_ram = 0
     for container in map(as_map, as_list(spec.get("initContainers"))):
-        mine_cpu, mine_ram = _amount(as_map(container.get("resources")).get("requests"))
+        stays = is_native_sidecar(container)
+        mine_cpu, mine_ram = _requested(container, statuses.get(container.get("name")) if stays else None, never)
         most_cpu, most_ram = max(most_cpu, cpu + mine_cpu), max(most_ram, ram + mine_ram)
-        if is_native_sidecar(container):
+        if stays:
             cpu, ram = cpu + mine_cpu, ram + mine_ram
     for container in map(as_map, as_list(spec.get("containers"))):
-        mine_cpu, mine_ram = _amount(as_map(container.get("resources")).get("requests"))
+        mine_cpu, mine_ram = _requested(container, statuses.get(container.get("name")), never)
         cpu, ram = cpu + mine_cpu, ram + mine_ram
+    cpu, ram = max(cpu, most_cpu), max(ram, most_ram)
+    of_pod = as_map(as_map(spec.get("resources")).get("requests"))
+    if of_pod:
+        mine_cpu, mine_ram = _requested(spec, status, never)
+        cpu, ram = mine_cpu if "cpu" in of_pod else cpu, mine_ram if "memory" in of_pod else ram
     over_cpu, over_ram = _amount(spec.get("overhead"))
-    return max(cpu, most_cpu) + over_cpu, max(ram, most_ram) + over_ram
+    return cpu + over_cpu, ram + over_ram
+
+
+def _requested(spec: Mapping[str, Any], status: Mapping[str, Any] | None, never: bool) -> Amount:
+    """Return the request of a container, or of a pod itself; `never`: what the pod asks for can never be granted."""
+    asked = _amount(as_map(spec.get("resources")).get("requests"))
+    there = as_map(status.get("resources")) if status else None
+    if not status or not there:
+        return asked
+    now, allocated = _amount(there.get("requests")), _amount(status.get("allocatedResources"))
+    if never:
+        asked = now
+    return max(asked[0], now[0], allocated[0]), max(asked[1], now[1], allocated[1])
 
 
 def offered_by(node: Mapping[str, Any]) -> Amount | None:

@@ -16,6 +16,7 @@ from slicekeeper.kube import agent_address
 from slicekeeper.untyped import as_list, as_map
 
 _BLOCKING: Final = ("NoSchedule", "NoExecute")
+_CORDON: Final = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ def admits(node: NodeFacts, pod: Mapping[str, Any]) -> bool:
 def closed_because(node: NodeFacts, pod: Mapping[str, Any]) -> str:
     """Return why the node does not accept the pod; empty if it does."""
     spec = as_map(pod.get("spec"))
-    if node.unschedulable:
-        return "the node is cordoned"
     tolerations = [as_map(entry) for entry in as_list(spec.get("tolerations"))]
+    if node.unschedulable and not any(_tolerates(toleration, _CORDON) for toleration in tolerations):
+        return "the node is cordoned"
     if any(t.get("effect") in _BLOCKING and not any(_tolerates(x, t) for x in tolerations) for t in node.taints):
         return "the node has a taint that the pod does not tolerate"
     if any(node.labels.get(key) != value for key, value in as_map(spec.get("nodeSelector")).items()):
@@ -76,7 +77,9 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
         return False
     if toleration.get("operator") == "Exists":
         return not key or key == taint.get("key")
-    return key == taint.get("key") and (toleration.get("value") or "") == (taint.get("value") or "")
+    if toleration.get("operator") not in (None, "", "Equal") or key != taint.get("key"):
+        return False
+    return (toleration.get("value") or "") == (taint.get("value") or "")
 
 
 def has_preferences(pod: Mapping[str, Any]) -> bool:

@@ -12,11 +12,18 @@ def container(cpu=None, memory=None, **more):
     return {"resources": {"requests": {k: v for k, v in (("cpu", cpu), ("memory", memory)) if v}}, **more}
 
 
-def pod(*containers, init=(), node="n", phase="Running", **spec):
+def pod(*containers, init=(), node="n", phase="Running", status=None, **spec):
     return {
         "spec": {"containers": list(containers), "initContainers": list(init), "nodeName": node, **spec},
-        "status": {"phase": phase},
+        "status": {"phase": phase, **(status or {})},
     }
+
+
+def resized(now, allocated, *, name="c", reason="", where="containerStatuses"):
+    """Return the status of a pod whose container has CPU `now`, and is to have what kubelet has allocated."""
+    pending = [{"type": "PodResizePending", "status": "True", "reason": reason}] if reason else []
+    there = {"name": name, "resources": {"requests": {"cpu": now}}, "allocatedResources": {"cpu": allocated}}
+    return {"conditions": pending, where: [there]}
 
 
 @pytest.mark.parametrize(
@@ -26,6 +33,30 @@ def pod(*containers, init=(), node="n", phase="Running", **spec):
         (pod(container("1", "1Gi"), init=[container("3", "10Mi")]), (3000, 1024)),
         (pod(container("1"), init=[container("250m", restartPolicy="Always"), container("2")]), (2250, 0)),
         (pod(container("1"), overhead={"cpu": "100m", "memory": "120Mi"}), (1100, 120)),
+        (pod(container("1", "1Gi"), init=[container("9")], resources={"requests": {"cpu": "3"}}), (3000, 1024)),
+        (pod(container("1"), resources={"requests": {"memory": "2Gi"}}, overhead={"memory": "1Gi"}), (1000, 3072)),
+        (pod(container("1"), resources={"limits": {"cpu": "3"}}), (1000, 0)),
+        # A resize counts by the largest of what is asked for, allocated and in effect, unless it never can be.
+        (pod(container("1", "1Gi", name="c"), status=resized("2", "2")), (2000, 1024)),
+        (pod(container("3", name="c"), status=resized("1", "2", reason="Deferred")), (3000, 0)),
+        (pod(container("3", name="c"), status=resized("1", "2", reason="Infeasible")), (2000, 0)),
+        (pod(container("3", name="b"), status=resized("9", "9")), (3000, 0)),
+        (
+            pod(
+                container("1"),
+                init=[container("1", name="c", restartPolicy="Always"), container("1", name="d")],
+                status=resized("2", "2", where="initContainerStatuses"),
+            ),
+            (3000, 0),
+        ),
+        (pod(init=[container("1", name="c")], status=resized("2", "2", where="initContainerStatuses")), (1000, 0)),
+        (
+            pod(
+                resources={"requests": {"cpu": "1"}},
+                status={"resources": {"requests": {"cpu": "2"}}, "allocatedResources": {"cpu": "1"}},
+            ),
+            (2000, 0),
+        ),
         (pod(container("nonsense", True), {}, {"resources": None}), (0, 0)),
         ({"spec": None}, (0, 0)),
     ],
