@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from scheduler.gang_places import Muster, muster
 from scheduler.held_places import HoldKind
 from scheduler.node_fit import admits, closed_because, fields_judged
 from scheduler.placement.affinity import company_of
@@ -88,18 +89,20 @@ def outlook(snapshot: Snapshot, pod: Pod, policy: Policy, ends: Mapping[str, int
     queue.sort(key=_order)
     held_back = tuple(str(as_map(gate).get("name")) for gate in as_list(_spec(pod).get("schedulingGates")))
     why = cluster.judge()
-    give_way = () if why[Why.FITS] else _give_way(snapshot, pod, policy)
-    helps = tuple(_helps(cluster, why, held_back, give_way))  # before the forecast, which lets pods end
+    helps = tuple(_helps(cluster, why))  # before the forecast, which lets pods end
+    expected = None if held_back else cluster.forecast([*queue, pod], ends, now_ms)
+    has_room = bool(why[Why.FITS]) or (expected is not None and expected.is_leaving)
+    give_way = () if has_room else _give_way(snapshot, pod, policy)
     return Outlook(
         reasons=cluster.in_words(why),
         ahead=tuple(
             other.key for other in queue if pod.gang is None or other.gang is None or other.gang.key != pod.gang.key
         ),
         give_way=give_way,
-        expected=None if held_back else cluster.forecast([*queue, pod], ends, now_ms),
+        expected=expected,
         is_stuck=all(reason.unresolvable for reason in why),
         held_back=held_back,
-        helps=helps,
+        helps=(*_grants(pod, held_back, give_way), *helps),
     )
 
 
@@ -131,16 +134,45 @@ def _order(pod: Pod) -> tuple[int, int, str]:
 
 
 def _give_way(snapshot: Snapshot, pod: Pod, policy: Policy) -> tuple[str, ...]:
-    # With a grant, the pods of its own namespace would be in budget too.
+    """Return the pods that are evicted for a pod, or would be if it were in budget: for all of its gang, or for none.
+
+    With a grant, the other pods of its namespace would be in budget too.
+    """
+    has_budget = pod.budget_state != names.OVER_BUDGET
     alike = {other.uid for other in snapshot.pods if other.namespace == pod.namespace}
-    own = alike if pod.budget_state == names.OVER_BUDGET else set()
     picture = Picture(policy)
-    picture.take(snapshot.views(), leaving=set(), blocked=own)
-    chosen = picture.choose(pod)
-    if chosen is None:
+    picture.take(snapshot.views(), leaving=set(), blocked=set() if has_budget else alike)
+    there = _gang(snapshot, pod)
+    together = there.waiting if there else (pod,)
+    if (there and not there.is_complete) or not all(
+        other.gpu_class == names.STANDARD and (other.budget_state == names.IN_BUDGET or not has_budget)
+        for other in together
+    ):
         return ()
-    keys = {other.uid: other.key for other in snapshot.pods}
-    return tuple(sorted(keys[uid] for uid in chosen[0].victims))
+    if there:
+        places = picture.choose_all(together, there.needed) or ()
+        return tuple(sorted(victim.key for place in places for victim in place.victims))
+    chosen = picture.choose(pod)
+    return () if chosen is None else tuple(sorted(victim.key for victim in picture.victims(chosen[0])))
+
+
+def _gang(snapshot: Snapshot, pod: Pod) -> Muster | None:
+    """Return the pods of a pod's gang; None without one, or if it has started and the pod is placed separately."""
+    if pod.gang is None:
+        return None
+    binding = {place.pod.uid for place in snapshot.places if place.kind is HoldKind.BINDING}
+    members = (other for other in snapshot.pods if other.gang is not None and other.gang.key == pod.gang.key)
+    there = muster(members, lambda other: other.uid in binding)
+    return there if there is not None and there.needed else None
+
+
+def _grants(pod: Pod, held_back: Sequence[str], give_way: Sequence[str]) -> Iterator[str]:
+    """Yield what a grant would do for a pod."""
+    grant = f"slicekeeper budget grant {pod.namespace} AMOUNT"
+    if held_back:
+        yield f"it is held back by {', '.join(held_back)}; if that is its namespace's hard budget: {grant}"
+    if pod.budget_state == names.OVER_BUDGET and give_way:
+        yield f"with budget again, other pods ({len(give_way)}) would give way to it: {grant}"
 
 
 class _Cluster:
@@ -300,18 +332,12 @@ class _Cluster:
         self._beside[node] = cpu - times * pod.demand.cpu_milli / 1000, ram - times * pod.demand.ram_mib
 
 
-def _helps(cluster: _Cluster, why: Counter[Why], held_back: Sequence[str], give_way: Sequence[str]) -> Iterable[str]:
-    """Yield what a user can do so that the pod starts sooner; `why` counts the nodes by what they lack."""
-    pod = cluster.pod
-    grant = f"slicekeeper budget grant {pod.namespace} AMOUNT"
-    if held_back:
-        yield f"it is held back by {', '.join(held_back)}; if that is its namespace's hard budget: {grant}"
+def _helps(cluster: _Cluster, why: Counter[Why]) -> Iterable[str]:
+    """Yield what else helps a pod to start sooner; `why` counts the nodes by what they lack."""
     if why[Why.FITS]:
         kept = cluster.kept()
         yield f"a place is kept for it on node {kept}, for when kube-scheduler tries it again" if kept else ROOM
         return
-    if pod.budget_state == names.OVER_BUDGET and give_way:
-        yield f"with budget again, other pods ({len(give_way)}) would give way to it: {grant}"
     is_stuck = all(reason.unresolvable for reason in why)
     closed = cluster.closed()
     now = [node for node, reason in closed.items() if reason is Why.FITS]

@@ -210,7 +210,9 @@ class Reclaimer:
                 return None
             service = self._served.setdefault(pod.uid, _Service())
             service.victims = frozenset(victim.uid for victim in victims) | picture.leaving_for(hold)
-            if self._evictor.evict(victims, pod):
+            # If one of several may not go, the others would go in vain.
+            may = len(victims) < 2 or self._evictor.may_evict(victims)
+            if may and self._evictor.evict(victims, pod):
                 service.times += 1
                 self._put_off(service)
                 return None

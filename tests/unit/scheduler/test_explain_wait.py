@@ -240,6 +240,40 @@ def test_over_budget_pods_give_way_to_one_in_budget(cluster):
     assert "budget grant" not in "".join(cluster.told("w").helps)
 
 
+def test_nobody_gives_way_to_background_work(cluster):
+    cluster.node("n0")
+    cluster.pod("theirs", 60, on="n0-0", state=OVER)
+    for state in (IN, OVER):
+        cluster.pod(state, 60, state=state, annotations={names.GPU_CLASS: names.BACKGROUND})
+        told = cluster.told(state)
+        assert told.give_way == ()
+        assert not any("grant" in text for text in told.helps)
+
+
+def test_nobody_gives_way_if_a_pod_that_is_being_deleted_makes_room(cluster):
+    cluster.node("n0")
+    cluster.node("n1")
+    cluster.pod("theirs", 60, on="n0-0", state=OVER)
+    cluster.pod("leaving", 60, on="n1-0", leaving=True)
+    cluster.pod("w", 60)
+    told = cluster.told("w")
+    assert told.give_way == ()
+    assert (told.expected.node, told.expected.is_leaving) == ("n1", True)
+
+
+def test_pods_give_way_to_a_whole_gang_or_to_none_of_it(cluster):
+    cluster.node("n0", gpus=2)
+    cluster.pod("one", 60, on="n0-0", state=OVER)
+    cluster.pod("two", 60, on="n0-1", state=OVER)
+    gang = {names.GANG: "g", names.GANG_SIZE: "2"}
+    cluster.pod("w0", 60, annotations=gang)
+    assert cluster.told("w0").give_way == ()
+    cluster.pod("w1", 60, annotations=gang)
+    assert cluster.told("w0").give_way == ("team/one", "team/two")
+    cluster.pod("w2", 60, annotations=gang, state=OVER)
+    assert cluster.told("w0").give_way == ()
+
+
 def test_without_budget_a_grant_helps_only_if_others_would_give_way(cluster):
     cluster.node("n1")
     cluster.pod("own", 60, on="n1-0", state=OVER)

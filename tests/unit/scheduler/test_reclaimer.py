@@ -245,6 +245,20 @@ def test_a_disruption_budget_on_all_choices_evicts_nobody_and_keeps_nothing(stor
     assert story.evicted() == {"first"}
 
 
+def test_nobody_goes_in_vain_if_a_disruption_budget_protects_one_of_those_that_must_go_together(story):
+    story.runs("first", 50)
+    story.runs("second", 50)
+    story.cluster.api.faults["eviction"] = protected("second")
+    story.waits(core=100, blocks=0)
+    story.look()
+    assert story.evicted() == set()
+    assert story.state.counts() == {HoldKind.BOUND: 2}
+    del story.cluster.api.faults["eviction"]
+    story.clock.advance(31_000)
+    story.look()
+    assert story.evicted() == {"first", "second"}
+
+
 def test_a_grant_that_the_watch_has_not_brought_yet_spares_the_pod(story):
     story.runs("victim")
     story.waits()
