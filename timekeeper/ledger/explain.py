@@ -17,8 +17,8 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant, format_instant
 from timekeeper.core import hierarchy, timeline
-from timekeeper.core.accounting_period import period_around
 from timekeeper.core.budget import rule_at
+from timekeeper.core.period_change import period_around
 from timekeeper.core.posting import difference, effect
 from timekeeper.core.record import AccountId, Forest, Posting
 from timekeeper.core.refusal import NamespaceUnknown

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
-from timekeeper.core.accounting_period import period_around
+from timekeeper.core.period_change import period_around
 from timekeeper.core.record import AccountId
 from timekeeper.core.refusal import PeriodNotOver
 from timekeeper.ledger import settlement

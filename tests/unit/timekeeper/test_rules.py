@@ -12,8 +12,8 @@ from sqlalchemy import text
 from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
-from timekeeper.core.accounting_period import period_around
 from timekeeper.core.budget import BudgetState
+from timekeeper.core.period_change import period_around
 from timekeeper.core.record import Posting, Rule
 from timekeeper.core.refusal import Conflicting
 from timekeeper.ledger import hierarchy, movement, rate, workload

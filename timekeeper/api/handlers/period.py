@@ -14,8 +14,8 @@ from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import BudgetOwner, owner_of
 from timekeeper.api.schemas.period import Period, PeriodList, SealBody
 from timekeeper.api.service import current_service
-from timekeeper.core.accounting_period import period_around
 from timekeeper.core.budget import period_bucket, rule_at
+from timekeeper.core.period_change import period_around
 from timekeeper.core.record import Rule
 from timekeeper.ledger.seal import seal as seal_up
 from timekeeper.store import budget_rules, statements

@@ -17,7 +17,7 @@ from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.service import Service, current_service
 from timekeeper.core import posting
-from timekeeper.core.accounting_period import period_around
+from timekeeper.core.period_change import period_around
 from timekeeper.core.record import AccountId
 from timekeeper.core.timeline import CHILD
 from timekeeper.store import accounts, budget_rules, statements

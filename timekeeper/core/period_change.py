@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the accounting period around an instant, under all rules that a budget has ever had."""
+"""Find the accounting period around an instant although a budget's rules, and with them its periods, have changed."""
 
 from __future__ import annotations
 
