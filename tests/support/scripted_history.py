@@ -37,6 +37,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import follow_policy, set_budget, set_status
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.movement import Order
+from timekeeper.ledger.refund import refund_pod
 from timekeeper.ledger.usage_report import take
 from timekeeper.ledger.verify import verify
 from timekeeper.ledger.workload import Closing, Opening
@@ -131,7 +132,7 @@ STEPS: tuple[Step, ...] = (
     lambda books: movement.grant(
         books, OTHER, order("expires-unused", 5_000, T0 + 27_000), valid_from=T0 + 27_000, valid_to=T0 + 29_000
     ),
-    lambda books: movement.refund(books, TEAM, order("refund", 1_000, T0 + 30_000), pod_uid="a"),
+    lambda books: refund_pod(books, TEAM, order("refund", 1_000, T0 + 30_000), pod_uid="a"),
     lambda books: set_budget(
         books, OTHER, Rule(T0 + 31_000, 9_000, "day", "Europe/Berlin", 100, 50), actor="me", if_match=None
     ),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Move GPU time by hand: grants, refunds, adjustments, transfers. All of it is in the audit log.
+"""Move GPU time by hand: grants, adjustments and transfers; refunds are in `refund`. All of it is in the audit log.
 
 A movement is a record like a pod's interval: it is appended and its namespace settled in one transaction. A movement
 that withdraws time is refused if less is left. If a late record shows afterwards that less was left, the balance is
@@ -18,7 +18,6 @@ from sqlalchemy.orm import Session
 from slicekeeper.config.policy import MAX_AMOUNT_MS
 from slicekeeper.units import GpuMilliseconds, Instant, format_instant
 from timekeeper.core.hierarchy import IN_FORCE
-from timekeeper.core.period import bounds
 from timekeeper.core.refusal import (
     AmountOverflow,
     BalanceInsufficient,
@@ -28,15 +27,12 @@ from timekeeper.core.refusal import (
     InstantOrder,
     InstantPast,
     KeyReused,
-    PodRunning,
-    PodUnknown,
-    RefundAboveCharge,
     TransferRefused,
 )
 from timekeeper.ledger import coverage, settlement
 from timekeeper.ledger.account import NamespaceRef, ensure_account
 from timekeeper.ledger.books import Books
-from timekeeper.store import bookings, budget_rules, memberships, movements, workloads
+from timekeeper.store import budget_rules, memberships, movements
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import BudgetGrant
 
@@ -73,10 +69,10 @@ def grant(
 
     def change(session: Session) -> bool:
         account = ensure_account(books, session, place, order.now)
-        if _repeated(session, account, order, "grant"):
+        if repeated(session, account, order, "grant"):
             return False
         start = _start_of(order.now, valid_from, valid_to)
-        _append(books, session, account, order, "grant", valid_from=start, valid_to=valid_to, priority=priority)
+        append(books, session, account, order, "grant", valid_from=start, valid_to=valid_to, priority=priority)
         return True
 
     return books.database.write(change)
@@ -124,36 +120,6 @@ def withdraw(
         return session.get_one(BudgetGrant, key)
 
 
-def refund(books: Books, place: NamespaceRef, order: Order, *, pod_uid: str) -> bool:
-    """Refund the charge of an ended pod, or a part of it; the refund must be used before the period ends.
-
-    Raises Unknown if the namespace had no such pod, Conflicting if more than its charge would be refunded.
-    """
-
-    def change(session: Session) -> bool:
-        account = ensure_account(books, session, place, order.now)
-        if _repeated(session, account, order, "refund"):
-            return False
-        pod = workloads.by_uid(session, [pod_uid]).get(pod_uid)
-        if pod is None or pod.namespace_id != account.id:
-            raise PodUnknown(f"namespace {place.name} had no pod {pod_uid} that held GPUs")
-        if pod.ended_at is None:
-            raise PodRunning(f"pod {pod_uid} is still running; refund it after it has ended")
-        settlement.settle_in(books, session, account.id, None, order.now)
-        charged = bookings.booked_by_pod(session, [pod_uid])[pod_uid].charged
-        left = charged - movements.refunded(session, account.id, pod_uid)
-        if order.amount > left:
-            raise RefundAboveCharge(
-                f"amountMs is {order.amount}, but at most {left} of the charge of pod {pod_uid} can be refunded"
-            )
-        rule = budget_rules.rules(session, account.id)[-1].rule
-        around = bounds(order.now, *rule.calendar)
-        _append(books, session, account, order, "refund", valid_to=around and around[1], counterpart=pod_uid)
-        return True
-
-    return books.database.write(change)
-
-
 def adjust(books: Books, place: NamespaceRef, order: Order) -> bool:
     """Adjust a balance by hand: a negative amount deducts GPU time.
 
@@ -162,11 +128,11 @@ def adjust(books: Books, place: NamespaceRef, order: Order) -> bool:
 
     def change(session: Session) -> bool:
         account = ensure_account(books, session, place, order.now)
-        if _repeated(session, account, order, "adjustment"):
+        if repeated(session, account, order, "adjustment"):
             return False
         if order.amount < 0:
             _need(books, session, account, GpuMilliseconds(-order.amount), order.now)
-        _append(books, session, account, order, "adjustment")
+        append(books, session, account, order, "adjustment")
         if order.amount < 0:
             _still_covered(books, session, account, order.now)
         return True
@@ -186,27 +152,25 @@ def transfer(
 
     def change(session: Session) -> bool:
         giver = ensure_account(books, session, source, order.now)
-        if _repeated(session, giver, order, "transfer"):
+        if repeated(session, giver, order, "transfer"):
             return False
         if valid_to is not None and valid_to <= order.now:
             raise InstantPast("validTo is in the past", "validTo")
         taker = ensure_account(books, session, target, order.now)
         _apart(session, giver, taker)
         _need(books, session, giver, order.amount, order.now)
-        _append(
-            books, session, giver, order, "transfer", amount=GpuMilliseconds(-order.amount), counterpart=taker.title
-        )
+        append(books, session, giver, order, "transfer", amount=GpuMilliseconds(-order.amount), counterpart=taker.title)
         key = movements.other_side(giver.id, order.key)
         if movements.grant_under(session, taker.id, key) is not None:
             raise KeyReused(f"{taker.title} already has a movement under this Idempotency-Key; send another key")
-        _append(books, session, taker, order, "transfer", key=key, counterpart=giver.title, valid_to=valid_to)
+        append(books, session, taker, order, "transfer", key=key, counterpart=giver.title, valid_to=valid_to)
         _still_covered(books, session, giver, order.now)
         return True
 
     return books.database.write(change)
 
 
-def _repeated(session: Session, account: BudgetAccount, order: Order, kind: MovementKind) -> bool:
+def repeated(session: Session, account: BudgetAccount, order: Order, kind: MovementKind) -> bool:
     """Return whether the same request was booked before under its key."""
     before = movements.grant_under(session, account.id, order.key)
     if before is not None:
@@ -244,7 +208,7 @@ def _apart(session: Session, giver: BudgetAccount, taker: BudgetAccount) -> None
             )
 
 
-def _append(
+def append(
     books: Books,
     session: Session,
     account: BudgetAccount,

@@ -15,13 +15,14 @@ from support.openings import opening
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting, Unknown
-from timekeeper.ledger import hierarchy, movement, seal, workload
+from timekeeper.ledger import hierarchy, seal, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.correction import RequestedInterval, correct
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.explain import explain
+from timekeeper.ledger.interval_correction import RequestedInterval, correct
 from timekeeper.ledger.movement import Order
+from timekeeper.ledger.refund import refund_pod
 from timekeeper.ledger.verify import verify
 from timekeeper.ledger.workload import Closing
 from timekeeper.store import accounts, bookings, workloads
@@ -68,7 +69,7 @@ def sums(books: Books, *uids: str) -> list[tuple[int, int]]:
 
 def refund(books: Books, uid: str, amount: int, now: int, key: str = "r") -> bool:
     order = Order(amount, "why", key, f"{amount}".encode(), "me", now)
-    return movement.refund(books, TEAM, order, pod_uid=uid)
+    return refund_pod(books, TEAM, order, pod_uid=uid)
 
 
 def test_an_end_and_a_start_are_put_right_and_the_neighbours_with_them(books: Books) -> None:

@@ -30,6 +30,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_status
 from timekeeper.ledger.explain import explain
 from timekeeper.ledger.movement import Order
+from timekeeper.ledger.refund import refund_pod
 from timekeeper.ledger.verify import verify
 from timekeeper.ledger.workload import Closing
 from timekeeper.store import accounts, audit_chain, bookings
@@ -207,7 +208,7 @@ def test_a_refund_goes_up_the_chain(books: Books) -> None:
     under(books, RED, "physics")
     run(books, "a", T0, T0 + 15_000)
     run(books, "b", T0 + 15_000)
-    movement.refund(books, RED, order(2_000, "r", T0 + 16_000), pod_uid="a")
+    refund_pod(books, RED, order(2_000, "r", T0 + 16_000), pod_uid="a")
     end(books, "b", T0 + 20_000)
     assert posted(books, "b") == [
         ("over-budget", 15_000, 16_000, 1_000),

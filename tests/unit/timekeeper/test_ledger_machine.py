@@ -36,6 +36,7 @@ from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.rate import set_rate
+from timekeeper.ledger.refund import refund_pod
 from timekeeper.ledger.verify import verify
 from timekeeper.ledger.workload import Closing
 from timekeeper.store import accounts, bookings
@@ -155,7 +156,7 @@ class Ledger(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(uid for uid, pod in self.pods.items() if pod[2] is not None)))
         order = self.order(amount)
         place = PLACES[self.pods[uid][0]]
-        if self.twice(lambda: movement.refund(self.books, place, order, pod_uid=uid), RefundAboveCharge.code):
+        if self.twice(lambda: refund_pod(self.books, place, order, pod_uid=uid), RefundAboveCharge.code):
             self.refunded[uid] += amount
 
     @rule(rate=prices, ahead=st.integers(0, 30 * MINUTE))

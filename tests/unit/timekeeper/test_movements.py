@@ -21,6 +21,7 @@ from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.movement import Order
+from timekeeper.ledger.refund import refund_pod
 from timekeeper.ledger.verify import verify
 from timekeeper.ledger.workload import Closing
 from timekeeper.store import accounts, audit_chain, bookings, budget_rules
@@ -57,15 +58,15 @@ def test_a_refund_never_exceeds_the_charge_and_is_used_within_the_period(books: 
     run(books, "a", T0, T0 + 15_000)
     run(books, "b", T0 + 15_000)
     with pytest.raises(Conflicting, match="is still running"):
-        movement.refund(books, TEAM, order(1, "k0", T0 + 16_000), pod_uid="b")
+        refund_pod(books, TEAM, order(1, "k0", T0 + 16_000), pod_uid="b")
     with pytest.raises(Unknown):
-        movement.refund(books, TEAM, order(1, "k0", T0 + 16_000), pod_uid="nobody")
+        refund_pod(books, TEAM, order(1, "k0", T0 + 16_000), pod_uid="nobody")
     with pytest.raises(Conflicting, match="at most 15000"):
-        movement.refund(books, TEAM, order(15_001, "k1", T0 + 16_000), pod_uid="a")
-    assert movement.refund(books, TEAM, order(9_000, "k2", T0 + 16_000), pod_uid="a")
-    assert not movement.refund(books, TEAM, order(9_000, "k2", T0 + 17_000), pod_uid="a")
+        refund_pod(books, TEAM, order(15_001, "k1", T0 + 16_000), pod_uid="a")
+    assert refund_pod(books, TEAM, order(9_000, "k2", T0 + 16_000), pod_uid="a")
+    assert not refund_pod(books, TEAM, order(9_000, "k2", T0 + 17_000), pod_uid="a")
     with pytest.raises(Conflicting, match="at most 6000"):
-        movement.refund(books, TEAM, order(6_001, "k3", T0 + 16_000), pod_uid="a")
+        refund_pod(books, TEAM, order(6_001, "k3", T0 + 16_000), pod_uid="a")
     assert books.require("team").at(T0 + 16_000).balance == 13_000
     assert books.require("team").run_out(T0 + 16_000) == T0 + 29_000
     assert books.require("team").at(T0 + HOUR).balance == 20_000
@@ -308,7 +309,7 @@ def test_verify_finds_what_was_tampered_with(database_url: str, damage: str, tol
     books = Books(Database(make_engine(database_url)), "default", carry=False)
     run(books, "a", T0, T0 + 1_000)
     movement.transfer(books, TEAM, OTHER, order(12_000, "k", T0 + 1_000), valid_to=None)
-    movement.refund(books, TEAM, order(1_000, "r", T0 + 1_000), pod_uid="a")
+    refund_pod(books, TEAM, order(1_000, "r", T0 + 1_000), pod_uid="a")
     assert verify(books.database.engine, carry=False).differences == []
     with books.database.reading() as session:
         assert [row.action for row in audit_chain.page(session, "default", "", 0, 9)] == [

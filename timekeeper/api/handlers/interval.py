@@ -13,8 +13,8 @@ from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.interval import IntervalBody
 from timekeeper.api.service import current_service
-from timekeeper.ledger import correction
-from timekeeper.ledger.correction import RequestedInterval
+from timekeeper.ledger import interval_correction
+from timekeeper.ledger.interval_correction import RequestedInterval
 from timekeeper.store import corrections
 
 
@@ -56,4 +56,4 @@ def correct(namespace: str) -> Response:
         for field, value in (("start", given.start), ("end", given.end))
     )
     wanted = RequestedInterval(given.pod_uid, start, end, given.reason, order.key, order.body, order.actor, order.now)
-    return budget_answer.changed(owner, made=correction.correct(service.books, owner.require, wanted))
+    return budget_answer.changed(owner, made=interval_correction.correct(service.books, owner.require, wanted))

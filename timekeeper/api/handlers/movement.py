@@ -17,6 +17,7 @@ from timekeeper.api.schemas.movement import AdjustmentBody, GrantBody, Movement,
 from timekeeper.api.service import current_service
 from timekeeper.core.refusal import Unknown
 from timekeeper.ledger import movement
+from timekeeper.ledger.refund import refund_pod
 from timekeeper.store import movements as movements_store
 from timekeeper.store.db.models import BudgetGrant
 
@@ -114,9 +115,7 @@ def refund(namespace: str) -> Response:
     caller = owner.allow("create", "refunds")
     given = requests.body(RefundBody)
     order = order_of(service, caller, given.amount_ms, given.reason)
-    return budget_answer.changed(
-        owner, made=movement.refund(service.books, owner.place(), order, pod_uid=given.pod_uid)
-    )
+    return budget_answer.changed(owner, made=refund_pod(service.books, owner.place(), order, pod_uid=given.pod_uid))
 
 
 def adjust(**path: str) -> Response:

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refund what a pod was charged, by hand. A refund is a movement like a grant, but never exceeds the pod's charge."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from timekeeper.core.period import bounds
+from timekeeper.core.refusal import PodRunning, PodUnknown, RefundAboveCharge
+from timekeeper.ledger import settlement
+from timekeeper.ledger.account import NamespaceRef, ensure_account
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.movement import Order, append, repeated
+from timekeeper.store import bookings, budget_rules, movements, workloads
+
+
+def refund_pod(books: Books, place: NamespaceRef, order: Order, *, pod_uid: str) -> bool:
+    """Refund the charge of an ended pod, or a part of it; the refund must be used before the period ends.
+
+    Raises Unknown if the namespace had no such pod, Conflicting if more than its charge would be refunded.
+    """
+
+    def change(session: Session) -> bool:
+        account = ensure_account(books, session, place, order.now)
+        if repeated(session, account, order, "refund"):
+            return False
+        pod = workloads.by_uid(session, [pod_uid]).get(pod_uid)
+        if pod is None or pod.namespace_id != account.id:
+            raise PodUnknown(f"namespace {place.name} had no pod {pod_uid} that held GPUs")
+        if pod.ended_at is None:
+            raise PodRunning(f"pod {pod_uid} is still running; refund it after it has ended")
+        settlement.settle_in(books, session, account.id, None, order.now)
+        charged = bookings.booked_by_pod(session, [pod_uid])[pod_uid].charged
+        left = charged - movements.refunded(session, account.id, pod_uid)
+        if order.amount > left:
+            raise RefundAboveCharge(
+                f"amountMs is {order.amount}, but at most {left} of the charge of pod {pod_uid} can be refunded"
+            )
+        rule = budget_rules.rules(session, account.id)[-1].rule
+        around = bounds(order.now, *rule.calendar)
+        append(books, session, account, order, "refund", valid_to=around and around[1], counterpart=pod_uid)
+        return True
+
+    return books.database.write(change)
