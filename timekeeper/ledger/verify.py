@@ -20,13 +20,13 @@ from timekeeper.core.record import AccountId, Forest, Posting
 from timekeeper.store import (
     accounts,
     audit_chain,
-    audited_actions,
+    audit_comparison,
     bookings,
     corrections,
-    cross_check,
     memberships,
     movements,
     seals,
+    sum_check,
     timelines,
 )
 from timekeeper.store.accounts import BudgetAccount
@@ -61,7 +61,7 @@ def verify(engine: Engine, *, carry: bool) -> Verification:
             *_bad_reversals(session),
             *_transfers(session),
             *audit_chain.broken(session),
-            *audited_actions.differences(session),
+            *audit_comparison.differences(session),
             *corrections.broken(session),
         ]
         known = {place.id: place for place in places}
@@ -74,7 +74,7 @@ def verify(engine: Engine, *, carry: bool) -> Verification:
                 differences += _bookings(session, tree, known, carry=carry)
             differences += _refunds(session, place)
             differences += seals.broken(session, place)
-        differences += cross_check.opinion(session)
+        differences += sum_check.opinion(session)
         return Verification(
             namespaces=len(places),
             transactions=session.execute(select(func.count(Transaction.id))).scalar_one(),

@@ -20,7 +20,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
 from timekeeper.ledger.workload import Closing
-from timekeeper.store import cross_check
+from timekeeper.store import sum_check
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 
@@ -52,7 +52,7 @@ def run(books: Books, uid: str, start: int, end: int) -> None:
 
 def opinion(books: Books) -> list[str]:
     with books.database.reading() as session:
-        return list(cross_check.opinion(session))
+        return list(sum_check.opinion(session))
 
 
 def test_a_ledger_that_is_right_is_found_right(ledger: Books) -> None:
@@ -112,7 +112,7 @@ def test_planted_defects_are_found(ledger: Books, damage: tuple[str, ...], told:
 
 
 def test_it_shares_nothing_with_the_code_that_it_checks_and_is_short() -> None:
-    source = Path(cross_check.__file__).read_text()
+    source = Path(sum_check.__file__).read_text()
     assert len(source.splitlines()) <= 60
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in nodes}
