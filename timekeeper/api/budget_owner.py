@@ -23,7 +23,7 @@ from timekeeper.core.record import AccountId
 from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.ledger import reservation
 from timekeeper.ledger.account import NamespaceRef
-from timekeeper.ledger.rule import version_of
+from timekeeper.ledger.budget_rule import version_of
 from timekeeper.ledger.standing import Position
 from timekeeper.store import accounts
 from timekeeper.store.accounts import BudgetAccount

@@ -15,7 +15,7 @@ from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.budget import BudgetBody, BudgetPatch
 from timekeeper.api.service import Service
 from timekeeper.core.record import Rule
-from timekeeper.ledger.rule import Change
+from timekeeper.ledger.budget_rule import Change
 
 T = TypeVar("T")
 

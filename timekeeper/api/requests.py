@@ -18,7 +18,7 @@ from slicekeeper.config.policy_entry import check_time_zone
 from slicekeeper.units import Instant, parse_instant
 from slicekeeper.wire.timekeeper import ReportBatch
 from timekeeper.api.problems import Problem
-from timekeeper.ledger.rule import ANY_VERSION
+from timekeeper.ledger.budget_rule import ANY_VERSION
 
 T = TypeVar("T")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

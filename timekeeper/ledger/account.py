@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import EPOCH, Instant
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.rule import policy_rule
+from timekeeper.ledger.budget_rule import policy_rule
 from timekeeper.store import accounts
 from timekeeper.store.accounts import BudgetAccount
 

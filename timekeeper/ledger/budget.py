@@ -14,7 +14,7 @@ from timekeeper.core.record import Rule
 from timekeeper.core.refusal import BudgetClosed, BudgetKept, VersionMismatch
 from timekeeper.ledger.account import NamespaceRef, ensure_account
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.rule import ANY_VERSION, Change, not_before, policy_rule, rule_detail, version_of
+from timekeeper.ledger.budget_rule import ANY_VERSION, Change, not_before, policy_rule, rule_detail, version_of
 from timekeeper.ledger.settlement import settle_in
 from timekeeper.store import accounts, budget_objects, budget_rules
 from timekeeper.store.accounts import BudgetAccount

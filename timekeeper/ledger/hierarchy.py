@@ -20,7 +20,7 @@ from timekeeper.ledger import settlement
 from timekeeper.ledger.account import NamespaceRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import change_budget, refuse_kept
-from timekeeper.ledger.rule import Change, rule_detail
+from timekeeper.ledger.budget_rule import Change, rule_detail
 from timekeeper.ledger.settlement import ANCHOR_LAG_MS
 from timekeeper.store import accounts, memberships
 from timekeeper.store.accounts import BudgetAccount, HolderKind

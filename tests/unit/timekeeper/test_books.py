@@ -30,8 +30,8 @@ from timekeeper.ledger import movement, settlement, workload
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import follow_policy, set_budget
+from timekeeper.ledger.budget_rule import version_of
 from timekeeper.ledger.movement import Order
-from timekeeper.ledger.rule import version_of
 from timekeeper.ledger.verify import verify
 from timekeeper.ledger.workload import Closing, Opening
 from timekeeper.store import accounts, audit_chain, bookings, timelines

@@ -20,9 +20,9 @@ from timekeeper.ledger import hierarchy, movement, rate, workload
 from timekeeper.ledger.account import NamespaceRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import follow_policy, set_budget, set_status
+from timekeeper.ledger.budget_rule import version_of
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.movement import Order
-from timekeeper.ledger.rule import version_of
 from timekeeper.ledger.verify import verify
 from timekeeper.ledger.workload import Closing
 from timekeeper.store import accounts, bookings, budget_rules, timelines

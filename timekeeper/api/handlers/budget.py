@@ -17,7 +17,7 @@ from timekeeper.api.views import budget
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import reservation
 from timekeeper.ledger.budget import set_budget, set_status, unset_budget
-from timekeeper.ledger.rule import ANY_VERSION, Change
+from timekeeper.ledger.budget_rule import ANY_VERSION, Change
 
 
 def listed() -> Response:

@@ -13,7 +13,7 @@ from slicekeeper.wire.timekeeper import Budget, Figures, KeptBy, Parent
 from timekeeper.api.views.state import standing, state_name
 from timekeeper.core.period import bounds
 from timekeeper.ledger.budget_object import version_of
-from timekeeper.ledger.rule import policy_rule
+from timekeeper.ledger.budget_rule import policy_rule
 from timekeeper.ledger.standing import Position
 
 

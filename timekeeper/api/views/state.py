@@ -12,7 +12,7 @@ from timekeeper.core import timeline
 from timekeeper.core.budget import BudgetState, rule_at
 from timekeeper.core.record import Records
 from timekeeper.core.threshold import limit_of
-from timekeeper.ledger.rule import policy_rule
+from timekeeper.ledger.budget_rule import policy_rule
 from timekeeper.ledger.standing import Position
 
 TRIES: Final = 5
