@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One budget along the time line: when its allowances start, are drawn on, expire and are exhausted. Pure.
+"""The allowances of one budget along the time line: when they start, are drawn on, expire and are exhausted. Pure.
 
 `timekeeper.core.timeline` advances one or more of them together, and decides in which of them a pod's time counts.
 """
