@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from flask import Response
 from sqlalchemy.orm import Session
@@ -16,6 +13,7 @@ from slicekeeper.wire.timekeeper import Statement, StatementChild, StatementPod,
 from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.service import Service, current_service
+from timekeeper.api.views.statement_csv import csv_lines
 from timekeeper.core import posting
 from timekeeper.core.period_change import period_around
 from timekeeper.core.record import AccountId
@@ -23,8 +21,6 @@ from timekeeper.core.timeline import CHILD
 from timekeeper.store import accounts, budget_rules, statements
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.statements import Charged
-
-_COLUMNS: Final = ("line", "subject", "name", "correction", "count", "amountMs", "overBudgetMs", "balanceMs")
 
 
 def statement(**path: str) -> Response:
@@ -110,30 +106,13 @@ def _summed(
 def _csv(service: Service, account: BudgetAccount, span: tuple[Instant, Instant]) -> Response:
     """Return a whole statement line by line; however many pods it has, they are never all in memory."""
 
-    def lines() -> Iterator[tuple[object, ...]]:
+    def lines() -> Iterator[str]:
         with service.books.database.reading() as session:
             opening, totals = _summed(session, account, span)
-            closing = opening + sum(total.balance_ms for total in totals)
-            yield _COLUMNS
-            yield ("opening", format_instant(span[0]), account.name, "", "", "", "", opening)
-            for kind in totals:
-                cells = (kind.kind, "", str(kind.correction).lower(), kind.count, kind.amount_ms, "", kind.balance_ms)
-                yield ("total", *cells)
-            yield ("closing", format_instant(span[1]), account.name, "", "", "", "", closing)
             rows = statements.charged(session, account.id, *span)
-            if account.kind != "namespace":
-                for one in _children(session, account, list(rows)):
-                    yield (one.kind, one.name, "", "", "", one.charged_ms, one.over_budget_ms, "")
-                return
-            for pod in rows:
-                yield ("workload", pod.pod_uid, pod.pod_name, "", "", pod.charged, pod.over_budget, "")
+            below = None if account.kind == "namespace" else _children(session, account, list(rows))
+            yield from csv_lines(account.name, span, opening, totals, rows if below is None else below)
 
-    def text() -> Iterator[str]:
-        for line in lines():
-            buffer = io.StringIO()
-            csv.writer(buffer).writerow(line)
-            yield buffer.getvalue()
-
-    answer = Response(text(), content_type="text/csv; charset=utf-8")
+    answer = Response(lines(), content_type="text/csv; charset=utf-8")
     answer.headers["Content-Disposition"] = f'attachment; filename="statement-{account.name}.csv"'
     return answer
