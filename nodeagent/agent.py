@@ -12,9 +12,9 @@ import msgspec
 
 from nodeagent.arbiter import Arbiter
 from nodeagent.audit_events import Audit
+from nodeagent.booked_gpus import SeatRefused
 from nodeagent.cdi import SeatFiles
 from nodeagent.device_plugin import PodResources, SeatPlugin
-from nodeagent.entitlement import SeatRefused
 from nodeagent.gpu_health_events import GpuHealthWatch
 from nodeagent.gpu_source import GpuSource
 from nodeagent.live_seats import Live

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterGpu, Telemetry
-from nodeagent.entitlement import holds, may_start
+from nodeagent.booked_gpus import holds, may_start
 from nodeagent.gpu_source import GpuSource
 from nodeagent.node_pods import PodsOfNode
 from slicekeeper import threads

@@ -21,7 +21,7 @@ from typing import Any, Final, NoReturn
 
 import grpc
 
-from nodeagent.entitlement import SeatRefused
+from nodeagent.booked_gpus import SeatRefused
 from nodeagent.kubelet_protocol import (
     DEVICE_PLUGIN_SERVICE,
     GET_ALLOCATABLE_RESOURCES,

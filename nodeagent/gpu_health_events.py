@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from nodeagent.entitlement import holds, may_start
+from nodeagent.booked_gpus import holds, may_start
 from nodeagent.gpu_source import GpuSource
 from nodeagent.node_pods import NodePods
 from slicekeeper import threads

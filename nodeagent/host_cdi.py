@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import yaml
 
-from nodeagent.entitlement import SeatRefused
+from nodeagent.booked_gpus import SeatRefused
 from slicekeeper import typed
 from slicekeeper.gpu.inventory import is_slice
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from nodeagent.entitlement import may_start
+from nodeagent.booked_gpus import may_start
 from slicekeeper import names
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.watch import Watch

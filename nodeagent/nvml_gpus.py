@@ -21,7 +21,7 @@ import msgspec
 import pynvml
 
 from nodeagent.atomic_write import replace_file
-from nodeagent.entitlement import SeatRefused
+from nodeagent.booked_gpus import SeatRefused
 from nodeagent.gpu_health_rules import DriverReport, judge, judge_slices, judge_xid
 from nodeagent.host_cdi import Devices, Edits, Index
 from nodeagent.mig import SliceFound, slices_of

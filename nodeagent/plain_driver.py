@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import pynvml
 
-from nodeagent.entitlement import SeatRefused
+from nodeagent.booked_gpus import SeatRefused
 from nodeagent.host_cdi import Devices, Edits, Index
 from nodeagent.mounted_programs import mount
 from slicekeeper.gpu.inventory import is_slice

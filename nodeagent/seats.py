@@ -19,8 +19,8 @@ from typing import Final
 import msgspec
 
 from nodeagent.arbiter import ArbiterAway, ArbiterRefused
+from nodeagent.booked_gpus import ContainerHold, SeatRefused, check, holds, may_start, slice_memory
 from nodeagent.cdi import SeatFiles
-from nodeagent.entitlement import ContainerHold, SeatRefused, check, holds, may_start, slice_memory
 from nodeagent.gpu_source import GpuSource
 from nodeagent.node_pods import NodePods
 from nodeagent.seat_store import Seat, SeatStore

@@ -17,7 +17,7 @@ from support.ports import free_port
 from support.small_cluster import NAMESPACE, SmallCluster, small_cluster, wait_for
 
 from nodeagent.agent import Agent
-from nodeagent.entitlement import SeatRefused
+from nodeagent.booked_gpus import SeatRefused
 from nodeagent.run_folder import RunFolderRemoved
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.policy import NamespacePolicy, PolicyBook

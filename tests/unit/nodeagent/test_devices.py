@@ -14,9 +14,9 @@ import pytest
 import yaml
 from support.vcuda_programs import built
 
+from nodeagent.booked_gpus import SeatRefused
 from nodeagent.cdi import SeatFiles
 from nodeagent.cdi_spec_read import FirstRead, Inotify
-from nodeagent.entitlement import SeatRefused
 from nodeagent.fake_driver import FakeDevices
 from nodeagent.host_cdi import Edits, HostCdi, joined
 from nodeagent.mounted_programs import limiter

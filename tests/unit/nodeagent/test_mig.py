@@ -18,7 +18,7 @@ from support.vcuda_programs import built
 from nodeagent import plain_driver
 from nodeagent.arbiter import ArbiterGpu
 from nodeagent.audit_events import Stray, judge
-from nodeagent.entitlement import SeatRefused
+from nodeagent.booked_gpus import SeatRefused
 from nodeagent.fake_driver import FakeDevices, parse
 from nodeagent.gpu_health_events import GpuHealthWatch
 from nodeagent.host_cdi import HostCdi

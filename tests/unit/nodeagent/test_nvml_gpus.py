@@ -13,7 +13,7 @@ import pynvml
 import pytest
 from support.small_cluster import small_cluster, wait_for
 
-from nodeagent.entitlement import SeatRefused
+from nodeagent.booked_gpus import SeatRefused
 from nodeagent.fake_driver import DEFAULT_MODEL, MODELS, parse
 from nodeagent.gpu_health_events import GpuHealthWatch
 from nodeagent.gpu_health_rules import DriverReport, judge, judge_xid

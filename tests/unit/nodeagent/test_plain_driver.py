@@ -20,7 +20,7 @@ from support.vcuda_programs import built
 from nodeagent import plain_driver
 from nodeagent.arbiter import Arbiter, ArbiterAway
 from nodeagent.arbiter_keeper import ArbiterKeeper
-from nodeagent.entitlement import SeatRefused
+from nodeagent.booked_gpus import SeatRefused
 from nodeagent.host_cdi import HostCdi
 from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.plain_driver import PlainDriver, libraries, links

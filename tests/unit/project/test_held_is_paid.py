@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.entitlement import may_start
+from nodeagent.booked_gpus import may_start
 from scheduler.held_places import HoldKind
 from scheduler.placement.learner import Learner
 from scheduler.state import SchedulerState
