@@ -11,7 +11,6 @@ from typing import Final
 import msgspec
 
 from nodeagent.arbiter import Arbiter
-from nodeagent.audit_events import Audit
 from nodeagent.booked_gpus import SeatRefused
 from nodeagent.cdi import SeatFiles
 from nodeagent.device_plugin import PodResources, SeatPlugin
@@ -26,6 +25,7 @@ from nodeagent.run_folder import check_run_folder
 from nodeagent.seat_store import SeatStore
 from nodeagent.seats import Seats, seat_ids
 from nodeagent.shares import Shares
+from nodeagent.stray_processes import Audit
 from nodeagent.usage_files import UsageFiles
 from nodeagent.whole_gpu_usage import WholeGpus
 from slicekeeper.clock import Clock

@@ -14,10 +14,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterSeat
-from nodeagent.audit_events import Audit
 from nodeagent.gpu_source import GpuSource
 from nodeagent.live_seats import Live
 from nodeagent.seat_store import Seat, SeatStore
+from nodeagent.stray_processes import Audit
 
 LABELS: Final = ("gpu", "UUID", "modelName", "Hostname", "namespace", "pod", "container")
 

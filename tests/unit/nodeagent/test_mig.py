@@ -17,7 +17,6 @@ from support.vcuda_programs import built
 
 from nodeagent import plain_driver
 from nodeagent.arbiter import ArbiterGpu
-from nodeagent.audit_events import Stray, judge
 from nodeagent.booked_gpus import SeatRefused
 from nodeagent.fake_driver import FakeDevices, parse
 from nodeagent.gpu_health_events import GpuHealthWatch
@@ -27,6 +26,7 @@ from nodeagent.offered_gpus import OwnGpus, gpu_of
 from nodeagent.plain_driver import PlainDriver
 from nodeagent.publisher import wanted
 from nodeagent.seat_store import Seat
+from nodeagent.stray_processes import Stray, judge
 from nodeagent.whole_gpu_usage import WholeGpus
 from slicekeeper import names
 from slicekeeper.config.settings import Resources

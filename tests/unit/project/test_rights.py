@@ -23,9 +23,9 @@ import yaml
 
 from certificates.keeper import CertificateKeeper
 from certificates.publisher import BundlePublisher
-from nodeagent.audit_events import Audit
 from nodeagent.node_pods import NodePods
 from nodeagent.publisher import GpuPublisher
+from nodeagent.stray_processes import Audit
 from objects.budgets.keeper import Keeper
 from objects.budgets.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS
 from objects.policies.keeper import PolicyKeeper

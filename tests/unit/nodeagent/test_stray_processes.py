@@ -13,12 +13,12 @@ import pytest
 from support.small_cluster import NAMESPACE, SmallCluster, protected, small_cluster, wait_for
 from support.vcuda_programs import built
 
-from nodeagent import audit_events as module
+from nodeagent import stray_processes as module
 from nodeagent.arbiter import ArbiterAway, ArbiterGpu, StrayProcess, Telemetry
-from nodeagent.audit_events import Audit, owner
 from nodeagent.host_cdi import HostCdi
 from nodeagent.metrics import StrayMetrics
 from nodeagent.nvml_gpus import NvmlGpus
+from nodeagent.stray_processes import Audit, owner
 from slicekeeper import names
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources
