@@ -18,9 +18,9 @@ from nodeagent.fake_driver import DEFAULT_MODEL, MODELS, parse
 from nodeagent.gpu_health_events import GpuHealthWatch
 from nodeagent.gpu_health_rules import DriverReport, judge, judge_xid
 from nodeagent.host_cdi import HostCdi
+from nodeagent.node_status import GpuPublisher
 from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.offered_gpus import OwnGpus
-from nodeagent.publisher import GpuPublisher
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import SettingsError

@@ -24,7 +24,7 @@ import yaml
 from certificates.keeper import CertificateKeeper
 from certificates.publisher import BundlePublisher
 from nodeagent.node_pods import NodePods
-from nodeagent.publisher import GpuPublisher
+from nodeagent.node_status import GpuPublisher
 from nodeagent.stray_processes import Audit
 from objects.budgets.keeper import Keeper
 from objects.budgets.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS
