@@ -14,7 +14,7 @@ import click
 
 from certificates.follower import Follower
 from certificates.keeper import CertificateKeeper
-from certificates.publisher import BundlePublisher
+from certificates.namespace_bundles import BundlePublisher
 from slicekeeper import clock, log, threads
 from slicekeeper.cli.main import Context
 from slicekeeper.errors import ServiceError

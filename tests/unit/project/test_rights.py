@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from certificates.keeper import CertificateKeeper
-from certificates.publisher import BundlePublisher
+from certificates.namespace_bundles import BundlePublisher
 from nodeagent.node_pods import NodePods
 from nodeagent.node_status import GpuPublisher
 from nodeagent.stray_processes import Audit

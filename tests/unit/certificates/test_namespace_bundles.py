@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.small_cluster import NAMESPACE, FailingApi, SmallCluster
 
-from certificates.publisher import BundlePublisher
+from certificates.namespace_bundles import BundlePublisher
 from simulator.api import Call
 from simulator.errors import ApiError
 from slicekeeper import names
