@@ -345,14 +345,17 @@ BESIDE(closes_without_end) {
     usleep(1000);
   }
 }
-BY_NAME(stops_in_between) {
+static void stop_again_and_again(useconds_t between, useconds_t stopped) {
   if (fork()) return;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  for (pid_t victim = getppid();; usleep(3000)) {
+  for (pid_t victim = getppid();; usleep(between)) {
     kill(victim, SIGSTOP);
-    usleep(3000);
+    usleep(stopped);
     if (kill(victim, SIGCONT) < 0) _exit(0);
   }
+}
+BY_NAME(stops_in_between) {
+  stop_again_and_again(3000, 3000);
 }
 
 /* ---- work that is let go all at once ---- */
@@ -621,13 +624,7 @@ BY_NAME(stops_for_good) {
   pause();
 }
 BY_NAME(stops_for_long) {
-  if (fork()) return;
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  for (pid_t victim = getppid();; usleep(100000)) {
-    kill(victim, SIGSTOP);
-    usleep(150000);
-    if (kill(victim, SIGCONT) < 0) _exit(0);
-  }
+  stop_again_and_again(100000, 150000);
 }
 BY_NAME(lowest_priority) {
   struct sched_param none = {0};
