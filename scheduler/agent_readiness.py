@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
 
 from slicekeeper import threads
@@ -150,11 +151,11 @@ class NodeAgents:
     def _begin(self, node: str, known: _KnownAgent) -> Future[None]:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threads.keep("agents", self._run, self._stopped.is_set)
+            threads.keep("agents", partial(self._run, self._loop), self._stopped.is_set)
         return asyncio.run_coroutine_threadsafe(self._ask(node, known), self._loop)
 
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # type: ignore[arg-type, return-value]
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(self._stopped.wait())
 
     async def _ask(self, node: str, known: _KnownAgent) -> None:

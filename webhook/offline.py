@@ -68,13 +68,13 @@ def read(file: IO[bytes] | str, name: str) -> list[Document]:
     try:
         documents = [document for document in yaml.load_all(file, _Loader) if document is not None]
         # JSON is what the API server gets: keys are strings, and an alias is a copy.
-        plain = json.loads(json.dumps(documents))
+        plain: list[Document] = json.loads(json.dumps(documents))
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, TypeError, RecursionError) as error:
         raise SettingsError(f"{name}: not YAML or JSON: {error}") from error
     for document in plain:
         if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
             raise SettingsError(f"{name}: every document must be a Kubernetes object with a kind")
-    return plain  # type: ignore[no-any-return]
+    return plain
 
 
 def with_policies(book: PolicyBook, documents: list[Document]) -> PolicyBook:

@@ -136,7 +136,7 @@ class Listener:
 
     async def _welcome(self, client: socket.socket, connection: Connection) -> None:
         """Complete a client's handshake."""
-        tls = (
+        tls: dict[str, Any] = (
             {}
             if self._context is None
             else {
@@ -146,7 +146,7 @@ class Listener:
             }
         )
         try:
-            await self._loop.connect_accepted_socket(lambda: connection, client, **tls)  # type: ignore[arg-type]
+            await self._loop.connect_accepted_socket(lambda: connection, client, **tls)
         except (OSError, asyncio.CancelledError) as error:
             log.debug("no connection with %s: %s", connection.address, error)
         finally:
