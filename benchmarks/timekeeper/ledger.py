@@ -313,12 +313,14 @@ def measure_churn(it: Made) -> None:
     book.database.close()
     assert differences == []
     plain_seconds = plain_lives(it)
-    table(f"{it.kind}: {PODS:,} pods that open and close, {BATCH} at a time", ("", "value"), [
-        ("opened, pods/s", PODS / (opened - begun)), ("closed and charged, pods/s", PODS / (closed - opened)),
+    rows = [
+        ("opened, pods/s", PODS / (opened - begun)),
+        ("closed and charged, pods/s", PODS / (closed - opened)),
         ("seconds for all (a minute is allowed)", closed - begun),
         ("the same rows in plain SQL, seconds", plain_seconds),
         ("bytes on disk per pod (workload, charge with two entries, watermark)", (it.size() - before) / PODS / 2),
-    ])  # fmt: skip
+    ]
+    table(f"{it.kind}: {PODS:,} pods that open and close, {BATCH} at a time", ("", "value"), rows)
 
 
 def plain_lives(it: Made) -> float:

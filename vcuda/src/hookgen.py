@@ -96,14 +96,14 @@ def write_hooks(headers: Path, out: Path) -> None:
     hooks = hooked(known)
     plain = sorted(grep(r"VC_(?:REAL|CALL)\(", ROOT) & set(known) - set(hooks))
     every = hooks + plain
+    numbers = "".join(f"  VC_FN_{s},\n" for s in every)
+    calls = "".join(f"  __typeof__(&{s}) {s};\n" for s in every)
+    there = "".join(f"#define VC_HAVE_{s} 1\n" for s in every)
     out.mkdir(parents=True, exist_ok=True)
     (out / "hooks.gen.h").write_text(
-        NOTICE
-        + "enum {\n" + "".join(f"  VC_FN_{s},\n" for s in every) + "  VC_FN_COUNT,\n"
-        + f"  VC_FN_HOOKS = {len(hooks)}\n}};\n"
-        + "struct vc_real {\n" + "".join(f"  __typeof__(&{s}) {s};\n" for s in every) + "};\n"
-        + "".join(f"#define VC_HAVE_{s} 1\n" for s in every)
-    )  # fmt: skip
+        f"{NOTICE}enum {{\n{numbers}  VC_FN_COUNT,\n  VC_FN_HOOKS = {len(hooks)}\n}};\n"
+        f"struct vc_real {{\n{calls}}};\n{there}"
+    )
     rows = [r for r in lookups(headers, known) if r.symbol in set(hooks)]
     (out / "hooks.gen.c").write_text(
         NOTICE

@@ -45,8 +45,8 @@ def beside(kind: str, seconds: float = 3.0) -> None:
         check(node.arbiter and node.arbiter.poll() is None, "the arbiter died")
 
 
-for kind in ("garbage-page", "garbage-socket", "close-all", "clear-env", "fork", "exec",
-             "no-cleanup", "threads", "signal"):  # fmt: skip
+KINDS = "garbage-page", "garbage-socket", "close-all", "clear-env", "fork", "exec", "no-cleanup", "threads", "signal"
+for kind in KINDS:
     case(f"faults: {kind}", lambda kind=kind: beside(kind))
 
 
@@ -140,8 +140,7 @@ def exactly(kind: str, seconds: float = 5.0) -> str:
     return f"the others: {text}"
 
 
-for kind in ("garbage-page", "garbage-socket", "close-all", "clear-env", "fork", "exec", "no-cleanup",
-             "threads", "signal", "killed", "stopped"):  # fmt: skip
+for kind in (*KINDS, "killed", "stopped"):
     # Sixteen threads cost much processor time in virtual time.
     case(f"faults, to two points: {kind}", lambda kind=kind: exactly(kind, 2.0 if kind == "threads" else 5.0))
 
@@ -310,10 +309,8 @@ def emptied() -> None:
         node.arbiter.wait()
         node.start()
         check(node.seats()["m"]["memory"] == 700 << 20, "the next arbiter does not know the seat")
-        rival = subprocess.run(
-            [str(BUILD / "arbiter"), "serve", "--dir", str(node.dir), "--fake"],
-            env=node.env, capture_output=True, text=True, check=False, timeout=240,
-        )  # fmt: skip
+        command = [str(BUILD / "arbiter"), "serve", "--dir", str(node.dir), "--fake"]
+        rival = subprocess.run(command, env=node.env, capture_output=True, text=True, check=False, timeout=240)
         check("another arbiter serves this folder" in rival.stderr, rival.stderr)
 
 
@@ -431,13 +428,20 @@ def change() -> None:
 @case("control: what is not understood is refused, and the arbiter lives")
 def refused() -> None:
     with Node(virtual=False) as node:
-        for line in (b"\n", b"{}\n", b"[1]\n", b'{"op":"set","seat":"../x","gpu":0}\n',
-                     b'{"op":"set","seat":"x","gpu":9,"core":5,"memory":1}\n',
-                     b'{"op":"set","seat":"x","gpu":0,"core":50,"limit":40,"memory":1}\n',
-                     b'{"op":"set","seat":"x","gpu":0,"core":"50","memory":1}\n',
-                     b'{"op":"set","seat":"x","gpu":0,"core":50}\n', b'{"op":"fly"}\n',
-                     b'{"op":"rule"}\n', b'{"op":"rule","rule":"none"}\n'):  # fmt: skip
-            check(b'"ok":false' in node.raw(line), f"accepted: {line!r}")
+        for line in (
+            b"",
+            b"{}",
+            b"[1]",
+            b'{"op":"set","seat":"../x","gpu":0}',
+            b'{"op":"set","seat":"x","gpu":9,"core":5,"memory":1}',
+            b'{"op":"set","seat":"x","gpu":0,"core":50,"limit":40,"memory":1}',
+            b'{"op":"set","seat":"x","gpu":0,"core":"50","memory":1}',
+            b'{"op":"set","seat":"x","gpu":0,"core":50}',
+            b'{"op":"fly"}',
+            b'{"op":"rule"}',
+            b'{"op":"rule","rule":"none"}',
+        ):
+            check(b'"ok":false' in node.raw(line + b"\n"), f"accepted: {line!r}")
         check(node.ask(op="read")["ok"], "the arbiter is gone")
 
 

@@ -100,10 +100,14 @@ def dlsym() -> None:
         out = subprocess.run(
             [LOOKUP, "dlsym", *names], env=env, capture_output=True, text=True, check=True
         ).stdout.splitlines()
-        check(out == ["cuMemAlloc_v2 cuMemAlloc_v2 libvcuda.so",
-                      "cuLaunchKernel_ptsz cuLaunchKernel_ptsz libvcuda.so",
-                      "cuInit cuInit libcuda.so.1", "cudnnCreate - -",
-                      "cuGetProcAddress_v2 cuGetProcAddress_v2 libvcuda.so"], str(out))  # fmt: skip
+        wanted = [
+            "cuMemAlloc_v2 cuMemAlloc_v2 libvcuda.so",
+            "cuLaunchKernel_ptsz cuLaunchKernel_ptsz libvcuda.so",
+            "cuInit cuInit libcuda.so.1",
+            "cudnnCreate - -",
+            "cuGetProcAddress_v2 cuGetProcAddress_v2 libvcuda.so",
+        ]
+        check(out == wanted, str(out))
         subprocess.run([LOOKUP, "next"], env=env, check=True, capture_output=True)
 
 

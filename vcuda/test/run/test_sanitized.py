@@ -30,10 +30,15 @@ def stop(node: Node) -> None:
 
 def programs(build: str) -> None:
     with Node(virtual=False, build=build) as node:
-        runs = [("memory", ["calls"]), ("accounting", ["all"]),
-                ("memory", ["race", "300", "16", "1024"]), ("fault", ["threads", "1.5"]),
-                ("fault", ["fork", "0.5"]), ("tenant", ["--seconds", "1", "--graph", "--batch", "5"]),
-                ("tenant", ["--seconds", "1", "--sync", "--kernel-us", "50"])]  # fmt: skip
+        runs = [
+            ("memory", ["calls"]),
+            ("accounting", ["all"]),
+            ("memory", ["race", "300", "16", "1024"]),
+            ("fault", ["threads", "1.5"]),
+            ("fault", ["fork", "0.5"]),
+            ("tenant", ["--seconds", "1", "--graph", "--batch", "5"]),
+            ("tenant", ["--seconds", "1", "--sync", "--kernel-us", "50"]),
+        ]
         rival = node.run(Seat(50, args=["--seconds", "60"], name="rival"))
         for i, (program, args) in enumerate(runs):
             p = node.linked(Seat(50, name=f"s{i}"), program, *args)
