@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from certificates.follower import Follower
+from certificates.external_issuer import Follower
 from certificates.keeper import CertificateKeeper
 from certificates.namespace_bundles import BundlePublisher
 from slicekeeper import clock, log, threads

@@ -16,7 +16,7 @@ from support.small_cluster import NAMESPACE, SmallCluster, small_cluster
 
 from certificates.api_server_trust import configurations, trust, trusted
 from certificates.authority import make_ca
-from certificates.follower import Follower
+from certificates.external_issuer import Follower
 from certificates.namespace_bundles import BundlePublisher
 from slicekeeper import names
 from slicekeeper.clock import SystemClock

@@ -6,7 +6,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from certificates.authority import make_ca
-from certificates.follower import united
+from certificates.external_issuer import united
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
