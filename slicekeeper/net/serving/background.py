@@ -7,6 +7,7 @@ import asyncio
 import socket
 import ssl
 import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 from gunicorn.config import Config
@@ -14,7 +15,7 @@ from gunicorn.config import Config
 from slicekeeper import threads
 from slicekeeper.config.settings import ServingSettings
 from slicekeeper.net.serving.connection_limits import Listener
-from slicekeeper.net.serving.process import GUNICORN, App, RootLogger
+from slicekeeper.net.serving.gunicorn_options import GUNICORN, RootLogger
 
 BACKLOG: Final = 128
 
@@ -25,7 +26,7 @@ class BackgroundServer:
     tls: ssl.SSLContext | None = None
     """Context for encrypted connections. None: plain HTTP."""
 
-    def __init__(self, bind: str, app: App, limits: ServingSettings, *, shared: bool = False) -> None:
+    def __init__(self, bind: str, app: Callable[..., Any], limits: ServingSettings, *, shared: bool = False) -> None:
         """Listen at `bind` (host:port); with `shared`, several processes may listen on one port.
 
         Raises OSError if the address is not available.

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from gunicorn import sock
 from gunicorn.app.base import BaseApplication
-from gunicorn.glogging import Logger
 
 from slicekeeper.config.settings import ServingSettings, TlsSettings
 from slicekeeper.net.serving import memory
 from slicekeeper.net.serving.connection_limits import SPARE_FILES, Listener
+from slicekeeper.net.serving.gunicorn_options import GUNICORN
 from slicekeeper.net.serving.gunicorn_private import LoopWorker, remember_signals
 from slicekeeper.net.tls import ClientCas, ReloadingContext
 
@@ -30,14 +30,6 @@ TLS_BUFFER_BYTES: Final = 32 << 10
 """Buffer that asyncio keeps for each TLS connection, by default 256 KiB. A record has at most 16 KiB."""
 
 App = Callable[..., Any]
-
-
-class RootLogger(Logger):
-    """Passes gunicorn's messages to the process's own logging; requests are counted, not logged."""
-
-    def __init__(self, cfg: Any) -> None:
-        super().__init__(cfg)
-        self.error_log.propagate = True
 
 
 class Worker(LoopWorker):
@@ -130,16 +122,3 @@ def serve(
             return make_app()
 
     Server().run()
-
-
-GUNICORN: Final[dict[str, Any]] = {
-    "logger_class": RootLogger,
-    "errorlog": None,  # or the shared logger would write each line a second time, in gunicorn's format
-    "accesslog": None,
-    "asgi_loop": "asyncio",
-    # Longer than the API server's 90 s, so that the client closes idle connections, and never sends a request on one
-    # that the server is closing.
-    "keepalive": 120,
-    "limit_request_line": 8190,  # gunicorn's maximum; the application cannot refuse longer lines in its own words
-}
-"""Settings of every server, including those without worker processes."""
