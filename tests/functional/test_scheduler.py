@@ -210,6 +210,11 @@ def free_some(cluster, pods, seed, enough):
 
 def test_a_storm_of_pods_kills_and_lost_answers(cluster, scheduler):
     """Six callers bind 120 pods through four kills while others end; the sums by the pods' own records are watched."""
+
+    def placed():
+        ended = {pod["metadata"]["name"] for pod in cluster.cluster.store.removed_pods}
+        return ended | {pod["metadata"]["name"] for pod in cluster.pods() if pod["spec"].get("nodeName")}
+
     for node in NODE_NAMES:
         cluster.node(node, gpus=2)
     scheduler.start()
@@ -227,15 +232,12 @@ def test_a_storm_of_pods_kills_and_lost_answers(cluster, scheduler):
             over += [taken for taken in cluster.taken().items() if taken[1] > 100]
         scheduler.kill()
         scheduler.start()
+    wait_for(lambda: len(placed()) > 20, "many have found a place", PATIENCE)
     enough.set()
     for thread in threads:
         thread.join()
     assert over == []
-    assert cluster.taken()
-    assert max(cluster.taken().values()) <= 100
-    ended = {pod["metadata"]["name"] for pod in cluster.cluster.store.removed_pods}
-    bound = {pod["metadata"]["name"] for pod in cluster.pods() if pod["spec"].get("nodeName")}
-    assert len(ended | bound) > 20
+    assert max(cluster.taken().values(), default=0) <= 100
 
 
 ROOM = {"tencent.com/vcuda-core": "200", "tencent.com/vcuda-memory": "64"}

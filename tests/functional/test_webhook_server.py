@@ -307,6 +307,17 @@ def test_a_large_review_in_chunks_is_judged(webhook: Webhook) -> None:
             assert json.loads(connection.getresponse().read())["response"]["allowed"]
 
 
+PATIENT = """
+import functools
+from slicekeeper.net.serving import process
+from webhook import commands
+commands.PATIENCE_SECONDS = process.DRAIN_SECONDS = 60
+process.serve = functools.partial(process.serve, graceful_timeout=60)
+"""
+"""The server still waits for its clients when a busy machine keeps them from sending for a while."""
+
+
+@pytest.mark.parametrize("webhook", [{"first": PATIENT}], indirect=True)
 def test_what_has_begun_is_finished_when_the_server_is_to_stop(webhook: Webhook) -> None:
     body = json.dumps(review(pod())).encode()
     head = b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)

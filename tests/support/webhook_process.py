@@ -138,10 +138,13 @@ class FakeTimekeeper:
 class Webhook:
     """The process, and requests to it.
 
-    `client` says where it finds its timekeeper, `policies` the API server whose GpuPolicies it follows.
+    `client` says where it finds its timekeeper, `policies` the API server whose GpuPolicies it follows. `first` is
+    Python that the process runs before it serves.
     """
 
-    def __init__(self, folder: Path, client: dict[str, Any], *, policies: str = "", **more: Any) -> None:
+    def __init__(
+        self, folder: Path, client: dict[str, Any], *, policies: str = "", first: str = "", **more: Any
+    ) -> None:
         self.port, self.metrics_port = free_port(), free_port()
         self.folder = folder
         config = {
@@ -161,7 +164,7 @@ class Webhook:
         (folder / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
         self.context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("SLICEKEEPER_", "KUBERNETES_"))}
-        command = [sys.executable, "-c", "from slicekeeper.cli.main import main; main()"]
+        command = [sys.executable, "-c", f"{first}\nfrom slicekeeper.cli.main import main; main()"]
         with (folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, "--config", str(folder / "config.yaml"), "webhook", "serve"], stderr=log, env=environ
