@@ -19,10 +19,10 @@ from slicekeeper.gpu.request import PodRequest
 from slicekeeper.untyped import show
 from slicekeeper.wire.json_patch import JsonPatch
 from webhook import mutation, pod_fields, readmission, reserved_names, validation
-from webhook.context import Case, ClassSource, ClusterContext, Standing
 from webhook.foreign.conversion import NOTHING, Conversion, convert
 from webhook.patch import apply, value_at
 from webhook.pod_shape import malformed
+from webhook.review_inputs import Case, ClassSource, ClusterContext, Standing
 from webhook.sidecar_container import without_gpu
 from webhook.warnings import WHEN_LAST_KNOWN, cut, warnings_of
 

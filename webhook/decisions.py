@@ -21,9 +21,9 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import WebhookSettings
 from slicekeeper.errors import ServiceError
 from slicekeeper.wire.timekeeper import Decision, DecisionList
-from webhook.context import Standing
 from webhook.last_decisions import LastDecisions
 from webhook.last_state_change import StateChangeBoard
+from webhook.review_inputs import Standing
 
 log = logging.getLogger(__name__)
 

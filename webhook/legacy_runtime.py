@@ -21,7 +21,7 @@ from slicekeeper.errors import Violation
 from slicekeeper.gpu.pod_manifest import annotations_of, is_zero
 from slicekeeper.gpu.request import GpuRequest
 from slicekeeper.untyped import as_list, as_map, show
-from webhook.context import ClusterContext
+from webhook.review_inputs import ClusterContext
 from webhook.sidecar_container import covers
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"

@@ -16,9 +16,9 @@ from slicekeeper.gpu.request import GpuRequest, PodRequest
 from slicekeeper.kube.pod import gate_index
 from slicekeeper.untyped import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
-from webhook.context import Case, ClusterContext
 from webhook.legacy_runtime import VISIBLE_DEVICES, VOID, devices_variable, is_devices_variable, needs_void
 from webhook.patch import PatchBuilder
+from webhook.review_inputs import Case, ClusterContext
 from webhook.sidecar_container import CONTAINERS_VARIABLE, covers
 
 PRELOAD: Final = "LD_PRELOAD"

@@ -24,10 +24,10 @@ from slicekeeper.untyped import as_map
 from webhook import reserved_names
 from webhook.admission import Admission, Verdict
 from webhook.admission_review import status_of
-from webhook.context import Case, Standing
 from webhook.patch import apply
 from webhook.pod_templates import template_of, template_path, with_template
 from webhook.priority_classes import SettingsClasses
+from webhook.review_inputs import Case, Standing
 
 Document = dict[str, Any]
 

@@ -10,8 +10,8 @@ from slicekeeper import names
 from slicekeeper.errors import Violation
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.untyped import as_map, show
-from webhook.context import Case, ClusterContext
 from webhook.mutation import DEFAULT_SCHEDULER
+from webhook.review_inputs import Case, ClusterContext
 
 
 def may_name_node(case: Case, cluster: ClusterContext, *, ours: bool) -> bool:

@@ -17,8 +17,8 @@ from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.pod import gate_index
 from slicekeeper.untyped import as_list, as_map, show
-from webhook.context import Case, ClusterContext
 from webhook.mutation import PRELOAD
+from webhook.review_inputs import Case, ClusterContext
 from webhook.sidecar_container import covers, is_ours
 
 _MIRROR: Final = "kubernetes.io/config.mirror"

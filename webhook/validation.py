@@ -19,8 +19,8 @@ from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.pod import controller_of, gate_index
 from slicekeeper.untyped import as_list, as_map, show
 from webhook import host_access, legacy_runtime, pod_fields, reserved_names
-from webhook.context import Case, ClusterContext
 from webhook.pod_shape import malformed
+from webhook.review_inputs import Case, ClusterContext
 
 _ANNOTATION_BYTES: Final = 256 * 1024
 """The API server's limit for an object's keys and values together."""

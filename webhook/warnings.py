@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from slicekeeper import names
 from slicekeeper.gpu.request import PodRequest
-from webhook.context import Case, ClusterContext
 from webhook.pod_fields import named_class
 from webhook.reserved_names import unknown_annotations
+from webhook.review_inputs import Case, ClusterContext
 
 WARNING_CHARACTERS: Final = 256
 """The API server truncates longer ones."""

@@ -19,9 +19,9 @@ from slicekeeper.config.policy import PolicyBook
 from slicekeeper.config.settings import Settings
 from webhook.admission import Admission
 from webhook.admission_review import Reviewer
-from webhook.context import Case
 from webhook.patch import apply
 from webhook.priority_classes import SettingsClasses
+from webhook.review_inputs import Case
 
 SIZES = (1, 2, 5, 10, 20, 50, 100)
 

@@ -11,10 +11,10 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import WebhookSettings
 from slicekeeper.errors import Unavailable
 from slicekeeper.wire.timekeeper import Decision, DecisionList, State
-from webhook.context import Standing
 from webhook.decisions import Decisions
 from webhook.last_decisions import LastDecisions
 from webhook.last_state_change import StateChangeBoard
+from webhook.review_inputs import Standing
 
 POLICY = NamespacePolicy()
 

@@ -21,8 +21,8 @@ from slicekeeper.config.settings import Settings
 from slicekeeper.config.yaml_file import convert
 from webhook import offline
 from webhook.admission import Admission
-from webhook.context import Case, Standing
 from webhook.priority_classes import SettingsClasses
+from webhook.review_inputs import Case, Standing
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ADMITTED = sorted(GOLDEN.glob("*.input.yaml"))
