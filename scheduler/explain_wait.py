@@ -27,7 +27,7 @@ from scheduler.placement.ranking import best_of
 from scheduler.placement.reasons import Why, explain
 from scheduler.placement.survey import shareable, survey
 from scheduler.pods import Hold, Pod, chosen_hold, end_of, gpu_rows
-from scheduler.reclaim.picture import Picture
+from scheduler.reclaim.room import Picture
 from scheduler.snapshot import Snapshot
 from slicekeeper import names
 from slicekeeper.gpu.inventory import Gpu, is_wanted

@@ -22,8 +22,8 @@ from scheduler.placement.policy import Policy
 from scheduler.pods import Pod
 from scheduler.reclaim.back_off import BackOff
 from scheduler.reclaim.eviction import Evictor
-from scheduler.reclaim.picture import Picture
 from scheduler.reclaim.retry_trigger import Nudger
+from scheduler.reclaim.room import Picture
 from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock

@@ -9,7 +9,7 @@ from scheduler.pending_bindings import NoPlace
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.learner import Learner
 from scheduler.pods import read_pod
-from scheduler.reclaim.picture import Picture
+from scheduler.reclaim.room import Picture
 from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock

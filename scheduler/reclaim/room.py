@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reclaimer's snapshot of the cluster at one instant, and its queries, for one waiting pod at a time.
+"""Where there is room for a waiting pod: now, once the leaving pods have left, and if others were evicted.
 
-The arrays are kept from look to look, and what pods of one shape would find in them: making all of them for 5,000 nodes
-takes seconds, the few nodes that have changed a millisecond.
+All from one picture of the cluster at one instant. Its arrays are kept from look to look, and what pods of one shape
+would find in them: making all of them for 5,000 nodes takes seconds, the few nodes that have changed a millisecond.
 """
 
 from __future__ import annotations
