@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The list of workloads: its pages, and the figures of a running pod."""
+
+from __future__ import annotations
+
+from support.timekeeper_service import HOUR, World
+
+from timekeeper.ledger import settlement
+
+
+def test_a_running_pod_shows_the_same_before_and_after_its_split_is_booked(world: World) -> None:
+    world.pod("a")
+    world.clock.advance(HOUR * 3)
+    (ahead,) = world.get("/api/v1/workloads")["items"]
+    assert (ahead["chargedMs"], ahead["overBudgetMs"]) == (150 * 60_000, 30 * 60_000)
+    place = world.service.books.require("team").account.id
+    settlement.settle(world.service.books, [place], world.clock.now_ms())
+    assert world.get("/api/v1/workloads")["items"] == [ahead]
+
+
+def test_pages_go_on_where_the_last_one_ended(world: World) -> None:
+    for index in range(5):
+        world.pod(f"p{index}", "team" if index < 3 else "other")
+        world.clock.advance(1_000)
+    seen, cursor = [], ""
+    while cursor is not None:
+        page = world.get(f"/api/v1/workloads?limit=2&cursor={cursor}")
+        seen += [one["podName"] for one in page["items"]]
+        cursor = page["nextCursor"]
+    assert seen == [f"p{index}-pod" for index in (4, 3, 2, 1, 0)]
+    assert [w["podName"] for w in world.get("/api/v1/workloads?namespace=other")["items"]] == ["p4-pod", "p3-pod"]
+    first = world.get("/api/v1/budgets?limit=1")
+    assert [b["namespace"] for b in first["items"]] == ["other"]
+    second = world.get(f"/api/v1/budgets?limit=1&cursor={first['nextCursor']}")
+    assert ([b["namespace"] for b in second["items"]], second["nextCursor"]) == (["team"], None)
