@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slicekeeper check` as a whole: what is missing, and which pods are unmetered and adopted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.checked_cluster import (
+    ADMISSION,
+    AGENTS,
+    API_SERVICE,
+    ARBITERS,
+    DEPLOYMENTS,
+    FRACTION,
+    MARKS,
+    NODES,
+    PRIORITY_CLASSES,
+    RIGHTS,
+    STORAGE_CLASSES,
+    TRUSTED,
+    Server,
+    check,
+    node,
+    problems,
+)
+
+from slicekeeper import names
+from slicekeeper.kube import break_glass_record
+
+
+def test_a_whole_installation_is_in_order(server: Server) -> None:
+    server.install()
+    server.pod("admitted", FRACTION, **MARKS)
+    server.pod("plain", {"cpu": "1"})
+    done = check(server)
+    assert (done.exit_code, done.output) == (0, "nothing is missing, nothing is unmetered\n")
+    assert server.patches == []
+
+
+def test_an_api_that_is_not_available_is_named_for_what_it_holds_up(server: Server) -> None:
+    server.install()
+    condition = {"type": "Available", "status": "False", "reason": "MissingEndpoints", "message": "no endpoints"}
+    server.objects[API_SERVICE] = {"status": {"conditions": [condition]}}
+    done = check(server)
+    assert done.exit_code == 1
+    assert "is not available, so no namespace in the cluster can be deleted: no endpoints" in done.output
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        (f"{DEPLOYMENTS}/webhook", "deployment webhook is missing"),
+        (f"{PRIORITY_CLASSES}/gpu-lower-priority", "PriorityClass gpu-lower-priority is miss"),
+        (f"{ADMISSION}/validatingwebhookconfigurations/slicekeeper", "validatingwebhookconfigurations slicekeeper is"),
+        (
+            f"{ADMISSION}/validatingadmissionpolicybindings/slicekeeper-bindings",
+            "guard slicekeeper-bindings is missing",
+        ),
+        (f"{ADMISSION}/validatingadmissionpolicies/slicekeeper-nodes", "guard slicekeeper-nodes is missing"),
+        (AGENTS, "daemonset nodeagent is missing"),
+        (ARBITERS, "daemonset arbiter is missing"),
+        (API_SERVICE, f"apiservice {names.API_SERVICE} is missing"),
+    ],
+)
+def test_what_is_missing_is_named_with_its_remedy(server: Server, path: str, told: str) -> None:
+    server.install()
+    del server.objects[path]
+    done = check(server)
+    assert done.exit_code == 1
+    assert told in done.output
+    assert "kubectl apply -k" in done.output
+
+
+def test_parts_that_are_not_ready_and_nodes_without_gpus_are_named(server: Server) -> None:
+    server.install()
+    server.objects[f"{DEPLOYMENTS}/scheduler"] = {"status": {}}
+    server.objects[f"{ADMISSION}/mutatingwebhookconfigurations/slicekeeper"]["webhooks"][0]["clientConfig"] = {}
+    server.objects[NODES][0]["metadata"]["annotations"] = {}
+    server.objects[AGENTS]["status"]["numberReady"] = 1
+    del server.objects[TRUSTED]
+    server.objects[f"{ADMISSION}/validatingadmissionpolicybindings/slicekeeper-nodes"]["spec"] = {}
+    told = check(server).output
+    assert "daemonset nodeagent is ready on 1 of 2 nodes" in told
+    assert "configmap slicekeeper-ca.crt is missing" in told
+    assert "guard slicekeeper-nodes denies nothing" in told
+    assert "deployment scheduler has no ready pod" in told
+    assert "mutatingwebhookconfigurations slicekeeper trusts no CA" in told
+    assert "no node shows GPUs" in told
+
+
+def test_pods_from_before_are_found_and_shown(server: Server) -> None:
+    server.install()
+    server.pod("share", FRACTION)
+    server.pod("whole", {"nvidia.com/gpu": "2"})
+    server.pod("odd", {"tencent.com/vcuda-core": "250"})
+    done = check(server, "-o", "json")
+    assert done.exit_code == 1
+    found = {f["problem"]: f["remedy"] for f in json.loads(done.stdout)}
+    for name in ("share", "whole"):
+        assert "check --adopt" in found[f"pod team/{name} uses GPUs unmetered"]
+    [odd] = [problem for problem in found if "team/odd" in problem]
+    assert "cannot be charged" in odd
+    assert "tencent.com/vcuda-core" in odd
+    assert server.patches == []
+
+
+def test_pods_of_namespaces_that_a_gpu_policy_exempts_are_not_looked_for(server: Server) -> None:
+    server.install()
+    server.pod("whole", {"nvidia.com/gpu": "2"})
+    for spec in ({"match": ["team"], "nvidiaGpu": "ignored"}, {"match": ["t*"], "mode": "off"}):
+        metadata = {"name": "p", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        server.objects["/apis/slicekeeper.io/v1alpha1/gpupolicies"] = [{"metadata": metadata, "spec": spec}]
+        assert check(server).exit_code == 0
+
+
+def test_adopting_marks_what_can_be_charged_and_nothing_else(server: Server) -> None:
+    server.install()
+    server.pod("share", FRACTION, finalizers=["other/one"])
+    server.pod("whole", {"nvidia.com/gpu": "2"})
+    server.pod("odd", {"tencent.com/vcuda-core": "250"})
+    server.pod("going", FRACTION, deletionTimestamp="2026-01-01T00:00:00Z")
+    done = check(server, "--adopt")
+    assert done.exit_code == 1
+    assert "team/odd" in done.stdout
+    assert "team/going uses GPUs unmetered, and cannot be charged: it is" in done.stdout
+    written = {path: body["metadata"] for path, body in server.patches}
+    assert set(written) == {f"/api/v1/namespaces/team/pods/{name}" for name in ("share", "whole")}
+    share = written["/api/v1/namespaces/team/pods/share"]
+    assert share["finalizers"] == ["other/one", names.FINALIZER]
+    assert share["labels"] == {names.MANAGED_LABEL: names.MANAGED_VALUE}
+    assert share["annotations"][names.ADOPTED_AT].endswith("Z")
+    assert share["resourceVersion"] == "7"
+
+
+def test_a_pod_that_changed_meanwhile_is_told_and_left(server: Server) -> None:
+    server.install()
+    server.pod("share", FRACTION)
+    server.patch_status = 409
+    done = check(server, "--adopt")
+    assert done.exit_code == 1
+    assert "team/share has changed in the meantime" in done.output
+
+
+def test_another_namespace_than_the_installations_is_told(server: Server) -> None:
+    server.install()
+    done = check(server, "-n", "typo")
+    assert done.exit_code == 1
+    assert "slicekeeper check -n slicekeeper-system, which has one" in done.output
+
+
+def test_nothing_is_adopted_without_a_timekeeper(server: Server) -> None:
+    server.pod("share", FRACTION)
+    done = check(server, "--adopt")
+    assert done.exit_code != 0
+    assert "no timekeeper is installed" in str(done.exception)
+    assert server.patches == []
+
+
+def test_after_uninstalling_nobody_is_told_to_adopt(server: Server) -> None:
+    server.pod("whole", {"nvidia.com/gpu": "1"})
+    done = check(server, "--repair")
+    assert (done.exit_code, done.stdout) == (0, "nothing is missing, nothing is unmetered\n")
+
+
+def test_what_is_left_from_an_older_release_is_named_with_the_command_that_removes_it(server: Server) -> None:
+    server.install()
+    server.objects[f"{RIGHTS}/clusterrolebindings/slicekeeper-kube-scheduler"] = {"metadata": {}}
+    [found] = json.loads(check(server, "-o", "json").stdout)
+    assert "clusterrolebinding slicekeeper-kube-scheduler is left from an older release" in found["problem"]
+    assert found["remedy"] == "kubectl delete clusterrolebinding slicekeeper-kube-scheduler"
+
+
+def test_records_that_wait_for_the_timekeeper_are_named(server: Server) -> None:
+    server.install()
+    pods = [{"metadata": {"name": "a", "namespace": "team", "uid": "u", "resourceVersion": "1"}, "spec": {}}]
+    [(record, _)] = break_glass_record.records(pods, {"team": "uid"}, {})
+    server.objects["/api/v1/namespaces/slicekeeper-system/configmaps"] = [record]
+    [told] = problems(check(server, "-o", "json"))
+    name = record["metadata"]["name"]
+    assert told == f"1 pods were released by --break-glass and are not charged yet (configmap {name})"
+
+
+def test_breaking_glass_with_nothing_to_let_go_writes_nothing(server: Server) -> None:
+    server.objects["/api/v1/namespaces"] = [{"metadata": {"name": "team", "uid": "uid"}}]
+    server.pod("runs", FRACTION, **MARKS)
+    done = check(server, "--break-glass")
+    assert (done.exit_code, server.patches) == (0, [])
+    assert "0 pods released" in done.output
+
+
+def test_an_api_server_that_is_too_old_is_named(server: Server) -> None:
+    server.install()
+    server.objects["/version"] = {"gitVersion": "v1.29.9-eks-1"}
+    assert "the API server is v1.29.9-eks-1: it must be v1.30 or newer" in problems(check(server, "-o", "json"))
+
+
+@pytest.mark.parametrize("operator", ["objects", "sharepods"])
+def test_an_operator_is_looked_at_where_it_is_installed(server: Server, operator: str) -> None:
+    server.install()
+    server.objects[f"{DEPLOYMENTS}/{operator}"] = {"metadata": {"name": operator}, "status": {}}
+    assert problems(check(server, "-o", "json")) == [f"deployment {operator} has no ready pod"]
+
+
+def test_before_the_installation_the_cluster_is_looked_at(server: Server) -> None:
+    bare = {"metadata": {"name": "gpu-1", "labels": {"feature.node.kubernetes.io/pci-10de.present": "true"}}}
+    server.objects[NODES] += [bare, {"metadata": {"name": "cpu-1"}}]
+    found = {one["problem"]: one["remedy"] for one in json.loads(check(server, "-o", "json").stdout)}
+    storage, label, nothing = sorted(found)
+    assert nothing == "nothing is installed in namespace slicekeeper-system"
+    assert found[nothing].startswith("helm install slicekeeper manifests/chart -n slicekeeper-system")
+    assert storage.startswith("no StorageClass is the default")
+    assert label.startswith("no node shows GPUs, and none has the label slicekeeper.io/gpus=true")
+    assert found[label] == "kubectl label node gpu-1 slicekeeper.io/gpus=true"
+    server.objects[NODES] = [node("gpu-1", runtime="containerd://1.7.27")]
+    default = {"storageclass.kubernetes.io/is-default-class": "true"}
+    server.objects[STORAGE_CLASSES] = [{"metadata": {"name": "standard", "annotations": default}}]
+    told = problems(check(server, "-o", "json"))
+    assert not any("StorageClass" in problem for problem in told)
+    assert any("containerd 1.7.27, in which CDI is off unless" in problem for problem in told)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is installed is compared with the settings, place by place."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.checked_cluster import DEPLOYMENTS, Server, check, problems, with_registry
+
+IN_BUDGET = "classes: {inBudget: {name: gpu-default-priority, value: 7, preemptionPolicy: PreemptLowerPriority}}"
+
+
+def test_the_manifests_are_as_their_settings_say_and_only_a_registry_is_missing(server: Server) -> None:
+    server.install_manifests()
+    [told] = problems(check(server, "-o", "json"))
+    assert told.startswith("images.registry is not set: slicekeeper.invalid is no registry")
+    server.install_manifests(with_registry)
+    assert problems(check(server, "-o", "json")) == []
+
+
+def test_images_that_are_not_those_of_the_settings_are_named(server: Server) -> None:
+    def change(text: str) -> str:
+        return with_registry(text).replace("registry.example/timekeeper:", "elsewhere.example/timekeeper:")
+
+    server.install_manifests(change)
+    [told] = problems(check(server, "-o", "json"))
+    assert told.startswith("deployment timekeeper has the image elsewhere.example/timekeeper:")
+    assert "the settings say registry.example/timekeeper:" in told
+
+
+def test_settings_that_were_renamed_without_the_manifests_are_named_place_by_place(server: Server) -> None:
+    def change(text: str) -> str:
+        renamed = "    resources: {core: gpu.example/percent, device: nvidia.com/gpu}\n    webhook:\n"
+        return with_registry(text).replace("    webhook:\n", renamed, 1)
+
+    server.install_manifests(change)
+    server.pod("share", {"gpu.example/percent": "50", "tencent.com/vcuda-memory": "8"})
+    told = problems(check(server, "-o", "json"))
+    for place in (
+        "mutatingwebhookconfigurations slicekeeper, webhook pods.mutate.slicekeeper.io, is asked about",
+        "validatingwebhookconfigurations slicekeeper, webhook cronjobs.validate.slicekeeper.io, is asked about",
+    ):
+        [line] = [line for line in told if line.startswith(place)]
+        assert "tencent.com/vcuda-core, nvidia.com/gpu.shared, nvidia.com/mig-*, which the settings do not name" in line
+        assert line.endswith("but not gpu.example/percent")
+    assert any(
+        line.startswith("guard slicekeeper-nodes guards the capacity of tencent.com/vcuda-core") for line in told
+    )
+    assert any("the extender is asked about tencent.com/vcuda-core" in line for line in told)
+    assert "pod team/share uses GPUs unmetered" in told, "pods are looked for by the installed names"
+
+
+def test_settings_given_to_the_command_are_compared_with_the_installed_ones(server: Server) -> None:
+    server.install_manifests(with_registry)
+    done = check(server, "-o", "json", SLICEKEEPER_RESOURCES_MEMORY="gpu.example/blocks")
+    told = problems(done)
+    assert told[0] == (
+        "configmap slicekeeper-config has resources.memory tencent.com/vcuda-memory, "
+        "and this command was given gpu.example/blocks"
+    )
+    assert any("webhook jobs" in line or "webhook workloads" in line for line in told)
+    assert problems(check(server, "-o", "json", SLICEKEEPER_RESOURCES_MEMORY="tencent.com/vcuda-memory")) == []
+
+
+def test_another_schedulers_name_is_told(server: Server) -> None:
+    server.install_manifests(
+        lambda text: with_registry(text).replace("- schedulerName: slicekeeper-s", "- schedulerName: s")
+    )
+    assert problems(check(server, "-o", "json")) == [
+        "configmap slicekeeper-kube-scheduler has the scheduler scheduler, and webhook.schedulerName is "
+        "slicekeeper-scheduler"
+    ]
+
+
+def test_a_shard_without_a_scheduler_is_told(server: Server) -> None:
+    server.install_manifests(
+        lambda text: with_registry(text).replace("    scheduler:\n", "    scheduler:\n      shards: [b]\n")
+    )
+    assert problems(check(server, "-o", "json")) == ["deployment scheduler-b is missing"]
+    first = server.objects[f"{DEPLOYMENTS}/scheduler"]
+    server.objects[f"{DEPLOYMENTS}/scheduler-b"] = {**first, "metadata": {**first["metadata"], "name": "scheduler-b"}}
+    assert problems(check(server, "-o", "json")) == []
+
+
+def test_namespaces_classes_and_audience_that_are_not_the_settings_are_named_place_by_place(server: Server) -> None:
+    changed = (
+        "    policy:\n      exemptNamespaces: [kube-system, kube-public, infra, 'infra-*']\n",
+        "    timekeeper:\n      audience: budgets\n",
+    )
+
+    def change(text: str) -> str:
+        text = with_registry(text).replace("preemptionPolicy: Never\nvalue: -100", "preemptionPolicy: Never\nvalue: -5")
+        for one in changed:
+            text = text.replace(f"{one.partition(chr(10))[0]}\n", one, 1)
+        return text.replace("    webhook:\n", f"    {IN_BUDGET}\n    webhook:\n", 1)
+
+    server.install_manifests(change)
+    told = problems(check(server, "-o", "json"))
+    differs = "kube-node-lease, which the settings do not name, but not infra"
+    for place in (
+        "mutatingwebhookconfigurations slicekeeper, webhook pods.mutate.slicekeeper.io, leaves out",
+        "validatingwebhookconfigurations slicekeeper, webhook cronjobs.validate.slicekeeper.io, leaves out",
+        "guard slicekeeper-scheduler keeps the scheduler from pods of",
+        "guard slicekeeper-other-namespaces keeps evictions from pods of",
+    ):
+        assert f"{place} {differs}" in told
+    assert (
+        "guard slicekeeper-scheduler compares priorities with 0, and the settings say classes.inBudget.value 7" in told
+    )
+    assert "PriorityClass gpu-default-priority has value 0, and the settings say 7" in told
+    assert "PriorityClass gpu-lower-priority has value -5, and the settings say -100" in told
+    assert "deployment webhook has a token for the audience timekeeper, and timekeeper.audience is budgets" in told
+    assert len(told) == len(set(told))
+
+
+@pytest.mark.parametrize(
+    ("ours", "fits"), [("v1.34.9", False), ("v1.35.0", True), ("v1.36.3", True), ("v1.37.1", False)]
+)
+def test_a_kube_scheduler_that_does_not_fit_the_api_server_is_named(server: Server, ours: str, fits: bool) -> None:
+    tag = "kube-scheduler:v1.36.3"
+    server.install_manifests(lambda text: with_registry(text).replace(tag, tag.replace("v1.36.3", ours)))
+    found = json.loads(check(server, "-o", "json").stdout)
+    assert bool(found) is not fits
+    for one in found:
+        assert f"kube-scheduler is {ours[:5]}, the API server v1.36:" in one["problem"]
+        assert "newTag in manifests/base/kustomization.yaml" in one["remedy"]
