@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from slicekeeper.cli.accounts import add_commands, show_budget, uid_option, zone_of
+from slicekeeper.cli.budget_commands import add_commands
 from slicekeeper.cli.budget_files import changes
 from slicekeeper.cli.budget_reports import add_records
 from slicekeeper.cli.connection import timekeeper
@@ -18,12 +18,14 @@ from slicekeeper.cli.main import Context
 from slicekeeper.cli.namespaces import METAVAR, BudgetGroup, namespace_argument
 from slicekeeper.cli.options import (
     GpuTime,
-    amount_argument,
     booking_options,
     change_options,
     figure_columns,
     rule_of,
     rule_options,
+    show_budget,
+    uid_option,
+    zone_of,
 )
 from slicekeeper.cli.output import LISTS, Column, gathered, instant_columns, output_option, show_list
 from slicekeeper.wire.timekeeper import Budget, IntervalCorrection
@@ -78,22 +80,6 @@ def set_budget(
 def unset(context: Context, namespace: str, reason: str, output: str) -> None:
     """Reset the budget of NAMESPACE to the policy's; what the current period has used still counts."""
     show_budget(timekeeper(context).unset_budget(namespace, reason), output, _COLUMNS)
-
-
-@budget.command("refund")
-@click.argument("namespace", metavar="NAMESPACE")
-@amount_argument
-@click.argument("pod_uid")
-@uid_option
-@booking_options("refunded on the command line")
-@click.pass_obj
-def refund(
-    context: Context, namespace: str, amount: int, pod_uid: str, uid: str, reason: str, key: str, output: str
-) -> None:
-    """Refund AMOUNT of the charge of the ended pod POD_UID; in total never more than its charge."""
-    body = {"podUid": pod_uid, "amountMs": amount, "reason": reason}
-    changed = timekeeper(context).move_time(Budget, namespace, "refunds", body, key, uid)
-    show_budget(changed, output, _COLUMNS)
 
 
 @budget.command("correct")

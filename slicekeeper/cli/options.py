@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options and columns that the commands share for the budgets of namespaces, teams and organisations."""
+"""Options and columns that the commands for the budgets of namespaces, teams and organisations share."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import click
 
-from slicekeeper.cli.output import LISTS, Column, brief, output_option, rounded
+from slicekeeper.cli.output import LISTS, Column, brief, output_option, rounded, show_one
+from slicekeeper.net.timekeeper_client import TimekeeperClient
 from slicekeeper.units import format_duration, parse_duration
 from slicekeeper.wire.timekeeper import Budget, Parent
 
@@ -122,3 +123,24 @@ def figure_columns(kind: type[B]) -> list[Column[B]]:
         Column("RUNS-OUT", lambda b: brief(b.run_out_at), narrow=kind is Budget, wide=kind is not Budget),
         Column("RUNS-OUT-AT", lambda b: b.run_out_at or "-", wide=True),
     ]
+
+
+def uid_option(command: F) -> F:
+    """Add the option that distinguishes namespaces that had the same name, one after the other."""
+    text = "UID of the namespace, if the name was used before; `list -o wide` shows it. Default: the existing one."
+    return click.option("--uid", default="", help=text)(command)
+
+
+def show_budget(found: B, output: str, columns: Sequence[Column[B]]) -> None:
+    """Print one budget."""
+    show_one(found, output, columns, name_of)
+
+
+def name_of(budget: Budget | Parent) -> str:
+    """Return the name of a budget's owner."""
+    return budget.namespace if isinstance(budget, Budget) else budget.name
+
+
+def zone_of(client: TimekeeperClient, kind: type[B], name: str, uid: str = "") -> Callable[[], str]:
+    """Return a function that requests a budget's time zone: only plain dates need it."""
+    return lambda: client.budget(kind, name, uid).time_zone

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from slicekeeper.cli.accounts import add_commands, show_budget
+from slicekeeper.cli.budget_commands import add_commands
 from slicekeeper.cli.connection import ClusterGroup, timekeeper
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.options import (
@@ -15,6 +15,7 @@ from slicekeeper.cli.options import (
     figure_columns,
     rule_of,
     rule_options,
+    show_budget,
 )
 from slicekeeper.cli.output import LISTS, Column, output_option, show, table
 from slicekeeper.errors import NotFound

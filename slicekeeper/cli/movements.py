@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that move GPU time by hand: grants, refunds, adjustments and transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import click
+
+from slicekeeper.cli.connection import timekeeper
+from slicekeeper.cli.dates import HELP, instant_of
+from slicekeeper.cli.main import Context
+from slicekeeper.cli.options import amount_argument, booking_options, change_options, show_budget, uid_option, zone_of
+from slicekeeper.cli.output import (
+    LISTS,
+    Column,
+    instant_columns,
+    output_option,
+    show_list,
+    show_one,
+)
+from slicekeeper.units import format_duration
+from slicekeeper.wire.timekeeper import Budget, Grant, Parent
+
+B = TypeVar("B", Budget, Parent)
+_Columns = Sequence[Column[B]]
+_Argument = Callable[[Callable[..., None]], Callable[..., None]]
+
+_GRANTS: list[Column[Grant]] = [
+    Column("ID", lambda g: g.id),
+    Column("AMOUNT", lambda g: format_duration(g.amount_ms)),
+    *instant_columns("FROM", lambda g: g.valid_from),
+    *instant_columns("UNTIL", lambda g: g.valid_to),
+    *instant_columns("WITHDRAWN", lambda g: g.withdrawn_at),
+    Column("BY", lambda g: g.actor, wide=True),
+    Column("REASON", lambda g: g.reason),
+]
+
+
+def add_grants(
+    group: click.Group,
+    kind: type[B],
+    columns: _Columns[B],
+    name_argument: _Argument,
+    with_uid: _Argument,
+    optional_with_uid: _Argument,
+) -> None:
+    """Add the commands that make, list and withdraw grants."""
+
+    @group.command("grants")
+    @optional_with_uid
+    @output_option(*LISTS)
+    @click.pass_obj
+    def grants(context: Context, name: str, output: str, uid: str = "") -> None:
+        """List its grants, newest first."""
+        found = list(timekeeper(context).grants(kind, name, uid))
+        show_list(found, output, _GRANTS, lambda g: str(g.id))
+
+    @group.command("grant")
+    @name_argument
+    @amount_argument
+    @click.option("--from", "start", default=None, help=f"When it begins. Default: now. {HELP}")
+    @click.option("--until", default=None, help="When the rest expires; format as for --from.")
+    @booking_options("granted on the command line")
+    @click.pass_obj
+    def grant(
+        context: Context,
+        name: str,
+        amount: int,
+        start: str | None,
+        until: str | None,
+        reason: str,
+        key: str,
+        output: str,
+    ) -> None:
+        """Grant AMOUNT (for example 2h) in addition to the budget; a team's grant is for all budgets below it."""
+        client = timekeeper(context)
+        zone = zone_of(client, kind, name)
+        edges = {key: instant_of(at, zone) if at else None for key, at in (("validFrom", start), ("validTo", until))}
+        body = {"amountMs": amount, "reason": reason, **edges}
+        changed = client.move_time(kind, name, "grants", body, key)
+        show_budget(changed, output, columns)
+
+    @group.command("withdraw")
+    @with_uid
+    @click.argument("key", metavar="ID", type=int)
+    @change_options("withdrawn on the command line")
+    @click.pass_obj
+    def withdraw(context: Context, name: str, key: int, reason: str, output: str, uid: str = "") -> None:
+        """Withdraw the grant ID, which has not begun; see `grants`."""
+        gone = timekeeper(context).withdraw(kind, name, key, reason, uid)
+        show_one(gone, output, _GRANTS, lambda g: str(g.id))
+
+
+def add_movements(
+    group: click.Group, kind: type[B], columns: _Columns[B], name_argument: _Argument, with_uid: _Argument
+) -> None:
+    """Add the commands that adjust, transfer and refund GPU time."""
+
+    @group.command("adjust")
+    @with_uid
+    @amount_argument
+    @click.option("--take", is_flag=True, help="Deduct AMOUNT instead of adding it; at most what is left.")
+    @booking_options("adjusted on the command line")
+    @click.pass_obj
+    def adjust(
+        context: Context, name: str, amount: int, take: bool, reason: str, key: str, output: str, uid: str = ""
+    ) -> None:
+        """Adjust its GPU time by AMOUNT (for example 2h)."""
+        body = {"amountMs": -amount if take else amount, "reason": reason}
+        changed = timekeeper(context).move_time(kind, name, "adjustments", body, key, uid)
+        show_budget(changed, output, columns)
+
+    @group.command("transfer")
+    @name_argument
+    @amount_argument
+    @click.argument("to")
+    @click.option("--to-kind", type=click.Choice(["namespace", "parent"]), help="Kind of TO. Default: the same kind.")
+    @click.option("--until", default=None, help=f"When the rest expires there. {HELP}")
+    @booking_options("transferred on the command line")
+    @click.pass_obj
+    def transfer(
+        context: Context,
+        name: str,
+        amount: int,
+        to: str,
+        to_kind: str | None,
+        until: str | None,
+        reason: str,
+        key: str,
+        output: str,
+    ) -> None:
+        """Move AMOUNT (for example 2h) from its budget to the budget of TO."""
+        client = timekeeper(context)
+        valid_to = instant_of(until, zone_of(client, kind, name)) if until else None
+        body = {"to": to, "toKind": to_kind, "amountMs": amount, "reason": reason, "validTo": valid_to}
+        changed = client.move_time(kind, name, "transfers", body, key)
+        show_budget(changed, output, columns)
+
+    if kind is Budget:  # pods are charged to namespaces
+
+        @group.command("refund")
+        @click.argument("namespace", metavar="NAMESPACE")
+        @amount_argument
+        @click.argument("pod_uid")
+        @uid_option
+        @booking_options("refunded on the command line")
+        @click.pass_obj
+        def refund(
+            context: Context, namespace: str, amount: int, pod_uid: str, uid: str, reason: str, key: str, output: str
+        ) -> None:
+            """Refund AMOUNT of the charge of the ended pod POD_UID; in total never more than its charge."""
+            body = {"podUid": pod_uid, "amountMs": amount, "reason": reason}
+            changed = timekeeper(context).move_time(kind, namespace, "refunds", body, key, uid)
+            show_budget(changed, output, columns)
