@@ -35,7 +35,7 @@ from slicekeeper.config.settings import Settings
 from slicekeeper.gpu.machine import Machine
 from slicekeeper.kube import agent_address, events
 from slicekeeper.kube.client import KubeClient, Object
-from slicekeeper.kube.policy_objects import PolicyObjects
+from slicekeeper.kube.policy_watch import PolicyObjects
 from slicekeeper.net.serving.wsgi import WsgiApp
 from slicekeeper.wire import node as wire
 

@@ -18,7 +18,7 @@ from objects.budgets.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS, VERSION
 from slicekeeper import names
 from slicekeeper.config.settings import KubernetesSettings
 from slicekeeper.kube.client import in_cluster
-from slicekeeper.kube.policy_objects import GPU_POLICIES
+from slicekeeper.kube.policy_watch import GPU_POLICIES
 
 
 def registry_of(server: KubernetesSettings, changed: Callable[[], None]) -> kopf.OperatorRegistry:

@@ -24,7 +24,7 @@ from slicekeeper.config.policy import PolicyBook
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import KubeClient
-from slicekeeper.kube.policy_objects import PolicyObjects
+from slicekeeper.kube.policy_watch import PolicyObjects
 from slicekeeper.net import problem_document
 from slicekeeper.net.serving.bodies import Bodies, BodyRefused, BodyTooLarge
 from slicekeeper.net.timekeeper_client import TimekeeperClient

@@ -16,7 +16,7 @@ from slicekeeper.clock import Clock
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.policy_objects import apply_policies, read
 from slicekeeper.kube.client import NAMESPACES, KubeClient
-from slicekeeper.kube.policy_objects import GPU_POLICIES
+from slicekeeper.kube.policy_watch import GPU_POLICIES
 
 
 class PolicyKeeper:

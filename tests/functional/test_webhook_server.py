@@ -21,7 +21,7 @@ from support.webhook_process import Authority, FakeTimekeeper, Webhook, eventual
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper.clock import SystemClock
-from slicekeeper.kube.policy_objects import GPU_POLICIES
+from slicekeeper.kube.policy_watch import GPU_POLICIES
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from simulator import kinds
 from simulator.kinds import ObjectKind
 from simulator.store import Store
 from slicekeeper.kube.client import Object
-from slicekeeper.kube.policy_objects import GPU_POLICIES
+from slicekeeper.kube.policy_watch import GPU_POLICIES
 
 _KIND = ObjectKind("GpuPolicy", GPU_POLICIES)
 

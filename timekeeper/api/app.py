@@ -17,7 +17,7 @@ from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import SettingsError
 from slicekeeper.kube.client import KubeClient
-from slicekeeper.kube.policy_objects import PolicyObjects
+from slicekeeper.kube.policy_watch import PolicyObjects
 from slicekeeper.net import probes
 from slicekeeper.net.tls import ClientCas
 from timekeeper.api import metrics, openapi, problems, requests

@@ -53,7 +53,7 @@ from slicekeeper.kube.client import (
     Resource,
 )
 from slicekeeper.kube.pod import has_ended
-from slicekeeper.kube.policy_objects import GPU_POLICIES
+from slicekeeper.kube.policy_watch import GPU_POLICIES
 from slicekeeper.units import format_instant
 from slicekeeper.untyped import as_map
 

@@ -25,7 +25,7 @@ from slicekeeper.clock import SystemClock
 from slicekeeper.config.settings import KubernetesSettings
 from slicekeeper.errors import Unavailable
 from slicekeeper.kube.client import NAMESPACES
-from slicekeeper.kube.policy_objects import GPU_POLICIES
+from slicekeeper.kube.policy_watch import GPU_POLICIES
 
 GROUP, CRDS = "slicekeeper.io", "apiextensions.k8s.io"
 SPEC = {"amount": "2h", "period": "month"}

@@ -47,7 +47,7 @@ from slicekeeper.kube import break_glass_record, events
 from slicekeeper.kube.client import KubeClient, Object, Resource
 from slicekeeper.kube.eviction import evict
 from slicekeeper.kube.leader import LeaderElection
-from slicekeeper.kube.policy_objects import GPU_POLICIES, PolicyObjects
+from slicekeeper.kube.policy_watch import GPU_POLICIES, PolicyObjects
 from slicekeeper.kube.watch import Watch
 from slicekeeper.net.tls import ClientCas
 from slicekeeper.wire.timekeeper import Budget, KeptBy, Parent

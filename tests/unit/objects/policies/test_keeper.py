@@ -22,7 +22,7 @@ from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import PolicySettings
 from slicekeeper.errors import Conflict, ServiceError, Unavailable
 from slicekeeper.kube.client import NAMESPACES, KubeClient, Object, Resource
-from slicekeeper.kube.policy_objects import GPU_POLICIES
+from slicekeeper.kube.policy_watch import GPU_POLICIES
 from slicekeeper.units import format_seconds
 
 T0 = 1_767_225_600_000

@@ -21,7 +21,7 @@ from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import KubernetesSettings, PolicySettings
 from slicekeeper.errors import Unavailable
 from slicekeeper.kube.client import KubeClient, Object
-from slicekeeper.kube.policy_objects import GPU_POLICIES, PolicyObjects
+from slicekeeper.kube.policy_watch import GPU_POLICIES, PolicyObjects
 
 
 class Client(KubeClient):
@@ -197,5 +197,5 @@ def test_a_kind_that_is_not_served_any_more_takes_its_objects_along_after_a_whil
         world.client.away.clear()
         wait_for(lambda: "could not find" in policy.objects_trouble(), "word that there is no such kind")
         assert ceiling(policy) == 10, "an API server that has just started may not know it yet"
-        monkeypatch.setattr("slicekeeper.kube.policy_objects.GONE_SECONDS", 0.1)
+        monkeypatch.setattr("slicekeeper.kube.policy_watch.GONE_SECONDS", 0.1)
         wait_for(lambda: ceiling(policy) == 2, "the file alone")
