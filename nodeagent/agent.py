@@ -37,7 +37,7 @@ from slicekeeper.kube import agent_address, events
 from slicekeeper.kube.client import KubeClient, Object
 from slicekeeper.kube.policy_watch import PolicyObjects
 from slicekeeper.net.serving.wsgi import WsgiApp
-from slicekeeper.wire import node as wire
+from slicekeeper.wire import live_seats as wire
 
 REPORTER: Final = "slicekeeper-nodeagent"
 

@@ -17,7 +17,7 @@ import msgspec
 from nodeagent.container_usage import Count
 from nodeagent.seat_store import Seat, SeatStore
 from slicekeeper.units import CORES_PER_GPU
-from slicekeeper.wire.node import NodeSeats, SeatUse
+from slicekeeper.wire.live_seats import NodeSeats, SeatUse
 
 SAMPLES: Final = 6
 OLD_SECONDS: Final = 6.0

@@ -22,7 +22,7 @@ from nodeagent.live_seats import Live
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.whole_gpu_usage import WholeGpus
 from slicekeeper import names, threads
-from slicekeeper.wire.usage import FILE, Counter, PodUsage
+from slicekeeper.wire.usage_file import FILE, Counter, PodUsage
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import click
 from sidecar.epoch import EpochCounter
 from sidecar.reporter import Reporter
 from sidecar.spool import Spool
-from sidecar.usage import FileUsage
+from sidecar.usage_file import FileUsage
 from slicekeeper import clock, threads
 from slicekeeper import log as logs
 from slicekeeper.cli.main import Context

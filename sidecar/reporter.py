@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from sidecar.epoch import EpochCounter
 from sidecar.spool import Spool
-from sidecar.usage import UsageSource
+from sidecar.usage_file import UsageSource
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import SidecarSettings
 from slicekeeper.errors import ServiceError

@@ -23,7 +23,7 @@ from simulator.processes import COMMAND, Spawner
 from slicekeeper import names
 from slicekeeper.config.settings import SidecarSettings
 from slicekeeper.kube.client import Object
-from slicekeeper.wire import usage
+from slicekeeper.wire import usage_file
 
 FIRST_BACKOFF_SECONDS: Final = 0.2
 LONGEST_BACKOFF_SECONDS: Final = 5.0
@@ -97,7 +97,7 @@ class SidecarProcess:
         self._env = {
             **environment(pod, container, mounted),
             **node_env,
-            names.ENV_PREFIX + "SIDECAR_USAGE_FILE": str(folder / usage.FILE),
+            names.ENV_PREFIX + "SIDECAR_USAGE_FILE": str(folder / usage_file.FILE),
         }
         self._process: subprocess.Popen[bytes] | None = None
         self._deadline = float("inf")
@@ -142,7 +142,7 @@ class SidecarProcess:
 
     def write_usage(self, used_ms: Mapping[str, int]) -> None:
         """Replace the node's counters of this pod's containers."""
-        counters = {name: usage.Counter(used_ms=ms) for name, ms in used_ms.items()}
-        fresh = self._folder / (usage.FILE + ".new")
-        fresh.write_bytes(msgspec.json.encode(usage.PodUsage(source="simulator", containers=counters)))
-        fresh.replace(self._folder / usage.FILE)
+        counters = {name: usage_file.Counter(used_ms=ms) for name, ms in used_ms.items()}
+        fresh = self._folder / (usage_file.FILE + ".new")
+        fresh.write_bytes(msgspec.json.encode(usage_file.PodUsage(source="simulator", containers=counters)))
+        fresh.replace(self._folder / usage_file.FILE)

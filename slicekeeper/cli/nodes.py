@@ -21,7 +21,7 @@ from slicekeeper.gpu.pod_manifest import annotations_of, sharing_mode
 from slicekeeper.kube.client import NODES, PODS, Object
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import CORES_PER_GPU
-from slicekeeper.wire.node import SeatUse
+from slicekeeper.wire.live_seats import SeatUse
 
 _Row = dict[str, Any]
 

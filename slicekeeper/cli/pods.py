@@ -22,7 +22,7 @@ from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import NODES, PODS, KubeClient, Object
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import format_duration
-from slicekeeper.wire.node import SeatUse
+from slicekeeper.wire.live_seats import SeatUse
 from slicekeeper.wire.timekeeper import Workload
 
 _Row = dict[str, Any]

@@ -20,7 +20,7 @@ from slicekeeper.errors import ServiceError
 from slicekeeper.gpu.inventory import Gpu, Part
 from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import PODS, Object
-from slicekeeper.wire.node import PATH, NodeSeats, SeatUse
+from slicekeeper.wire.live_seats import PATH, NodeSeats, SeatUse
 
 ANSWER_SECONDS: Final = 3.0
 AT_ONCE: Final = 64

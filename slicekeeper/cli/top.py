@@ -18,7 +18,7 @@ from slicekeeper.cli.seat_usage import FIGURES, Agents, cells, described, figure
 from slicekeeper.gpu import inventory
 from slicekeeper.gpu.inventory import Part
 from slicekeeper.kube.client import NODES, KubeClient
-from slicekeeper.wire.node import SeatUse
+from slicekeeper.wire.live_seats import SeatUse
 
 _HOME_AND_CLEAR = "\033[H\033[2J"
 

@@ -13,7 +13,7 @@ from nodeagent.container_usage import of_arbiter
 from nodeagent.live_seats import OLD_SECONDS, SAMPLES, Live
 from nodeagent.seat_store import Seat, SeatStore
 from slicekeeper import names
-from slicekeeper.wire.node import NodeSeats, SeatUse
+from slicekeeper.wire.live_seats import NodeSeats, SeatUse
 
 SECOND = 1_000_000_000
 MIB = 1 << 20

@@ -27,7 +27,7 @@ from nodeagent.shares import Shares
 from nodeagent.usage_files import UsageFiles
 from nodeagent.whole_gpu_usage import WholeGpus
 from sidecar.epoch import EpochCounter
-from sidecar.usage import FileUsage, UsageReading
+from sidecar.usage_file import FileUsage, UsageReading
 from slicekeeper import names
 
 UNKNOWN = UsageReading(None, "unknown")

@@ -8,7 +8,7 @@ from sidecar.commands import build
 from sidecar.epoch import EpochCounter
 from sidecar.reporter import Reporter
 from sidecar.spool import Spool
-from sidecar.usage import STALE_NS, FileUsage, UsageReading
+from sidecar.usage_file import STALE_NS, FileUsage, UsageReading
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Settings, SidecarSettings
 from slicekeeper.errors import ServiceError, SettingsError, Unavailable

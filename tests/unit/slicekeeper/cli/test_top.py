@@ -23,7 +23,7 @@ from slicekeeper import names
 from slicekeeper.cli.main import cli
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import NODES, PODS
-from slicekeeper.wire.node import NodeSeats, SeatUse
+from slicekeeper.wire.live_seats import NodeSeats, SeatUse
 from slicekeeper.wire.timekeeper import Workload
 
 TEAM = "team-a"

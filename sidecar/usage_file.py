@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import msgspec
 
 from slicekeeper import typed
-from slicekeeper.wire.usage import Counter, PodUsage
+from slicekeeper.wire.usage_file import Counter, PodUsage
 
 UNKNOWN: Final = "unknown"
 
