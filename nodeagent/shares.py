@@ -20,8 +20,8 @@ from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shared_call import SharedCall
 from slicekeeper import names, threads
 from slicekeeper.config.settings import RULES, Rule
-from slicekeeper.gpu.ceiling import stated_ceiling
 from slicekeeper.gpu.pod_manifest import annotations_of, sharing_mode
+from slicekeeper.gpu.share_ceiling import stated_ceiling
 from slicekeeper.kube.client import Object
 from slicekeeper.units import CORES_PER_GPU
 from slicekeeper.untyped import as_map

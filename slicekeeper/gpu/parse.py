@@ -13,12 +13,12 @@ from typing import Any
 
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import RequestRefused
-from slicekeeper.gpu.ceiling import CeilingReader, without_ceilings
 from slicekeeper.gpu.container_request import ContainerReader
 from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers
 from slicekeeper.gpu.refusals import Refusals
 from slicekeeper.gpu.request import GpuRequest, PodRequest
 from slicekeeper.gpu.request_annotations import AnnotationReader
+from slicekeeper.gpu.share_ceiling import CeilingReader, without_ceilings
 from slicekeeper.units import CORES_PER_GPU
 from slicekeeper.untyped import as_map
 
