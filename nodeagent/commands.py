@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slicekeeper nodeagent run` and `slicekeeper nodeagent arbiter`."""
+"""`slicekeeper nodeagent run`, and `agent` and `arbiter`, which keep the two programs of a node running."""
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 import tempfile
 from pathlib import Path
 
 import click
 import msgspec
 
-from nodeagent.agent import Agent
+from nodeagent.agent_keeper import keep_agent
 from nodeagent.arbiter_keeper import ArbiterKeeper
 from nodeagent.fake_driver import FakeDevices, install
 from nodeagent.host_cdi import Devices, HostCdi, own_files
@@ -42,6 +43,8 @@ def nodeagent() -> None:
 @click.pass_obj
 def run(context: Context, fake_gpus: str, node_name: str) -> None:
     """Publish this node's GPUs and give every GPU container its seat, until SIGTERM."""
+    from nodeagent.agent import Agent  # noqa: PLC0415 - most of what is imported; the keepers need none of it
+
     settings, world = _begin(context, fake_gpus, node_name)
     mine = settings.node_agent
     cdi = HostCdi([Path(folder) for folder in mine.host_cdi_dirs], (own_files(settings.resources.seat),))
@@ -51,6 +54,16 @@ def run(context: Context, fake_gpus: str, node_name: str) -> None:
         devices = FakeDevices(Path(mine.programs_dir), Path(mine.state_dir) / "lib", world)
     gpus = NvmlGpus(Path(mine.run_dir) / "withdrawn", devices, lambda: load(root) if root else None)
     Agent(settings, SystemClock(), gpus).run(threads.stop_on_signals())
+
+
+@nodeagent.command()
+@click.pass_obj
+def agent(context: Context) -> None:
+    """Keep this node's agent running, until SIGTERM: `run` as a child, by the same settings."""
+    settings = context.loaded.settings
+    log.configure(settings.log.level, settings.log.style)
+    config = ["--config", str(context.config)] if context.config else []
+    sys.exit(keep_agent([sys.executable, sys.argv[0], *config, "nodeagent", "run"], threads.stop_on_signals()))
 
 
 @nodeagent.command()

@@ -42,6 +42,11 @@ def _goes_on(site: Site, namespace: str, name: str) -> None:
     wait_for("steps", lambda: len(said(site, namespace, name, "steps")) > before)
 
 
+def _restarts_of_agent(site: Site) -> int:
+    count: int = site.part("nodeagent")["status"]["containerStatuses"][0]["restartCount"]
+    return count
+
+
 def test_a_budget_that_runs_out_makes_running_slices_background_and_a_grant_brings_them_back(site: Site) -> None:
     poor, rich = site.namespace(), site.namespace()
     here = one_gpu(site)
@@ -91,6 +96,15 @@ def test_whatever_is_killed_on_the_node_slices_hold_and_the_charge_is_exact(site
     held = (30, 100, 4 * GIB, "in-budget", 1)
     _wait_for(site, team, "train", *held)
 
+    def kill_agents() -> None:
+        """Kill an agent, and then the one that takes its place: kubelet would wait before it starts a third."""
+        before = _restarts_of_agent(site)
+        for ceiling in (60, 100):
+            kill_agent(site, cluster)
+            site.kubectl.patch("pod", "train", {"metadata": {"annotations": {names.CORE_LIMIT: str(ceiling)}}}, team)
+            _wait_for(site, team, "train", 30, ceiling, 4 * GIB, "in-budget", 1)
+        assert _restarts_of_agent(site) == before
+
     def kill_sidecar() -> None:
         [sidecar] = began["status"]["initContainerStatuses"]
         cluster.kill_container(sidecar["containerID"])
@@ -101,7 +115,7 @@ def test_whatever_is_killed_on_the_node_slices_hold_and_the_charge_is_exact(site
 
     for blow in (
         lambda: kill_arbiter(cluster),
-        lambda: kill_agent(site, cluster),
+        kill_agents,
         lambda: restart_kubelet(site, cluster),
         restart_containerd,
         kill_sidecar,
