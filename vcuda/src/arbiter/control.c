@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "control.h"
-#include "loop.h"
+#include "event_loop.h"
 #include "seat_socket.h"
 #include "seats.h"
 #include "unlimited_processes.h"
-#include "usage.h"
+#include "usage_page.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "process.h"
-#include "loop.h"
+#include "event_loop.h"
 #include "procfs.h"
-#include "usage.h"
+#include "usage_page.h"
 
 #include <stdlib.h>
 #include <string.h>

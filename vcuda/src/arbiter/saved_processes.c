@@ -2,7 +2,7 @@
 #include "saved_processes.h"
 #include "process.h"
 #include "procfs.h"
-#include "usage.h"
+#include "usage_page.h"
 
 #include <string.h>
 

@@ -3,8 +3,8 @@
 #ifndef AR_SEAT_H
 #define AR_SEAT_H
 
+#include "saved_seats.h"
 #include "seat_bell.h"
-#include "state.h"
 
 #define AR_ROOTS 64
 #define AR_LOOKS 3 /* of the audit, compared with one another */

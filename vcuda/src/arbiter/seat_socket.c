@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "seat_socket.h"
-#include "loop.h"
+#include "event_loop.h"
 #include "process.h"
 #include "seats.h"
 

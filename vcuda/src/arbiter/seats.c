@@ -4,7 +4,7 @@
 #include "process.h"
 #include "procfs.h"
 #include "saved_processes.h"
-#include "usage.h"
+#include "usage_page.h"
 
 #include <stdio.h>
 #include <stdlib.h>

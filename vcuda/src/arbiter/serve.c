@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "cli.h"
 #include "control.h"
-#include "loop.h"
+#include "event_loop.h"
 #include "nvml_library.h"
 #include "probe.h"
 #include "seat_socket.h"

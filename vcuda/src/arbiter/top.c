@@ -3,7 +3,7 @@
 #define _GNU_SOURCE
 #include "cli.h"
 #include "json.h"
-#include "state.h"
+#include "saved_seats.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #include "nvml_library.h"
 #include "procfs.h"
 #include "seats.h"
-#include "usage.h"
+#include "usage_page.h"
 
 #include <stdio.h>
 #include <stdlib.h>

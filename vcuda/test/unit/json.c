@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The control socket's JSON: what is read, what is refused, and a bounded storm of noise. */
 #include "arbiter/json.h"
-#include "arbiter/state.h"
+#include "arbiter/saved_seats.h"
 #include "unit.h"
 
 #include <string.h>

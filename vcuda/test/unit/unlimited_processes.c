@@ -6,7 +6,7 @@
 #include "arbiter/nvml_library.h"
 #include "arbiter/procfs.h"
 #include "arbiter/seats.h"
-#include "arbiter/usage.h"
+#include "arbiter/usage_page.h"
 #include "unit.h"
 
 #include <string.h>

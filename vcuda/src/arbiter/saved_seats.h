@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The arbiter's folder, with the seats' configurations on disk, from which a restarted arbiter goes on. */
-#ifndef AR_STATE_H
-#define AR_STATE_H
+#ifndef AR_SAVED_SEATS_H
+#define AR_SAVED_SEATS_H
 
 #include "abi.h"
 #include "json.h"

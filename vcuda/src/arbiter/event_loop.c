@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "loop.h"
+#include "event_loop.h"
 #include "os.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The event loop: descriptors and what to do if they are ready, and what is due by time. It knows nothing of seats. */
-#ifndef AR_LOOP_H
-#define AR_LOOP_H
+#ifndef AR_EVENT_LOOP_H
+#define AR_EVENT_LOOP_H
 
 #include <stdbool.h>
 #include <stdint.h>

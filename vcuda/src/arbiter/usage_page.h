@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The page that a seat's processes write, read with care: it is the tenant's word. */
-#ifndef AR_USAGE_H
-#define AR_USAGE_H
+#ifndef AR_USAGE_PAGE_H
+#define AR_USAGE_PAGE_H
 
 #include "seat.h"
 

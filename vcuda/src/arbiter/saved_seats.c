@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "state.h"
+#include "saved_seats.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "usage.h"
+#include "usage_page.h"
 
 #include <stddef.h>
 
