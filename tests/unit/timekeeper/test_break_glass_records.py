@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
+from support import controller_stage
+from support.controller_stage import GPU, T0
 from support.small_cluster import api_served
 
 from simulator.api import Api
@@ -23,26 +25,19 @@ from slicekeeper.errors import Unavailable
 from slicekeeper.gpu import inventory
 from slicekeeper.kube import break_glass_record
 from slicekeeper.kube.client import CONFIG_MAPS, NAMESPACES, NODES, PODS, KubeClient, Object
-from slicekeeper.units import format_instant, format_seconds
+from slicekeeper.units import format_instant
 from timekeeper.cluster.controller import Controller
 from timekeeper.ledger.books import Books
 from timekeeper.store import workloads
 from timekeeper.store.db.models import WorkloadRow
 
-T0 = 1_767_225_600_000
 MINUTE = 60_000
 HOME = "slicekeeper-system"
-GPU = inventory.Gpu(uuid="GPU-1", model="A100", memory_mib=40960)
 
 
 @dataclass
-class Stage:
-    clock: ManualClock
-    kube: KubeClient
-    cluster: Cluster
+class Stage(controller_stage.Stage):
     settings: Settings
-    books: Books
-    controller: Controller
 
     def create(self, name: str, *, bound: bool = True, core: str = "50", device: str = "", node: str = "n") -> Object:
         limits = {device: "1"} if device else {"tencent.com/vcuda-core": core, "tencent.com/vcuda-memory": "16"}
@@ -65,15 +60,6 @@ class Stage:
         if bound:
             pod["spec"]["nodeName"] = node
         return self.cluster.store.create(PODS, pod, "team")
-
-    def end(self, name: str, at: int) -> None:
-        ended = {"name": "main", "state": {"terminated": {"exitCode": 0, "finishedAt": format_seconds(at)}}}
-
-        def change(pod: Object) -> Object:
-            pod["status"] |= {"phase": "Succeeded", "containerStatuses": [ended]}
-            return pod
-
-        self.cluster.store.update(PODS, name, "team", change, subresource="status")
 
     def delete(self, name: str) -> None:
         self.cluster.store.delete(PODS, name, "team", grace=0)
@@ -116,7 +102,7 @@ def stage(tmp_path: Path, books: Books) -> Iterator[Stage]:
             kube.create(NAMESPACES, {"metadata": {"name": name}})
         kube.create(NODES, {"metadata": {"name": "n", "annotations": {names.NODE_GPUS: inventory.encode([GPU])}}})
         controller = Controller(settings, clock, kube, books, PolicyFile(settings.policy))
-        made = Stage(clock, kube, cluster, settings, books, controller)
+        made = Stage(clock, kube, cluster, books, controller, settings)
         made.look()
         yield made
         made.controller.stop()
