@@ -26,7 +26,7 @@ from scheduler.placement.policy import Policy
 from scheduler.placement.ranking import best_of
 from scheduler.placement.reasons import Why, explain
 from scheduler.placement.survey import shareable, survey
-from scheduler.pods import Hold, Pod, chosen_hold, end_of, gpu_rows
+from scheduler.pods import Hold, Pod, chosen_hold, end_of, gpu_rows, labels_out_of_sight
 from scheduler.reclaim.room import Picture
 from scheduler.snapshot import Snapshot
 from slicekeeper import names
@@ -184,11 +184,20 @@ class _Cluster:
         self._policy = policy
         self._leaving = {other.uid for other in snapshot.pods if other.leaving}
         self._held: dict[str, dict[str, Hold]] = {name: {} for name in snapshot.nodes}
+        affine: dict[str, list[Hold]] = {}
         for place in snapshot.places:
-            if place.kind is not HoldKind.TENTATIVE and place.pod.uid != pod.uid and place.hold.node in self._held:
-                self._held[place.hold.node][place.pod.uid] = place.hold
+            if place.kind is HoldKind.TENTATIVE or place.pod.uid == pod.uid:
+                continue
+            node, hold = place.hold.node, place.hold
+            if node in self._held:
+                self._held[node][place.pod.uid] = hold
+            if hold.affinity:
+                affine.setdefault(node, []).append(hold)
         self._beside = dict(snapshot.beside)
         self._fleet = Fleet()
+        for name, labelled in affine.items():
+            gpus = snapshot.nodes[name][1] if name in snapshot.nodes else ()
+            self._fleet.set_out_of_sight(name, labels_out_of_sight(gpus, labelled))
         for name in snapshot.nodes:
             self._count(name)
         self.near = self._open_to(pod, snapshot.nodes)
@@ -236,8 +245,12 @@ class _Cluster:
         return sorted({gpu.model for node in nodes for gpu in self._snapshot.nodes[node][1]})
 
     def fits(self, demand: Demand) -> bool:
-        """Whether another demand would fit now on a node that is open to the pod."""
-        return bool(survey(self._fleet.view(self.near, demand), demand, self._policy, reasons=False).fits.any())
+        """Whether another demand would fit now on a node that is open to the pod, with as much CPU and memory."""
+        near = self._with_beside()
+        return bool(survey(self._fleet.view(near, demand), demand, self._policy, reasons=False).fits.any())
+
+    def _with_beside(self) -> list[str]:
+        return [node for node in self.near if self._has_beside(self.pod, node)]
 
     def in_words(self, why: Counter[Why]) -> tuple[tuple[str, int], ...]:
         """Return the reasons and their nodes, including closed nodes."""
@@ -256,7 +269,7 @@ class _Cluster:
 
         Each is computed with the other as requested, for a demand of one share.
         """
-        view = self._fleet.view(self.near, self.pod.demand)
+        view = self._fleet.view(self._with_beside(), self.pod.demand)
         piece = self.pod.demand.slices[0]
         if self.pod.demand.mode == MIG:
             free = [

@@ -16,7 +16,7 @@ from scheduler.known_pods import KnownPods
 from scheduler.nodes import Nodes
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.fleet_version import FleetVersion
-from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
+from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows, labels_out_of_sight
 from slicekeeper.clock import Clock
 
 Unwanted = Callable[[Place], bool]
@@ -116,12 +116,13 @@ class Held:
         return other
 
     def _fill(self, fleet: Fleet, node: str, ignored: Unwanted | None) -> None:
-        gpus = self.nodes.gpus.get(node)
+        gpus = self.nodes.gpus.get(node, [])
+        here = [place.hold for place in self.places.on(node) if ignored is None or not ignored(place)]
+        fleet.set_out_of_sight(node, labels_out_of_sight(gpus, here))
         if not gpus:
             fleet.remove(node)
             return
-        here = (place for place in self.places.on(node) if ignored is None or not ignored(place))
-        fleet.set(node, gpu_rows(gpus, (place.hold for place in here)))
+        fleet.set(node, gpu_rows(gpus, here))
         self._fill_beside(fleet, node, ignored)
 
     def _fill_beside(self, fleet: Fleet, node: str, ignored: Unwanted | None) -> None:

@@ -94,6 +94,10 @@ class Places:
         for uid in self._on.get(node, ()):
             yield from (place for place in self._of[uid] if place.hold.node == node)
 
+    def nodes(self) -> set[str]:
+        """Return the nodes on which something is held."""
+        return set(self._on)
+
     def every(self) -> list[Place]:
         """Return all places."""
         return [place for places in list(self._of.values()) for place in places]

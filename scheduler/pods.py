@@ -248,6 +248,16 @@ def gpu_rows(inventory: Sequence[Gpu], holds: Iterable[Hold]) -> list[GpuRow]:
     return [_divided_row(gpu, on) if gpu.mig else _row(gpu, on[gpu.uuid]) for gpu in inventory]
 
 
+def labels_out_of_sight(inventory: Sequence[Gpu], holds: Iterable[Hold]) -> tuple[str, ...]:
+    """Return the affinity labels of the shares that `holds` have of GPUs which are not in the inventory.
+
+    It may be unreadable for a moment, and pods with a label belong together all the same.
+    """
+    labelled = [hold for hold in holds if hold.affinity]
+    there = {gpu.uuid for gpu in inventory} if labelled else set()
+    return tuple(h.affinity for h in labelled if any(not s.whole and s.uuid not in there for s in h.shares))
+
+
 def _uuids(gpu: Gpu) -> Iterator[str]:
     yield gpu.uuid
     yield from (mig.uuid for mig in gpu.mig)

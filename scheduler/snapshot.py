@@ -13,7 +13,7 @@ from slicekeeper.gpu import inventory
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node with GPUs, and all places there with their pods as they are now."""
+    """A node with all places there, with their pods as they are now; without GPUs if these are not in sight."""
 
     facts: NodeFacts
     gpus: tuple[inventory.Gpu, ...]
@@ -35,6 +35,13 @@ class Snapshot:
         pods = {pod.uid: pod for pod in self.pods}
         here: dict[str, list[Place]] = {name: [] for name in self.nodes}
         for place in self.places:
-            if place.hold.node in here:
-                here[place.hold.node].append(replace(place, pod=pods.get(place.pod.uid, place.pod)))
-        return {name: NodeView(facts, gpus, tuple(here[name])) for name, (facts, gpus) in self.nodes.items()}
+            here.setdefault(place.hold.node, []).append(replace(place, pod=pods.get(place.pod.uid, place.pod)))
+        return {
+            name: NodeView(*self.nodes.get(name, (out_of_sight(name), ())), tuple(places))
+            for name, places in here.items()
+        }
+
+
+def out_of_sight(name: str) -> NodeFacts:
+    """Return the facts of a node that has no GPUs in sight: it accepts no pod."""
+    return NodeFacts(name, {}, (), unschedulable=True)

@@ -33,7 +33,7 @@ from scheduler.placement.policy import Policy
 from scheduler.placement.prices import Prices, merged
 from scheduler.placement.survey import Survey, survey
 from scheduler.pods import Hold, Pod
-from scheduler.snapshot import NodeView, Snapshot
+from scheduler.snapshot import NodeView, Snapshot, out_of_sight
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources
 
@@ -350,10 +350,10 @@ class SchedulerState:
         return any(facts is not None and admits(facts, pod.waiting or {}) for facts in known)
 
     def stirred(self, *, everything: bool) -> dict[str, NodeView | None]:
-        """Return the nodes that have changed since the last call, or all of them; None: it is gone, or has no GPUs."""
+        """Return the nodes that have changed since the last call, or all of them; None: it has no GPUs or places."""
         with self._held.writing():
             stirred = self._held.stirred
-            names = stirred | self._nodes.gpus.keys() if everything else stirred
+            names = stirred | self._nodes.gpus.keys() | self._places.nodes() if everything else stirred
             self._held.stirred = set()
             return {name: self._view(name) for name in names}
 
@@ -404,9 +404,10 @@ class SchedulerState:
     # Below, only while writing.
 
     def _view(self, name: str) -> NodeView | None:
-        gpus = self._nodes.gpus.get(name)
-        if not gpus:
-            return None
+        gpus = self._nodes.gpus.get(name, [])
         here = [(self._pods.get(place.pod.uid), place) for place in self._places.on(name)]
         places = (place if pod is None or pod is place.pod else replace(place, pod=pod) for pod, place in here)
-        return NodeView(self._nodes.facts[name], tuple(gpus), tuple(places))
+        if not gpus and not here:
+            return None
+        facts = self._nodes.facts[name] if gpus else out_of_sight(name)
+        return NodeView(facts, tuple(gpus), tuple(places))

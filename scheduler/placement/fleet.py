@@ -56,6 +56,7 @@ class Fleet:
         """Whether these three are this fleet's own copies; if not, the published ones are valid."""
         self._models = {model: code for code, model in enumerate(begin.models)}
         self._friends = dict(begin.friends)
+        self._out_of_sight = dict(begin.out_of_sight)
         self._befriended = False
         """Whether the friends have changed since they were published."""
         self._sliced = begin.sliced
@@ -107,6 +108,7 @@ class Fleet:
             self.version,
             self._renamed,
             self._sliced,
+            dict(self._out_of_sight) if self._befriended else last.out_of_sight,
         )
         self._own.clear()
         self._own_names = False
@@ -170,9 +172,22 @@ class Fleet:
             self._names[row] = ""
             self._renamed += 1
 
+    def set_out_of_sight(self, name: str, labels: tuple[str, ...]) -> None:
+        """Set the affinity labels of pods on GPUs that a node is not known to have: it may have them again."""
+        before = self._out_of_sight.pop(name, ())
+        if labels:
+            self._out_of_sight[name] = labels
+        if before != labels:
+            self.version += 1
+            for change, some in ((-1, before), (1, labels)):
+                for label in some:
+                    self._befriend(label, change)
+
     def idle(self) -> Fleet:
         """Return a copy in which nothing is held."""
         other = Fleet(self.publish())
+        for name in self._out_of_sight:
+            other.set_out_of_sight(name, ())
         for row in other._rows.values():
             block, at = other._touch(row)
             numbers = block.numbers[at]
@@ -196,11 +211,14 @@ class Fleet:
         for change, some in ((-1, block.marks[at]), (1, marks)):
             for mark in some:
                 if mark.kind == "affinity":
-                    self._befriended = True
-                    self._friends[mark.label] = self._friends.get(mark.label, 0) + change
-                    if not self._friends[mark.label]:
-                        del self._friends[mark.label]
+                    self._befriend(mark.label, change)
         block.marks[at] = marks
+
+    def _befriend(self, label: str, change: int) -> None:
+        self._befriended = True
+        self._friends[label] = self._friends.get(label, 0) + change
+        if not self._friends[label]:
+            del self._friends[label]
 
     def _code(self, gpu: GpuRow) -> int:
         return self._models.setdefault(GpuModel(gpu.model, gpu.capacity), len(self._models))

@@ -118,13 +118,15 @@ class FleetVersion:
     models: tuple[GpuModel, ...]
     """All models ever seen; a GPU's `code` is the index."""
     friends: Mapping[str, int]
-    """How many GPUs hold a pod with each affinity label."""
+    """How many GPUs hold a pod with each affinity label, here or out of sight."""
     columns: int
     version: int
     renamed: int
     """Increases when a node is added or removed."""
     sliced: int = 0
     """How many nodes have MIG slices."""
+    out_of_sight: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By node, the affinity labels of pods on GPUs that are not here; they count as friends."""
 
     def row(self, name: str) -> int:
         """Return a node's row, −1 if it is not here."""

@@ -138,6 +138,15 @@ def test_rules_about_company_that_keep_a_pod_off_are_named(cluster, theirs, mine
     assert not cluster.told("w").is_stuck
 
 
+def test_pods_whose_gpu_is_not_in_sight_keep_those_with_their_label(cluster):
+    cluster.node("n0")
+    cluster.pod("a", 20, on="gone-0", annotations={names.GPU_AFFINITY: "x"})
+    cluster.pod("w", 20, annotations={names.GPU_AFFINITY: "x"})
+    told = cluster.told("w")
+    assert told.expected is None
+    assert told.helps == ("it would fit now without its rule about company (affinity x)",)
+
+
 def test_fewer_whole_gpus_may_fit(cluster):
     cluster.node("n", gpus=4)
     cluster.pod("a", 20, on="n-0")
@@ -317,6 +326,22 @@ def test_cpu_that_is_short_is_told_and_expected_with_the_pods_that_have_it(clust
     containers = [{"resources": {"requests": {"cpu": "1"}}}]
     cluster.state.intake.set_other({"metadata": {"uid": "o"}, "spec": {"nodeName": "n", "containers": containers}})
     assert "at most cpu 0.5 and" in cluster.told("w").helps[0]
+
+
+def test_what_would_fit_on_gpus_without_cpu_beside_them_is_not_told(cluster):
+    cluster.node("busy", gpus=3, cpu="2")
+    cluster.node("n0", cpu="9")
+    cluster.pod("a", 60, on="busy-0", cpu="2")
+    cluster.pod("b", 80, 8, on="n0-0")
+    cluster.pod("c", 10, on="busy-1")
+    cluster.pod("w", 95, cpu="1", annotations={names.GPU_MODEL: "A100"})
+    cluster.pod("two", 200, 0, cpu="1")
+    assert cluster.told("w").helps == (
+        "ask for less CPU or memory: where GPUs are free, at most cpu 0 and memory 8192Mi are free",
+    )
+    cluster.pod("d", 10, on="busy-2")
+    assert cluster.told("w").helps == ("20 percent of a GPU with the same memory would fit now (95 are asked for)",)
+    assert cluster.told("two").helps == ()
 
 
 def test_cpu_of_pods_that_are_served_before_is_taken(cluster):

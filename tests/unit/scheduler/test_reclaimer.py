@@ -271,6 +271,18 @@ def test_a_grant_that_the_watch_has_not_brought_yet_spares_the_pod(story):
     assert story.state.counts()[HoldKind.RESERVED] == 0
 
 
+def test_nobody_goes_for_a_pod_whose_label_is_on_a_gpu_out_of_sight(story):
+    story.node("n1")
+    wish = {names.GPU_AFFINITY: "x"}
+    story.runs("friend", 20, on="n1", state=IN, annotations=wish)
+    story.runs("first", on="n0")
+    story.cluster.client.patch(NODES, "n1", {"metadata": {"annotations": {names.NODE_GPUS: "?"}}})
+    wait_for(lambda: "n1" not in story.state.snapshot().nodes, "the watch brings the damage")
+    story.waits(annotations=wish)
+    story.look()
+    assert story.evicted() == set()
+
+
 def test_nobody_else_goes_while_victims_are_on_their_way_out(story):
     story.node("n1")
     story.runs("first", on="n0")

@@ -372,6 +372,30 @@ def test_affinity_holds_between_filter_and_bind(state):
         state.bindings.choose(read(pod("a", 30, annotations=wish)), "n0")
 
 
+def nothing(state):
+    state.intake.set_node({"metadata": {"name": "n0", "annotations": {names.NODE_GPUS: "?"}}})
+
+
+def another_gpu(state):
+    value = inventory.encode([inventory.Gpu("other", "A100", GPU_MIB)])
+    state.intake.set_node(node("n0", **{names.NODE_GPUS: value}))
+
+
+@pytest.mark.parametrize("lose", [nothing, another_gpu, lambda state: state.intake.drop_node("n0")])
+def test_a_label_is_on_one_gpu_even_if_that_gpu_is_not_in_sight(state, lose):
+    wish = {names.GPU_AFFINITY: "x"}
+    state.intake.set_pod(pod("a", 30, on="n0", gpus="n0-0", annotations=wish))
+    lose(state)
+    assert fitting(state, pod("b", 30, annotations=wish)) == []
+    with pytest.raises(NoPlace, match="affinity x"):
+        state.bindings.choose(read(pod("b", 30, annotations=wish)), "n1")
+    state.intake.set_node(node("n0"))
+    assert fitting(state, pod("b", 30, annotations=wish)) == ["n0"]
+    lose(state)
+    state.intake.drop_pod("uid-a")
+    assert fitting(state, pod("b", 30, annotations=wish), "n1") == ["n1"]
+
+
 def test_double_booking_by_others_leaves_nothing_and_never_less(state):
     for name in "abc":
         state.intake.set_pod(pod(name, on="n0", gpus="n0-0", phase="Running"))
