@@ -11,7 +11,7 @@ import io
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
 from typing import IO, Any, Final
 from urllib.parse import quote
@@ -21,6 +21,8 @@ from slicekeeper.net.serving.bodies import Bodies, BodyRefused, BodyTooLarge, Re
 
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 Send = Callable[[dict[str, Any]], Any]
+Answer = tuple[int, list[tuple[bytes, bytes]], IO[bytes]]
+"""Status, headers and body."""
 
 HEADERS: Final = "slicekeeper.headers"
 """Key of the environment for the unchanged headers: elsewhere in it, `X_A` and `X-A` are one, and `a, b` may be two."""
@@ -62,13 +64,16 @@ class WsgiBridge:
         finally:
             content.close()
 
-    async def _run(self, scope: Any, *call: Any) -> tuple[int, list[tuple[bytes, bytes]], IO[bytes]]:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._call, scope, *call)
+    async def _run(self, scope: Any, *call: Any) -> Answer:
+        running = self._threads.submit(self._call, scope, *call)
+        try:
+            return await asyncio.wrap_future(running)
+        except asyncio.CancelledError:  # the client has gone
+            running.add_done_callback(_close)
+            raise
 
-    def _call(
-        self, scope: Any, body: bytes | bytearray, length: str
-    ) -> tuple[int, list[tuple[bytes, bytes]], IO[bytes]]:
-        """Run the application; return status, headers and body."""
+    def _call(self, scope: Any, body: bytes | bytearray, length: str) -> Answer:
+        """Run the application."""
         begun: list[Any] = []
 
         def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> None:
@@ -77,17 +82,27 @@ class WsgiBridge:
             begun[:] = [status, headers]
 
         content = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - closed once it has been sent
-        parts = self._app(_environ(scope, body, length), start_response)
         try:
-            for part in parts:
-                content.write(part)
-        finally:
-            if hasattr(parts, "close"):
-                parts.close()
+            parts = self._app(_environ(scope, body, length), start_response)
+            try:
+                for part in parts:
+                    content.write(part)
+            finally:
+                if hasattr(parts, "close"):
+                    parts.close()
+        except BaseException:
+            content.close()
+            raise
         content.seek(0)
         status, headers = begun
         encoded = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         return int(status.split(" ", 1)[0]), encoded, content
+
+
+def _close(answered: Future[Answer]) -> None:
+    """Close an answer that nobody will send."""
+    if not answered.cancelled() and answered.exception() is None:
+        answered.result()[2].close()
 
 
 def _environ(scope: Any, body: bytes | bytearray, length: str) -> dict[str, Any]:
