@@ -73,8 +73,7 @@ def main() -> None:
         taken: list[float] = []
         for turn in range(10):
             for n in range(changed):
-                made = tenant(n, 1, names.IN_BUDGET)
-                made["metadata"]["labels"]["turn"] = str(turn)
+                made = tenant(n, 1, names.IN_BUDGET if turn % 2 else names.OVER_BUDGET)
                 state.intake.set_pod(orjson.loads(orjson.dumps(made)))
             taken.append(look())
         print(f"{changed} nodes changed: {statistics.median(taken):.1f}, at most {max(taken):.1f}")

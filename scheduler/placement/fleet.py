@@ -132,15 +132,15 @@ class Fleet:
         marks: list[Mark] = []
         none = [0] * (self._columns - len(gpus))
         block.numbers[at] = (
+            self.version,
             [*(gpu.capacity for gpu in gpus), *none],
             [*(max(gpu.core, 0) for gpu in gpus), *none],
             [*(max(gpu.capacity if gpu.memory < 0 else gpu.memory, 0) for gpu in gpus), *none],
             [*(self._code(gpu) for gpu in gpus), *none],
+            block.numbers["beside"][at],
             [*(gpu.healthy for gpu in gpus), *none],
             [*(gpu.idle for gpu in gpus), *none],
             [*(bool(gpu.exclusion) for gpu in gpus), *none],
-            block.numbers["beside"][at],
-            self.version,
         )
         for column, gpu in enumerate(gpus):
             marks += [Mark("affinity", label, column) for label in gpu.affinity]

@@ -102,9 +102,11 @@ class Block:
 
 @lru_cache
 def records(columns: int) -> np.dtype[Any]:
-    """Return what is kept of a row with so many GPUs."""
-    fields: list[Any] = [(name, np.int64 if index < 4 else np.bool_, (columns,)) for index, name in enumerate(PER_GPU)]
-    return np.dtype([*fields, ("beside", np.float64, (2,)), ("changed", np.int64)], align=True)
+    """Return what is kept of a row with so many GPUs. What fills up the record is at its end."""
+    integers = [(name, np.int64, (columns,)) for name in PER_GPU[:4]]
+    booleans = [(name, np.bool_, (columns,)) for name in PER_GPU[4:]]
+    fields: list[Any] = [("changed", np.int64), *integers, ("beside", np.float64, (2,)), *booleans]
+    return np.dtype(fields, align=True)
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,12 @@ class FleetVersion:
             if block.newest > version
         ]
         return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def states(self, rows: Ints) -> list[bytes]:
+        """Return the numbers of rows as bytes: equal for two that differ at most in UUIDs, labels and MIG slices."""
+        fields: Any = records(self.columns).fields
+        begin, end = fields[PER_GPU[0]][1], fields[PER_GPU[-1]][1] + self.columns
+        return [self.blocks[row // BLOCK].numbers[row % BLOCK].tobytes()[begin:end] for row in rows.tolist()]
 
     def uuids(self, name: str) -> tuple[str, ...]:
         """Return a node's GPUs in the order of their columns, and behind them its MIG slices."""

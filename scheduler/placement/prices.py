@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Price vectors: what every node of a fleet costs one shape of request, of which only changed rows are priced again."""
+"""Price vectors: what every node of a fleet costs one shape of request, of which only changed rows are priced again.
+
+Nodes that are in the same state cost the same, so one of them is priced for all. Nodes of one type that are filled one
+after the other come to the same states again and again.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -11,10 +15,22 @@ import numpy as np
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet_version import FleetVersion, Ints
 from scheduler.placement.policy import Policy
+from scheduler.placement.random_place import Random
 from scheduler.placement.survey import Survey, survey
 
 MOST_SHAPES: Final = 128
 """Vectors kept; one is 0.1 MB at 5,000 nodes and one GPU."""
+
+MOST_STATES: Final = 256
+"""States of nodes kept with a vector, about half a KiB each if nodes have 8 GPUs. If there are more, none is kept."""
+
+
+@dataclass(frozen=True)
+class _States:
+    """What is known of states: by their bytes, which row of `survey` has the answer."""
+
+    index: dict[bytes, int]
+    survey: Survey
 
 
 @dataclass(frozen=True)
@@ -25,6 +41,7 @@ class _Vector:
     version: int
     has_friends: bool
     survey: Survey
+    states: _States
 
 
 class Prices:
@@ -53,7 +70,8 @@ class Prices:
         if known is not None and (known.policy is not policy or known.has_friends != has_friends):
             known = None
         if known is None or known.version < fleet.version:
-            known = _Vector(policy, fleet.version, has_friends, _renewed(fleet, demand, policy, known))
+            none = _none(demand)
+            known = _renewed(fleet, demand, known or _Vector(policy, 0, has_friends, none, _States({}, none)))
         self._vectors.pop(demand, None)
         self._vectors[demand] = known
         if len(self._vectors) > MOST_SHAPES:
@@ -62,17 +80,43 @@ class Prices:
         return known.survey, known.version
 
 
-def _renewed(fleet: FleetVersion, demand: Demand, policy: Policy, known: _Vector | None) -> Survey:
-    rows = fleet.changed_since(known.version if known else 0)
-    if not len(rows):
-        return known.survey if known is not None else _none(len(demand.slices))
-    fresh = survey(fleet.view_rows(rows, demand), demand, policy)
-    return fresh if known is None else merged(known.survey, rows, fresh)
-
-
-def _none(slices: int) -> Survey:
+def _none(demand: Demand) -> Survey:
     empty = np.zeros(0, np.int64)
-    return Survey(np.zeros(0, np.bool_), empty, np.zeros((0, slices), np.int64), empty)
+    return Survey(np.zeros(0, np.bool_), empty, np.zeros((0, len(demand.slices)), np.int64), empty)
+
+
+def _renewed(fleet: FleetVersion, demand: Demand, known: _Vector) -> _Vector:
+    rows, states, found = fleet.changed_since(known.version), known.states, known.survey
+    if len(rows):
+        if _state_decides(fleet, demand, known.policy):
+            fresh, states = _by_state(fleet, rows, demand, known)
+        else:
+            fresh = survey(fleet.view_rows(rows, demand), demand, known.policy)
+        found = merged(found, rows, fresh)
+    return replace(known, version=fleet.version, survey=found, states=states)
+
+
+def _state_decides(fleet: FleetVersion, demand: Demand, policy: Policy) -> bool:
+    """Whether nodes in the same state get the same answer: no UUID, label, MIG slice, effort or chance matters."""
+    labels = demand.affinity or demand.anti_affinity or demand.exclusion
+    slices = fleet.sliced and demand.takes_slices
+    return not (demand.gpu_uuid or labels or slices or demand.is_unequal or isinstance(policy, Random))
+
+
+def _by_state(fleet: FleetVersion, rows: Ints, demand: Demand, known: _Vector) -> tuple[Survey, _States]:
+    """Survey rows, of each new state one; return the answers for all, and the states known then."""
+    states = known.states
+    of_rows = fleet.states(rows)
+    new = {state: row for state, row in zip(of_rows, rows.tolist(), strict=True) if state not in states.index}
+    if new:
+        fresh = survey(fleet.view_rows(np.array(list(new.values())), demand), demand, known.policy)
+        count = len(states.index)
+        index = states.index | dict(zip(new, range(count, count + len(new)), strict=True))
+        states = _States(index, merged(states.survey, np.arange(count, len(index)), fresh))
+    at = np.array([states.index[state] for state in of_rows])
+    found = states.survey
+    answers = Survey(found.fits[at], found.price[at], found.gpus[at], found.why[at])
+    return answers, states if len(states.index) <= MOST_STATES else _States({}, _none(demand))
 
 
 def merged(old: Survey, rows: Ints, fresh: Survey) -> Survey:
