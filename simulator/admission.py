@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from simulator import plugins
+from simulator import admission_plugins
 from simulator.errors import ApiError, Denied, Invalid
 from simulator.kinds import BY_RESOURCE
 from simulator.patch import PatchError, apply, clone
@@ -67,7 +67,7 @@ class SimulatedAdmission:
         return obj
 
     def _pod(self, pod: Object, attributes: Attributes) -> Object:
-        plugins.check_pod(pod)
+        admission_plugins.check_pod(pod)
         self._in_tree(pod)
         mutated = self._mutate(pod, attributes)
         if mutated is not pod:
@@ -76,14 +76,14 @@ class SimulatedAdmission:
             if mutated != before:
                 mutated = self._mutate(mutated, attributes)
                 self._in_tree(mutated)
-        plugins.check_pod(mutated)
+        admission_plugins.check_pod(mutated)
         self._validate(mutated, attributes)
         return mutated
 
     def _in_tree(self, pod: Object) -> None:
-        plugins.set_defaults(pod)
-        plugins.service_account(pod)
-        plugins.priority(self._store, pod)
+        admission_plugins.set_defaults(pod)
+        admission_plugins.service_account(pod)
+        admission_plugins.priority(self._store, pod)
 
     def _mutate(self, pod: Object, attributes: Attributes) -> Object:
         try:
@@ -164,7 +164,7 @@ def _workload_defaults(obj: Object, resource: Resource) -> None:
     name = obj["metadata"].get("name", "")
     if not isinstance(spec, dict) or not isinstance(template, dict):
         raise Invalid(f"{resource.plural} {name!r} is invalid: spec.template: Required value")
-    plugins.check_pod(template, "spec.template.spec")
+    admission_plugins.check_pod(template, "spec.template.spec")
     pod_spec = template["spec"]
     if resource == JOBS:
         spec.setdefault("parallelism", 1)
@@ -184,4 +184,4 @@ def _workload_defaults(obj: Object, resource: Resource) -> None:
             f'Deployment.apps "{name}" is invalid: spec.template.metadata.labels: Invalid value: '
             "`selector` does not match template `labels`"
         )
-    plugins.set_defaults(template)
+    admission_plugins.set_defaults(template)

@@ -12,7 +12,7 @@ from typing import TextIO
 
 import click
 
-from simulator import report, story
+from simulator import closing_report, story
 from simulator import submit as submitting
 from simulator.inventory import MODELS
 from simulator.local import Interrupted, LocalCluster, Options
@@ -106,7 +106,7 @@ def _play(cluster: LocalCluster, folder: Path, plot: story.Story, printer: Print
             end = f"The story ends here: {failed}"
         if once:
             tell("", f"{end}: everything is deleted, and the ledger is checked")
-            report.drain(cluster)
+            closing_report.drain(cluster)
         else:
             tell("", end)
             click.echo(_next_commands(cluster))
@@ -118,10 +118,10 @@ def _play(cluster: LocalCluster, folder: Path, plot: story.Story, printer: Print
 
 
 def _finish(cluster: LocalCluster, teller: story.Teller, output: str) -> None:
-    rows = report.rows(cluster, teller.outcomes)
+    rows = closing_report.rows(cluster, teller.outcomes)
     click.echo()
-    show(rows, output, lambda: report.show(rows))
-    wrong = report.check(cluster)
+    show(rows, output, lambda: closing_report.show(rows))
+    wrong = closing_report.check(cluster)
     if wrong:
         raise story.StoryFailed("the ledger's check failed: " + "; ".join(wrong))
     click.echo(f"\nThe ledger agrees with the cluster: {len(rows)} rows, every pod closed, sums equal.", err=True)

@@ -28,7 +28,7 @@ from simulator.cluster import Cluster
 from simulator.controllers import Controllers
 from simulator.kubelet import Kubelet
 from simulator.kubescheduler import KubeScheduler
-from simulator.parts import Part, Parts
+from simulator.part_processes import Part, Parts
 from simulator.processes import Spawner
 from slicekeeper import clock as clocks
 from slicekeeper.config.load import load

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from simulator.program import Program, program_of
+from simulator.container_program import Program, program_of
 from slicekeeper.gpu.pod_manifest import is_native_sidecar
 from slicekeeper.kube.client import Object
 from slicekeeper.units import format_seconds

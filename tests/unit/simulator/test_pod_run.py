@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from simulator.container_program import RUN_SECONDS, Program, program_of
 from simulator.pod_run import PULL_MS, PodRun
-from simulator.program import RUN_SECONDS, Program, program_of
 
 BOUND = 1_000_000_123
 
