@@ -20,8 +20,8 @@ from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shared_call import SharedCall
 from slicekeeper import names, threads
 from slicekeeper.config.settings import RULES, Rule
-from slicekeeper.gpu.pod_manifest import annotations_of, sharing_mode
-from slicekeeper.gpu.share_ceiling import stated_ceiling
+from slicekeeper.gpu.pod_manifest import annotations_of
+from slicekeeper.gpu.share_ceiling import ceiling_in_force
 from slicekeeper.kube.client import Object
 from slicekeeper.units import CORES_PER_GPU
 from slicekeeper.untyped import as_map
@@ -99,7 +99,7 @@ class Shares:
             self.changed()
 
     def said(self, pod: Mapping[str, Any], seat: Seat) -> Seat:
-        """Return a seat with what its pod says now of ceiling and class; no ceiling is above its namespace's."""
+        """Return a seat with what its pod says now of ceiling and class."""
         if not seat.is_fraction:
             return seat
         annotations = annotations_of(pod)
@@ -107,14 +107,10 @@ class Shares:
             annotations.get(names.BUDGET_STATE) == names.OVER_BUDGET
             or annotations.get(names.GPU_CLASS) == names.BACKGROUND
         )
-        limit, ceiling = seat.limit, self._ceiling_of(seat.namespace)
-        stated = stated_ceiling(annotations, seat.container)
-        if stated is not None and (ceiling is not None or not limit):
-            limit = stated
-        limit = min(limit, ceiling or CORES_PER_GPU)
-        if sharing_mode(pod) == names.EXCLUSIVE:
-            limit = CORES_PER_GPU  # it pays for all of its GPU, and no other may be there
-        return msgspec.structs.replace(seat, limit=max(limit, seat.core), background=background)
+        limit = ceiling_in_force(
+            pod, seat.container, seat.core, before=seat.limit, of_namespace=self._ceiling_of(seat.namespace)
+        )
+        return msgspec.structs.replace(seat, limit=limit, background=background)
 
     def give(self, seat: Seat) -> None:
         """Let the arbiter hold a seat before its container starts; only a fraction has something to be held to.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the ceilings in a pod's annotations: how far the share of a container may grow while the GPU is idle."""
+"""The ceiling of a share: how far it may grow while the GPU is idle, as a pod states it and as it is in force."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from slicekeeper import names
+from slicekeeper.gpu.pod_manifest import annotations_of, sharing_mode
 from slicekeeper.gpu.refusals import Refusals
 from slicekeeper.gpu.request import GpuRequest
 from slicekeeper.units import CORES_PER_GPU
@@ -86,12 +87,21 @@ class CeilingReader:
             )
 
 
-def stated_ceiling(annotations: Mapping[str, Any], container: str) -> int | None:
-    """Return the ceiling that a pod's annotations state for a container, None if it cannot be read.
+def ceiling_in_force(
+    pod: Mapping[str, Any], container: str, core: int, *, before: int, of_namespace: int | None
+) -> int:
+    """Return how far the share of a running container may grow, in percent of a GPU; `core` is its request.
 
-    Without one it is all of the GPU. The owner of a running pod may also set one outside of its range.
+    It is never above its namespace's, `of_namespace`; while that is not known (None), what was in force `before`
+    (0: nothing) stays. The owner of a running pod may state a ceiling outside of its range, or one that cannot be read.
     """
-    return _percent(annotations.get(_key(annotations, container), str(CORES_PER_GPU)))
+    if sharing_mode(pod) == names.EXCLUSIVE:
+        return CORES_PER_GPU  # it pays for all of its GPU, and no other may be there
+    annotations, limit = annotations_of(pod), before
+    stated = _percent(annotations.get(_key(annotations, container), str(CORES_PER_GPU)))
+    if stated is not None and (of_namespace is not None or not before):
+        limit = stated
+    return max(min(limit, of_namespace or CORES_PER_GPU), core)
 
 
 def without_ceilings(annotations: Mapping[str, Any]) -> dict[str, Any]:
