@@ -310,6 +310,8 @@ class Gangs:
             until_ns = self._clock.monotonic_ns() + self._hold_ns
             if self._state.reserve_all(seats, until_ns, version=version):
                 known.plan = _Plan({pod.uid: hold for pod, hold in seats}, until_ns)
+                for uid in uids - known.plan.holds.keys():  # kept by the reclaimer: the search did not count it
+                    self._state.release(uid)
                 self._news.set()
                 log.info("%s has its places: %d pods", _named(there), len(seats))
                 return ""

@@ -16,7 +16,7 @@ from scheduler.known_pods import KnownPods
 from scheduler.nodes import Nodes
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.fleet_version import FleetVersion
-from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows, labels_out_of_sight
+from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows, label_of, labels_out_of_sight
 from slicekeeper.clock import Clock
 
 Unwanted = Callable[[Place], bool]
@@ -108,16 +108,23 @@ class Held:
         """Compute again what CPU and memory a node has free."""
         self._fill_beside(self.fleet, node, None)
 
-    def fleet_without(self, nodes: Iterable[str], ignored: Unwanted) -> Fleet:
-        """Return the fleet as it would be if some of what is held on `nodes` was not."""
+    def fleet_without(self, nodes: Iterable[str], ignored: Unwanted, *, uid: str = "") -> Fleet:
+        """Return the fleet as it would be if some of what is held on `nodes` was not.
+
+        Where a place is reserved for the pod `uid`, its affinity label counts all the same: others may have joined it.
+        """
         other = Fleet(self.fleet.publish())
+        labels: dict[str, list[Hold]] = {}
+        for place in self.places.of(uid):
+            if place.kind is HoldKind.RESERVED and place.hold.affinity and not place.hold.alone:
+                labels.setdefault(place.hold.node, []).append(label_of(place.hold))
         for node in nodes:
-            self._fill(other, node, ignored)
+            self._fill(other, node, ignored, labels.get(node, ()))
         return other
 
-    def _fill(self, fleet: Fleet, node: str, ignored: Unwanted | None) -> None:
+    def _fill(self, fleet: Fleet, node: str, ignored: Unwanted | None, more: Iterable[Hold] = ()) -> None:
         gpus = self.nodes.gpus.get(node, [])
-        here = [place.hold for place in self.places.on(node) if ignored is None or not ignored(place)]
+        here = [*(place.hold for place in self.places.on(node) if ignored is None or not ignored(place)), *more]
         fleet.set_out_of_sight(node, labels_out_of_sight(gpus, here))
         if not gpus:
             fleet.remove(node)

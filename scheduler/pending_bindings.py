@@ -102,12 +102,12 @@ class PendingBindings:
     def _search(self, pod: Pod, node: str) -> Place:
         """Search for GPUs on a node: first beside the TENTATIVE places of other pods, then in place of them."""
         mine = nodes_of(self._places.of(pod.uid))
-        fleet = self._held.fleet_without(mine, lambda place: place.pod.uid == pod.uid).publish()
+        fleet = self._held.fleet_without(mine, lambda place: place.pod.uid == pod.uid, uid=pod.uid).publish()
         result = self._linked(fleet, node, pod.demand)
         if not result.fits[0]:
             expected = nodes_of(filter(is_tentative, self._places.passing()))
             fleet = self._held.fleet_without(
-                mine | expected, lambda place: place.pod.uid == pod.uid or is_tentative(place)
+                mine | expected, lambda place: place.pod.uid == pod.uid or is_tentative(place), uid=pod.uid
             ).publish()
             result = self._linked(fleet, node, pod.demand)
             if not result.fits[0]:

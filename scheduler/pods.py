@@ -238,6 +238,12 @@ def chosen_hold(pod: Pod, node: str, uuids: Sequence[str]) -> tuple[Hold, dict[s
     return hold, {container: tuple(sorted(found)) for container, found in gpus.items()}
 
 
+def label_of(hold: Hold) -> Hold:
+    """Return a hold with the affinity of another, and nothing of the GPUs."""
+    shares = tuple(replace(share, core=0, memory_mib=0) for share in hold.shares if not share.whole)
+    return Hold(hold.node, shares, affinity=hold.affinity, exclusion=hold.exclusion)
+
+
 def gpu_rows(inventory: Sequence[Gpu], holds: Iterable[Hold]) -> list[GpuRow]:
     """Return a node's GPUs with all `holds` taken off. What is held twice leaves nothing, never less than nothing."""
     on: dict[str, list[tuple[Hold, Share]]] = {uuid: [] for gpu in inventory for uuid in _uuids(gpu)}

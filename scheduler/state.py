@@ -161,7 +161,7 @@ class SchedulerState:
         """Evaluate again the nodes on which something is held for the pod itself."""
         with self._held.writing():
             mine = nodes_of(self._places.of(pod.uid)) & self._nodes.gpus.keys()
-            fleet = self._held.fleet_without(mine, lambda place: place.pod.uid == pod.uid).publish()
+            fleet = self._held.fleet_without(mine, lambda place: place.pod.uid == pod.uid, uid=pod.uid).publish()
         own = np.array(sorted(row for row in map(fleet.row, mine) if 0 <= row < len(judged.fits)), np.int64)
         if not own.size:
             return judged

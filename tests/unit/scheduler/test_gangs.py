@@ -17,7 +17,7 @@ from scheduler.gangs import Gangs
 from scheduler.held_places import HoldKind
 from scheduler.pending_bindings import NoPlace
 from scheduler.placement.learner import Learner
-from scheduler.pods import read_pod
+from scheduler.pods import Hold, Share, read_pod
 from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
@@ -455,6 +455,22 @@ def test_labels_hold_among_the_pods_of_a_gang():
     bound = world.starts(*together)
     assert len(bound) == 3
     assert len({b["metadata"]["annotations"][names.gpu_annotation("c")] for b in bound}) == 1
+
+
+def test_a_pod_that_joins_another_one_s_idle_gpu_may_be_bound_first():
+    for first in (0, 1):
+        world = World(node("n0"))
+        pods = world.waits(pod("p0", 60, size=2, more={names.GPU_AFFINITY: "x"}), pod("p1", 30, size=2))
+        assert len(world.starts(pods[first], pods[1 - first])) == 2
+
+
+def test_what_was_reserved_for_a_pod_that_is_left_out_keeps_no_other_one_out():
+    world = World(node("n0", gpus=2))
+    pods = world.waits(*[pod(f"p{i}", 100, size=2) for i in range(3)])
+    last = read_pod(pods[2], Resources())
+    hold = Hold("n0", (Share("n0-0", 100, 0, whole=True),))
+    assert world.state.reserve_all([(last, hold)], HOLD * 10**9)
+    assert len(world.starts(*pods)) == 2
 
 
 def test_unequal_pods_that_fill_the_free_gpus_exactly_start_together():

@@ -16,7 +16,7 @@ from scheduler.gangs import Gangs
 from scheduler.held_places import HoldKind
 from scheduler.pending_bindings import NoPlace
 from scheduler.placement.learner import Learner
-from scheduler.pods import chosen_hold, read_pod
+from scheduler.pods import Hold, Share, chosen_hold, read_pod
 from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
@@ -418,6 +418,15 @@ def test_reservations_keep_others_out_and_let_the_owner_in(state, clock):
     state.release("uid-w")
     state.intake.set_pod(pod("w", on="n1", gpus="n1-0"))
     assert not state.reserve(read(w), hold)
+
+
+def test_who_joins_a_reserved_gpu_does_not_keep_out_the_pod_whose_label_is_expected_there(state):
+    w = pod("w", 60, annotations={names.GPU_AFFINITY: "x"})
+    state.intake.set_pod(w)
+    assert state.reserve(read(w), Hold("n0", (Share("n0-0", 60, 1024, whole=False),), affinity="team-a/x"))
+    state.bindings.choose(read(pod("b", 30)), "n0")
+    assert fitting(state, w) == ["n0"]
+    assert state.bindings.choose(read(w), "n0").gpus == {"c": ("n0-0",)}
 
 
 HOSTILE = st.recursive(
