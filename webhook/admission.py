@@ -22,11 +22,9 @@ from webhook import mutation, pod_fields, readmission, reserved_names, validatio
 from webhook.foreign.conversion import NOTHING, Conversion, convert
 from webhook.patch import apply, value_at
 from webhook.pod_shape import malformed
-from webhook.review_inputs import Case, ClassSource, ClusterContext, Standing
+from webhook.review_inputs import Case, ClassSource, ClusterContext
 from webhook.sidecar_container import without_gpu
 from webhook.warnings import WHEN_LAST_KNOWN, cut, warnings_of
-
-__all__ = ["Admission", "Case", "Standing", "Verdict"]
 
 _STATUS: Final = {
     "budget-unknown": 503,

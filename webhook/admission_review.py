@@ -19,8 +19,9 @@ from slicekeeper.errors import Violation
 from slicekeeper.untyped import as_list, as_map, show
 from slicekeeper.wire.admission_types import API_VERSION, KIND, AdmissionResponse, Status
 from webhook import record_changed_by, reserved_names
-from webhook.admission import Admission, Case, Verdict
+from webhook.admission import Admission, Verdict
 from webhook.pod_templates import template_of, template_path
+from webhook.review_inputs import Case
 
 _REASON: Final = {400: "BadRequest", 403: "Forbidden", 422: "Invalid", 503: "ServiceUnavailable"}
 _MOST_VIOLATIONS: Final = 20

@@ -7,7 +7,7 @@ import difflib
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -32,7 +32,6 @@ from slicekeeper.net.timekeeper_client import TimekeeperClient
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget
 
-T = TypeVar("T")
 _Columns = Sequence[Column[Budget]]
 _Record = dict[str, Any]
 

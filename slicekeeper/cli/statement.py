@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
@@ -25,7 +25,6 @@ from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget, Parent, Statement
 
 B = TypeVar("B", Budget, Parent)
-_Columns = Sequence[Column[B]]
 _Argument = Callable[[Callable[..., None]], Callable[..., None]]
 
 

@@ -198,7 +198,7 @@ def _uncharged(client: KubeClient, namespace: str) -> Iterator[Finding]:
 def _workloads(client: KubeClient, namespace: str) -> dict[str, Object | None]:
     """Return our Deployments and DaemonSets by their names; None for one that is missing."""
     found = {f"deployment {part}": client.find(DEPLOYMENTS, part, namespace) for part in _PARTS}
-    return found | {f"daemonset {part}": client.find(DAEMON_SETS, part, namespace) for part in ("nodeagent", "arbiter")}
+    return found | {f"daemonset {part}": client.find(DAEMON_SETS, part, namespace) for part in _ON_NODES}
 
 
 def _missing(

@@ -14,9 +14,10 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.config.settings import Settings, TimekeeperClientSettings, WebhookSettings
 from slicekeeper.wire.json_patch import escape
 from webhook import patch as patches
-from webhook.admission import Admission, Case, Standing
+from webhook.admission import Admission
 from webhook.patch import value_at
 from webhook.priority_classes import ClusterClasses, SettingsClasses
+from webhook.review_inputs import Case, Standing
 from webhook.warnings import cut
 
 SETTINGS = Settings()

@@ -15,10 +15,11 @@ from support.json_patch import apply
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Settings
 from webhook import metrics
-from webhook.admission import Admission, Case, Standing
+from webhook.admission import Admission
 from webhook.admission_review import Reviewer
 from webhook.app import make_shell
 from webhook.priority_classes import SettingsClasses
+from webhook.review_inputs import Case, Standing
 
 SHARE = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 15}
 VOID = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}

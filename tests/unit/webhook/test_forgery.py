@@ -13,9 +13,10 @@ from support.json_patch import apply
 from slicekeeper import names
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.config.settings import Settings
-from webhook.admission import Admission, Case
+from webhook.admission import Admission
 from webhook.admission_review import Reviewer
 from webhook.priority_classes import SettingsClasses
+from webhook.review_inputs import Case
 
 SETTINGS = Settings()
 ADMISSION = Admission(SETTINGS, SettingsClasses(SETTINGS.classes))

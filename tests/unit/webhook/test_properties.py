@@ -15,9 +15,10 @@ from slicekeeper import names
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Settings, WebhookSettings
 from webhook import patch
-from webhook.admission import Admission, Case, Standing
+from webhook.admission import Admission
 from webhook.admission_review import BadReview, Reviewer
 from webhook.priority_classes import SettingsClasses
+from webhook.review_inputs import Case, Standing
 
 CORE, MEMORY, DEVICE = "tencent.com/vcuda-core", "tencent.com/vcuda-memory", "nvidia.com/gpu"
 Pod = dict[str, Any]

@@ -10,10 +10,11 @@ from slicekeeper.config.policy import ForeignPolicy, NamespacePolicy
 from slicekeeper.config.policy_file import read_book
 from slicekeeper.config.settings import PolicySettings, Settings
 from slicekeeper.errors import SettingsError
-from webhook.admission import Admission, Case
+from webhook.admission import Admission
 from webhook.foreign.conversion import NOTHING, convert
 from webhook.patch import apply
 from webhook.priority_classes import SettingsClasses
+from webhook.review_inputs import Case
 
 SETTINGS = Settings()
 ADMISSION = Admission(SETTINGS, SettingsClasses(SETTINGS.classes))
