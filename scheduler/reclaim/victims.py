@@ -17,7 +17,7 @@ from scheduler.placement.demand import Demand, Slice
 from scheduler.placement.mig import MigRow, in_order, suits
 from scheduler.placement.search import StepBudget
 from scheduler.pods import Hold, Pod, gpu_rows
-from scheduler.reclaim.cover import fewest
+from scheduler.reclaim.smallest_set import fewest
 from slicekeeper import names
 from slicekeeper.gpu.inventory import Gpu, is_slice, is_wanted
 from slicekeeper.names import MIG

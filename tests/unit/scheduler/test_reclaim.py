@@ -12,7 +12,7 @@ from scheduler.placement.fleet import Fleet
 from scheduler.placement.search import StepBudget
 from scheduler.placement.survey import survey
 from scheduler.pods import Hold, Share, gpu_rows
-from scheduler.reclaim.cover import fewest
+from scheduler.reclaim.smallest_set import fewest
 from scheduler.reclaim.victims import NodeGpus, Tenant, choose_victims
 from slicekeeper.gpu.inventory import Gpu, MigSlice
 from slicekeeper.gpu.request import GpuRequest, PodRequest

@@ -8,7 +8,7 @@ import uuid
 from flask import Response
 
 from slicekeeper.units import MS_PER_MINUTE, GpuMilliseconds
-from timekeeper.api import reporter, requests
+from timekeeper.api import requests, usage_reporter
 from timekeeper.api.budget_owner import NamespaceOwner
 from timekeeper.api.idempotency import idempotency_key
 from timekeeper.api.problems import Problem
@@ -40,7 +40,7 @@ def _answer(service: Service, name: str) -> Response:
 def report(namespace: str) -> Response:
     """Accept a sign of life; it charges nothing."""
     service, name = current_service(), requests.namespace(namespace)
-    caller = reporter.reporter(service)
+    caller = usage_reporter.reporter(service)
     given = requests.body(SignOfLife)
     if not caller.operator and (caller.namespace, caller.pod_name) != (name, given.pod_name):
         raise Problem(403, "wrong-pod", "a pod may report only for itself", "pod_name")
@@ -53,7 +53,7 @@ def report(namespace: str) -> Response:
         raise Problem(404, "pod-unknown", f"no GPU pod {given.pod_name} is known in {name}", "pod_name")
     uid, now = pod["metadata"]["uid"], service.clock.now_ms()
     service.books.database.write(lambda session: workloads.heard(session, uid, now))
-    return requests.answer(Terminate(reporter.may_leave(service, {uid})))
+    return requests.answer(Terminate(usage_reporter.may_leave(service, {uid})))
 
 
 def increase(namespace: str) -> Response:

@@ -8,8 +8,8 @@ from flask import Response
 from slicekeeper.wire.timekeeper import ReportAnswer, ReportBatch
 from timekeeper.api import requests
 from timekeeper.api.problems import Problem
-from timekeeper.api.reporter import may_leave, reporter
 from timekeeper.api.service import current_service
+from timekeeper.api.usage_reporter import may_leave, reporter
 from timekeeper.ledger.usage_report import take
 
 MOST_AT_ONCE = 1_000
