@@ -64,6 +64,7 @@ class Agent:
         kubelet = PodResources(Path(mine.pod_resources_socket), settings.resources.seat)
         devices = settings.resources.devices
         self._own = OwnGpus(source, mine.gpus, devices, lambda: {gpu_of(device) for device in kubelet.devices(devices)})
+        # What follows sees only the GPUs that are offered; the metrics describe a holder's GPU even if it no longer is.
         self._every, source = source, self._own
         self._run_dir = Path(mine.run_dir)
         self._store = SeatStore(Path(mine.state_dir) / "seats")

@@ -86,7 +86,7 @@ class SeatFiles:
             with FirstRead(self._inotify) as read:
                 written = time.monotonic()
                 replace_file(file, msgspec.json.encode(self._spec(seat, folder)), mode=0o644, before=read.of)
-                yield
+                yield  # while the runtime reads it, the caller gives the arbiter the seat
                 longest = cdi_spec_read.longest_wait(unwatched=self.probe.unread_for(cdi_spec_read.UNWATCHED_SECONDS))
                 if not read.wait(longest):
                     log.warning(

@@ -88,7 +88,7 @@ class CdiProbe:
     def ignored(self) -> bool:
         """Whether it is proven that the runtime creates containers without the CDI devices that they ask for."""
         with self._lock:
-            self._waits()
+            self._waits()  # it may have been read since, which disproves it
             return self._ignored
 
     def stop(self) -> None:

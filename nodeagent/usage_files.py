@@ -95,6 +95,6 @@ def _counter(counts: list[Count], busy_ns: int) -> Counter:
     memory = [count.memory for count in counts if count.memory is not None]
     return Counter(
         used_ms=busy_ns // _NS_PER_MS,
-        life=counts[0].life,
+        life=counts[0].life,  # that of all: a fraction is of one GPU, and whole ones are counted in one file
         memory_mib=sum(memory) // _MIB if len(memory) == len(counts) else None,
     )

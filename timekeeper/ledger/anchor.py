@@ -22,6 +22,7 @@ def anchored(session: Session, tree: Tree, before: Instant | None) -> tuple[Tree
     """
     while True:
         anchor = timelines.anchor_before(session, tree.keys, before)
+        # Budgets that were linked then and are no longer must be in the anchor too, and it may lack those.
         wider = memberships.tree(session, tree.keys, instant_of(anchor))
         if wider.keys == tree.keys:
             return wider, anchor

@@ -151,6 +151,7 @@ class Books:
         forest = Forest(timelines.records(session, tree.keys, instant_of(anchor), carry=self.carry), tree.links)
         settled = accounts.settled_until(session, tree.keys)
         start = timeline.begin_all(forest, settled) | anchor
+        # Budgets may begin later than the ledger is settled; `Together` needs all states at one instant.
         until = max(settled, *(state.at for state in start.values()))
         states = timeline.advance(start, forest, until).states
         rest = {key: rest_of(forest.records[key], until) for key in now.keys}

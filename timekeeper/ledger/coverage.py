@@ -30,6 +30,6 @@ def settled(books: Books, session: Session, budget: AccountId, now: Instant) -> 
     everything = settlement.settle_all(books, session, {budget: None}, now)
     tree = memberships.tree(session, [budget], IN_FORCE)
     at = everything[budget].at
-    records = timelines.records(session, tree.keys, at, carry=False)
+    records = timelines.records(session, tree.keys, at, carry=False)  # either would do: a `Cover` ignores debts
     asides = reservations.asides(session, at, tree.keys)
     return Cover({key: everything[key] for key in tree.keys}, Forest(records, tree.links), asides)

@@ -166,6 +166,7 @@ class _Causes:
             other = f", {row.counterpart}" if row.counterpart else ""
             return f"{row.kind} {row.id} by {row.actor}{other}: {row.reason}"
         if posting.key.startswith(("period:", "debt:")):
+            # What expires, or is owed, is of the period that ended then, in which another rule may have applied.
             rule = rule_at(self._rules, posting.at if posting.kind == "allowance" else Instant(posting.at - 1))
             since = format_instant(period_around(self._rules, posting.at)[0])
             if posting.kind == "expiry":

@@ -124,6 +124,7 @@ def change_place(
         return False
     if target is not None:
         _check(session, child, target, tree)
+    # From now on the two are settled together, from an anchor that both must have.
     for account in (child, target):
         if account is not None:
             settlement.pin(books, session, account.id, Instant(now - ANCHOR_LAG_MS), now)

@@ -226,6 +226,7 @@ def append(
     given = order.amount if amount is None else amount
     if budget_rules.rules(session, account.id)[-1].status == "closed":
         raise BudgetClosed(f"the budget of {account.title} is closed")
+    # Sums of movements and charges must fit into 64 bits.
     if movements.granted_in_all(session, account.id) + abs(given) > 10_000 * MAX_AMOUNT_MS:
         raise AmountOverflow(f"movements of {account.title} would exceed what the ledger can hold")
     since = order.now if valid_from is None else valid_from

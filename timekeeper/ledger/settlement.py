@@ -99,6 +99,7 @@ def _continued_from(
         tree = memberships.tree(session, tree.keys, Instant(since - 1))
         timelines.drop_anchors(session, tree.keys, since)
     tree, anchor = anchored(session, tree, since)
+    # A replica whose clock is ahead of ours may have settled further: what it booked is not reversed.
     until = max(now, accounts.settled_until(session, tree.keys))
     if until > now + CLOCK_SKEW_MS:
         # No replica's clock is so far ahead. What is ahead of now is not due yet: it is reversed.

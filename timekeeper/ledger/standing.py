@@ -56,7 +56,7 @@ class Together:
             return found
 
     def _advance(self, now: Instant) -> None:
-        if now > next(iter(self._states.values())).at:
+        if now > next(iter(self._states.values())).at:  # all have the same instant
             outcome = timeline.advance(self._states, self.forest, now)
             self._states = outcome.states
             for key, postings in outcome.postings.items():
@@ -67,6 +67,7 @@ class Together:
     def run_outs(self, now: Instant) -> dict[AccountId, Instant]:
         """Return when nothing will be left in budgets, or above them, if the pods that run now continue."""
         states = self.at(now)
+        # Consumption is linear, so the forecast stays right until the charges' account or the period changes.
         cuts = [state.cut for state in states.values()]
         with self._lock:
             if self._forecast_for != cuts:

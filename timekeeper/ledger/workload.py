@@ -108,7 +108,7 @@ def _open(
     there = workloads.by_uid(session, {o.pod_uid for o in openings})
     rows, changes = [], []
     for opening in openings:
-        if opening.pod_uid in there:
+        if opening.pod_uid in there:  # told again; its start may have been corrected since
             continue
         place = NamespaceRef(opening.namespace_uid, opening.namespace, policies[opening.namespace])
         account = ensure_account(books, session, place, now)
