@@ -238,7 +238,7 @@ def places_for(
 
     Each trial is a new one of `begin`. The pods are placed one after the other, and what is left for the last depends
     on the order: those with the fewest nodes first, then those that ask for the most, and if some may be left out,
-    those that ask for the least. If all orders fail, unequal pods are searched for.
+    those that ask for the least. If all orders fail, unequal pods, or pods with unequal containers, are searched for.
     """
     waiting, needed = list(there.waiting), min(there.needed, len(there.waiting))
     trial = begin()
@@ -252,7 +252,8 @@ def places_for(
         if order not in orders[:tried]:
             trial = begin()
             found = max(found, trial.place(order, near, policy), key=len)
-    if len(found) < needed and len({pod.demand for pod in waiting}) > 1:
+    demands = {pod.demand for pod in waiting}
+    if len(found) < needed and (len(demands) > 1 or any(demand.is_unequal for demand in demands)):
         trial = begin()
         found = trial.place_together(waiting[-needed:], near, policy) or found
     return trial.version, found

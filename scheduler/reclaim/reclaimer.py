@@ -13,9 +13,10 @@ import logging
 import threading
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from scheduler.gang_places import Muster
+from scheduler.gang_places import Muster, places_for
 from scheduler.held_places import HoldKind
 from scheduler.placement.demand import Demand
 from scheduler.placement.policy import Policy
@@ -234,12 +235,14 @@ class Reclaimer:
             places = picture.choose_all(gang.waiting, gang.needed)
             if places is None or not any(place.victims or picture.leaving_for(place.hold) for place in places):
                 return picture  # it would not help, or there is room: then the gang takes it by itself
-            until_ns = self._clock.monotonic_ns() + self._hold_ns
-            if not self._state.reserve_all([(place.pod, place.hold) for place in places], until_ns):
-                return None
             victims = [victim for place in places for victim in place.victims]
             leaving = frozenset(uid for place in places for uid in picture.leaving_for(place.hold))
             leaving |= {victim.uid for victim in victims}
+            if not self._would_start(gang, leaving):
+                return picture
+            until_ns = self._clock.monotonic_ns() + self._hold_ns
+            if not self._state.reserve_all([(place.pod, place.hold) for place in places], until_ns):
+                return None
             for place in places:
                 self._served.setdefault(place.pod.uid, _Service()).victims = leaving
             may = self._evictor.may_evict(victims)
@@ -253,6 +256,11 @@ class Reclaimer:
                 self._state.release(place.pod.uid)
             picture = self._look_around()
         return picture
+
+    def _would_start(self, gang: Muster, leaving: frozenset[str]) -> bool:
+        """Whether the search that starts the gang, which goes its own way, finds places without the pods `leaving`."""
+        begin = partial(self._state.trial, leaving | {pod.uid for pod in gang.waiting})
+        return len(places_for(begin, gang, {}, self._state.policy)[1]) >= gang.needed
 
     def _look_around(self) -> Picture:
         """Return the picture as things are now; it is made again if it did not take the changes."""

@@ -482,6 +482,18 @@ def test_unequal_pods_that_fill_the_free_gpus_exactly_start_together():
     assert len(world.starts(*pods)) == len(sizes)
 
 
+def test_equal_pods_with_unequal_containers_start_together_if_they_fit():
+    """The 50 percents fit best on the small GPU, and then the second pod finds no place."""
+    world = World(node("n0", gpus=3, memory=8192))
+    value = inventory.encode([inventory.Gpu(f"n0-{g}", "A100", 4096 if g == 0 else 8192) for g in range(3)])
+    world.state.intake.set_node({"metadata": {"name": "n0", "annotations": {names.NODE_GPUS: value}}})
+    wish = {names.GANG: "g", names.GANG_SIZE: "2"}
+    two = [container(50, 16, "c"), container(80, 8, "d")]
+    old = managed("old", container(20, 8), on="n0", annotations={names.gpu_annotation("c"): "n0-1"})
+    pods = world.waits(old, *[managed(f"p{i}", *two, annotations=wish) for i in range(2)])[1:]
+    assert len(world.starts(*pods)) == 2
+
+
 def test_a_gang_is_not_said_to_fit_never_if_it_fits_in_another_order():
     world = World(node("n0"), node("n1"))
     sizes = (60, 50, 30, 20, 20, 20)

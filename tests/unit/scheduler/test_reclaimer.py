@@ -462,6 +462,22 @@ def test_room_is_made_for_a_whole_gang(story):
     assert story.evicted() == set()
 
 
+def test_nobody_goes_for_a_gang_for_which_the_search_that_starts_it_would_find_no_places(story, monkeypatch):
+    story.runs("v0")
+    for name in ("w0", "w1"):
+        story.waits(name, 30, annotations=GANG)
+    searches = []
+    monkeypatch.setattr("scheduler.reclaim.reclaimer.places_for", lambda *asked: (0, searches.append(asked) or []))
+    story.look()
+    assert searches
+    assert story.evicted() == set()
+    assert story.state.counts() == {HoldKind.BOUND: 1}
+    monkeypatch.undo()
+    story.clock.advance(6_000)
+    story.look()
+    assert story.evicted() == {"v0"}
+
+
 def test_for_a_part_of_a_gang_nobody_goes(story):
     story.node("n1")
     story.runs("over", on="n0")
