@@ -199,6 +199,18 @@ class Bench:
         self.plugin.start()
         assert self.kubelet.came.wait(60)
 
+    def start(self, seat: str, name: str) -> str:
+        """Have kubelet start a pod's container with a seat; return its device."""
+        self.kubelet.owners[seat] = [("team", name, "train")]
+        [device] = self.kubelet.allocate(seat)
+        self.kubelet.pre_start(seat)
+        return str(device)
+
+    def start_sidecar(self, seat: str, name: str) -> None:
+        self.kubelet.owners[seat] = [("team", name, names.SIDECAR)]
+        self.kubelet.allocate(seat)
+        self.kubelet.pre_start(seat)
+
     def specs(self) -> list[Path]:
         every = (self.folder / "cdi").glob("*.json")
         return sorted(file for file in every if not file.name.endswith("-probe.json"))
