@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sharing import Sharing
 from support.vcuda_programs import built
 
 from nodeagent.arbiter import Arbiter, ArbiterAway, Telemetry
@@ -289,6 +290,14 @@ def arbiter(driver: Driver, tmp_path_factory: pytest.TempPathFactory, monkeypatc
     running.start()
     yield running
     running.stop()
+
+
+@pytest.fixture
+def sharing(arbiter: Any, tmp_path: Path) -> Iterator[Sharing]:
+    """One agent's shares."""
+    made = Sharing(arbiter, tmp_path)
+    yield made
+    made.shares.stop()
 
 
 @pytest.fixture
