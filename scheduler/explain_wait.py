@@ -81,11 +81,13 @@ class Outlook:
 def outlook(snapshot: Snapshot, pod: Pod, policy: Policy, ends: Mapping[str, int], now_ms: int) -> Outlook:
     """Return the outlook of a pod that waits; `ends` are deadlines by UID in milliseconds."""
     cluster = _Cluster(snapshot, pod, policy)
-    queue = [
+    before = [
         other
         for other in snapshot.pods
         if _waits(other) and other.scheduler == pod.scheduler and _order(other) < _order(pod)
     ]
+    gangs = _gangs(snapshot, {other.gang.key for other in before if other.gang is not None})
+    queue = [other for other in before if other.gang is None or gangs[other.gang.key].is_complete]
     queue.sort(key=_order)
     held_back = tuple(str(as_map(gate).get("name")) for gate in as_list(_spec(pod).get("schedulingGates")))
     why = cluster.judge()
@@ -158,12 +160,21 @@ def _give_way(snapshot: Snapshot, pod: Pod, policy: Policy) -> tuple[str, ...]:
 
 def _gang(snapshot: Snapshot, pod: Pod) -> Muster | None:
     """Return the pods of a pod's gang; None without one, or if it has started and the pod is placed separately."""
-    if pod.gang is None:
-        return None
-    binding = {place.pod.uid for place in snapshot.places if place.kind is HoldKind.BINDING}
-    members = (other for other in snapshot.pods if other.gang is not None and other.gang.key == pod.gang.key)
-    there = muster(members, lambda other: other.uid in binding)
+    there = _gangs(snapshot, {pod.gang.key})[pod.gang.key] if pod.gang is not None else None
     return there if there is not None and there.needed else None
+
+
+def _gangs(snapshot: Snapshot, keys: Set[str]) -> dict[str, Muster]:
+    """Return the pods of some gangs, by key."""
+    if not keys:
+        return {}
+    binding = {place.pod.uid for place in snapshot.places if place.kind is HoldKind.BINDING}
+    members: dict[str, list[Pod]] = {}
+    for pod in snapshot.pods:
+        if pod.gang is not None and pod.gang.key in keys:
+            members.setdefault(pod.gang.key, []).append(pod)
+    there = {key: muster(pods, lambda pod: pod.uid in binding) for key, pods in members.items()}
+    return {key: found for key, found in there.items() if found is not None}
 
 
 def _grants(pod: Pod, held_back: Sequence[str], give_way: Sequence[str]) -> Iterator[str]:
@@ -300,7 +311,8 @@ class _Cluster:
         heapq.heapify(due)
         at_ms, uid, changed = now_ms, "", set(self._snapshot.nodes)
         for _ in range(MOST_ENDS):
-            node = self._fill(waiting, changed, due, at_ms)
+            waiting = [pod for pod in waiting if ends.get(pod.uid, at_ms) >= at_ms]
+            node = self._fill(waiting, changed, due, at_ms, ends)
             if node:
                 after = known[uid].key if uid in known else uid
                 return Expected(Instant(at_ms), node, after, uid in self._leaving)
@@ -314,7 +326,14 @@ class _Cluster:
             self._count(where)
         return None
 
-    def _fill(self, waiting: list[Pod], nodes: Set[str], due: list[tuple[int, str, str]], at_ms: int) -> str:
+    def _fill(
+        self,
+        waiting: list[Pod],
+        nodes: Set[str],
+        due: list[tuple[int, str, str]],
+        at_ms: int,
+        ends: Mapping[str, int],
+    ) -> str:
         """Give room on `nodes` to the waiting pods, in their order; return the last one's node, or nothing."""
         hopeless: set[tuple[Demand, str]] = set()
         for pod in list(waiting):
@@ -336,8 +355,10 @@ class _Cluster:
             self._use_beside(pod, node, 1)
             self._count(node)
             seconds = _spec(pod).get("activeDeadlineSeconds")
-            if isinstance(seconds, int):
-                heapq.heappush(due, (at_ms + seconds * MS_PER_SECOND, pod.uid, node))
+            own = at_ms + seconds * MS_PER_SECOND if isinstance(seconds, int) else None
+            end = min((end for end in (own, ends.get(pod.uid)) if end is not None), default=None)
+            if end is not None:
+                heapq.heappush(due, (end, pod.uid, node))
         return ""
 
     def _use_beside(self, pod: Pod, node: str, times: int) -> None:

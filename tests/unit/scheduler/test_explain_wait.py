@@ -211,6 +211,32 @@ def test_a_deadline_that_has_no_date_makes_no_room(cluster):
     assert cluster.told("w").expected is None
 
 
+def test_pods_that_wait_end_with_their_jobs_too(cluster):
+    cluster.node("n1")
+    cluster.pod("a", 100, 0, on="n1-0", started=0, activeDeadlineSeconds=100)
+    cluster.pod("b", 100, 0, age=50, job="j")
+    cluster.pod("c", 100, 0, age=40, job="k")
+    cluster.pod("w", 100, 0)
+    cluster.jobs = [
+        {"metadata": {"uid": uid}, "spec": {"activeDeadlineSeconds": s}, "status": {"startTime": format_seconds(NOW)}}
+        for uid, s in (("j", 500), ("k", 300))
+    ]
+    expected = cluster.told("w").expected
+    assert (expected.at_ms, expected.after) == (NOW + 500_000, "team/b"), "c ends before it finds a place"
+
+
+def test_pods_of_a_gang_that_lacks_some_are_ahead_of_nobody(cluster):
+    cluster.node("n1")
+    cluster.pod("a", 100, 0, on="n1-0", started=0, activeDeadlineSeconds=100)
+    cluster.pod("g0", 100, 0, age=50, annotations={names.GANG: "g", names.GANG_SIZE: "2"})
+    cluster.pod("w", 100, 0)
+    told = cluster.told("w")
+    assert told.ahead == ()
+    assert told.expected.at_ms == NOW + 100_000
+    cluster.pod("g1", 100, 0, annotations={names.GANG: "g", names.GANG_SIZE: "2"})
+    assert cluster.told("w").ahead == ("team/g0", "team/g1")
+
+
 def test_pods_ahead_take_the_first_places(cluster):
     cluster.node("n1")
     cluster.pod("a", 100, 0, on="n1-0", started=0, activeDeadlineSeconds=60)
