@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -16,7 +16,9 @@ from slicekeeper import __version__, names
 from slicekeeper.config.dialects import DialectName
 from slicekeeper.config.resource_names import is_named
 
-Positive = Annotated[float, Meta(gt=0)]
+LONGEST: Final = 1e9
+"""More than 30 years in seconds: no longer time is a meaningful setting, and infinity is none at all."""
+Positive = Annotated[float, Meta(gt=0, le=LONGEST)]
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
 PARTS = ("certificates", "nodeagent", "objects", "scheduler", "sidecar", "timekeeper", "webhook")
 """The parts that have an image."""
@@ -25,6 +27,8 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 UNSET_REGISTRY = "slicekeeper.invalid"
 """No registry can have this name (RFC 6761), so no image can be offered under it."""
 _REGISTRY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s\[\]/]*):([0-9]{1,5})")
+MAX_PORT: Final = 65_535
 SHARD = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 _TAG = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9_.]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -38,6 +42,16 @@ def about(text: str) -> Meta:
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
     """Base of all sections: frozen, camelCase in YAML, unknown keys refused."""
+
+    def __post_init__(self) -> None:
+        """Refuse addresses on which nothing can listen."""
+        for name, key in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
+            value = getattr(self, name)
+            if not name.endswith("bind") or not value:
+                continue
+            found = _ADDRESS.fullmatch(value)
+            if found is None or int(found[1]) > MAX_PORT:
+                raise ValueError(f"{key} is {value!r}, which is no address and port, such as 127.0.0.1:8443")
 
 
 class ClockSettings(Section, frozen=True):
@@ -321,7 +335,9 @@ class SchedulerSettings(Section, frozen=True):
         Name, about("Namespace of the Leases that elect the extender that binds and the one that reclaims.")
     ] = "slicekeeper-system"
     lease_seconds: Annotated[
-        float, Meta(ge=1.0), about("Real seconds after which another process takes over the lease of a dead one.")
+        float,
+        Meta(ge=1.0, le=LONGEST),
+        about("Real seconds after which another process takes over the lease of a dead one."),
     ] = 15.0
     shards: Annotated[
         tuple[str, ...],
@@ -336,6 +352,7 @@ class SchedulerSettings(Section, frozen=True):
 
     def __post_init__(self) -> None:
         """Refuse names that are no suffix of an object's name, and a shard without nodes."""
+        super().__post_init__()
         for name in self.shards:
             if not SHARD.fullmatch(name):
                 raise ValueError(
