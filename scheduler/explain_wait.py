@@ -422,6 +422,8 @@ def _company(cluster: _Cluster) -> Iterable[str]:
     free = replace(demand, affinity="", anti_affinity="", exclusion="", alone=False)
     if free != demand and cluster.fits(free):
         yield f"it would fit now without its rule about company ({company_of(demand)})"
+    elif demand.affinity:  # where its label is, or on an idle GPU, less may fit; the end of others gives it nothing
+        yield from _less(cluster)
     else:
         yield "the GPUs with enough free are kept by pods that exclude others: it fits when these end"
 

@@ -138,6 +138,15 @@ def test_rules_about_company_that_keep_a_pod_off_are_named(cluster, theirs, mine
     assert not cluster.told("w").is_stuck
 
 
+def test_a_pod_with_an_affinity_is_told_what_would_fit_beside_its_friend(cluster):
+    cluster.node("n0", gpus=2)
+    cluster.pod("friend", 70, on="n0-0", annotations={names.GPU_AFFINITY: "x"})
+    cluster.pod("other", 60, on="n0-1", annotations={names.GPU_EXCLUSION: "e"})
+    cluster.pod("w", 40, annotations={names.GPU_AFFINITY: "x"})
+    helps = cluster.told("w").helps
+    assert helps == ("30 percent of a GPU with the same memory would fit now (40 are asked for)",)
+
+
 def test_pods_whose_gpu_is_not_in_sight_keep_those_with_their_label(cluster):
     cluster.node("n0")
     cluster.pod("a", 20, on="gone-0", annotations={names.GPU_AFFINITY: "x"})
