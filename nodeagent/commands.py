@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import tempfile
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def nodeagent() -> None:
 @click.pass_obj
 def run(context: Context, fake_gpus: str, node_name: str) -> None:
     """Publish this node's GPUs and give every GPU container its seat, until SIGTERM."""
-    from nodeagent.agent import Agent  # noqa: PLC0415 - most of what is imported; the keepers need none of it
+    from nodeagent.agent import Agent  # noqa: PLC0415 - most of what is imported; the arbiter's keeper needs none of it
 
     settings, world = _begin(context, fake_gpus, node_name)
     mine = settings.node_agent
@@ -57,13 +56,17 @@ def run(context: Context, fake_gpus: str, node_name: str) -> None:
 
 
 @nodeagent.command()
-@click.pass_obj
-def agent(context: Context) -> None:
-    """Keep this node's agent running, until SIGTERM: `run` as a child, by the same settings."""
-    settings = context.loaded.settings
+@_FAKE
+@_NODE
+@click.pass_context
+def agent(ctx: click.Context, fake_gpus: str, node_name: str) -> None:
+    """Keep this node's agent running, as `run` does it, until SIGTERM."""
+    import nodeagent.agent  # noqa: F401, PLC0415 - once for all agents
+
+    settings = ctx.obj.loaded.settings
     log.configure(settings.log.level, settings.log.style)
-    config = ["--config", str(context.config)] if context.config else []
-    sys.exit(keep_agent([sys.executable, sys.argv[0], *config, "nodeagent", "run"], threads.stop_on_signals()))
+    keep_agent()
+    ctx.invoke(run, fake_gpus=fake_gpus, node_name=node_name)
 
 
 @nodeagent.command()

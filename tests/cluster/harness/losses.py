@@ -28,7 +28,7 @@ ENDED = ("Succeeded", "Failed")
 
 def kill_agent(_site: Site, cluster: Cluster) -> None:
     """End the agent's process as a crash does; its keeper starts it again."""
-    cluster.run("sh", "-c", "pkill -KILL -f 'slicekeeper nodeagent [r]un' || true")
+    cluster.run("sh", "-c", "pkill -KILL -P \"$(pgrep -o -f 'slicekeeper nodeagent [a]gent')\" || true")
 
 
 def restart_kubelet(_site: Site, cluster: Cluster) -> None:

@@ -6,18 +6,18 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.small_cluster import wait_for
 
-from nodeagent.agent_keeper import keep_agent
-
 PROGRAM = """
-import os, signal, sys
+import logging, os, signal, sys
+from nodeagent.agent_keeper import keep_agent
+logging.basicConfig()
+keep_agent()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 with open(sys.argv[1], "a") as file:
     file.write(f"{os.getpid()} ")
@@ -25,35 +25,46 @@ if len(sys.argv) > 2:
     sys.exit(int(sys.argv[2]))
 signal.pause()
 """
-"""Stands in for the agent: writes down its process ID, and ends with a status of its own, or when it is asked to."""
+"""Its agent writes down its process ID, and ends with a status of its own, or when it is asked to."""
+
+
+def _keeper(pids: Path, *status: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(pids), *status], stderr=subprocess.PIPE, text=True)
 
 
 def _pids(file: Path) -> list[int]:
     return [int(pid) for pid in file.read_text().split()] if file.exists() else []
 
 
-def test_an_agent_that_is_killed_again_and_again_is_started_at_once_until_the_keeper_is_stopped(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    pids, stop = tmp_path / "pids", threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(keep_agent, [sys.executable, "-c", PROGRAM, str(pids)], stop)
+def test_an_agent_that_is_killed_again_and_again_is_started_at_once_until_the_keeper_is_stopped(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    with _keeper(pids) as keeper:
         try:
             for count in range(1, 7):
                 wait_for(lambda count=count: len(_pids(pids)) == count, "it runs")
                 if count < 6:
                     os.kill(_pids(pids)[-1], signal.SIGKILL)
         finally:
-            stop.set()
-        assert ended.result(60) == 7, "it was asked to end, and had the time for it"
-    pauses = re.findall(r"killed by signal 9; the next one starts in ([0-9.]+) s", caplog.text)
+            keeper.terminate()
+        said = keeper.communicate(timeout=60)[1]
+    assert keeper.returncode == 7, "the agent was asked to end, and had the time for it"
+    pauses = re.findall(r"killed by signal 9; the next one starts in ([0-9.]+) s", said)
     assert len(pauses) == 5
     assert max(map(float, pauses)) <= 0.5
+    assert keeper.pid not in _pids(pids)
 
 
 @pytest.mark.parametrize("status", [0, 1, 2])
 def test_an_agent_that_ends_by_itself_ends_its_keeper(tmp_path: Path, status: int) -> None:
     """With a wrong setting, or when the folder of the seats was removed, only another container is of any use."""
     pids = tmp_path / "pids"
-    assert keep_agent([sys.executable, "-c", PROGRAM, str(pids), str(status)], threading.Event()) == status
+    with _keeper(pids, str(status)) as keeper:
+        assert keeper.wait(60) == status
     assert len(_pids(pids)) == 1
+
+
+def test_what_all_agents_have_in_common_starts_no_thread() -> None:
+    """A fork would not have it."""
+    script = "import threading, nodeagent.commands, nodeagent.agent; print(threading.active_count())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
