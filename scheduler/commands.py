@@ -88,7 +88,7 @@ def explain(context: Context, pod: str, namespace: str, output: str) -> None:
     Reads all nodes and all GPU pods. The expected time is computed from the deadlines (activeDeadlineSeconds) of pods
     and Jobs.
     """
-    client = cluster(context)
+    client, pod = cluster(context), pod.removeprefix("pod/")
     found = client.get(PODS, pod, namespace)
     placed = found["spec"].get("nodeName", "")
     annotations, metadata = annotations_of(found), found["metadata"]

@@ -56,6 +56,8 @@ def top(context: Context, node: str, interval: float, once: bool, output: str) -
 
 def _gpus(client: KubeClient, agents: Agents, only: str) -> list[dict[str, Any]]:
     nodes, _ = client.list(NODES, field_selector=f"metadata.name={only}" if only else "")
+    if only and not nodes:
+        raise click.ClickException(f"there is no node {only}")
     by_node = agents.ask(nodes)
     return [
         {**described(node, gpu, part), **_used(part, by_node.get(node["metadata"]["name"]))}

@@ -473,7 +473,7 @@ def test_the_command_tells_of_a_waiting_pod(real):
     told = json.loads(explain("w", "-n", NAMESPACE, "-o", "json"))
     assert (told["state"], told["expected"]) == ("waiting", None)
     assert told["reasons"] == [{"reason": "its GPUs could not hold 2 whole GPUs even if they were idle", "nodes": 1}]
-    words = explain("w", "-n", NAMESPACE)
+    words = explain("pod/w", "-n", NAMESPACE)
     assert "Pod team-a/w waits since " in words
     assert "  1 node: its GPUs could not hold 2 whole GPUs" in words
     assert "Expected: never as things are; no pod's end would make room" in words

@@ -126,6 +126,11 @@ def test_top_shows_each_gpu_and_who_shares_it(site: Site) -> None:
     assert list(site.top("--node", "node-2")) == ["node-2-0", "node-2-1"]
 
 
+def test_a_node_that_there_is_not_is_a_mistake(site: Site) -> None:
+    done = CliRunner().invoke(cli, ["top", "--node", "node-3"], env=site.environ())
+    assert (done.exit_code, done.output) == (1, "Error: there is no node node-3\n")
+
+
 def test_an_agent_that_is_away_leaves_its_gpus_unknown_and_is_named(site: Site) -> None:
     site.seats["node-1"] = [seat("a", "node-1-0", given_percent=1.0, used_percent=1.0, memory_mib=1)]
     for value in ("stopping", "10.9.9.9:8446", "10.0.0.2:8447"):
