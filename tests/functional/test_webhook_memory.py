@@ -69,7 +69,7 @@ def test_crowds_of_connections_end_no_worker(webhook: Webhook, group: ControlGro
                 raw.settimeout(20)
                 raw.bind((f"127.0.1.{1 + number % 8}", 0))
                 raw.connect(("127.0.0.1", webhook.port))
-                crowd.append(stack.enter_context(webhook.review_inputs.wrap_socket(raw, server_hostname="127.0.0.1")))
+                crowd.append(stack.enter_context(webhook.context.wrap_socket(raw, server_hostname="127.0.0.1")))
             if number % 200 == 0:
                 assert webhook.review("/mutate", pod())["allowed"]
         for stream in crowd:

@@ -334,7 +334,7 @@ def test_what_has_begun_is_finished_when_the_server_is_to_stop(webhook: Webhook)
         answers[0].begin()
         idle.request("POST", "/mutate", body)
         answers.append(idle.getresponse())
-        with webhook.review_inputs.wrap_socket(half, server_hostname="127.0.0.1") as late:
+        with webhook.context.wrap_socket(half, server_hostname="127.0.0.1") as late:
             late.sendall(head + body)
             answers.append(http.client.HTTPResponse(late))
             answers[2].begin()
