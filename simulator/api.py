@@ -234,7 +234,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
             log.exception("%s %s", self.command, self.path)
             self._send(400, Malformed(f"{type(error).__name__}: {error}").status(), [])
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_request  # noqa: N815 - the standard library's names
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_request
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the standard library's name
         """Log no request: there are hundreds a second."""

@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import yaml
 from click.testing import CliRunner, Result
+from support.quiet_handler import QuietHandler
 
 from slicekeeper import names
 from slicekeeper.cli.check import command as module
@@ -69,7 +70,7 @@ class Server:
         """By path, what the API server answers to whoever asks there, in place of an object."""
         known = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True
 
@@ -78,7 +79,7 @@ class Server:
                 found = known.objects.get(path)
                 if path in known.errors:
                     status, message = known.errors[path]  # as of an API that another serves and that it does not reach
-                    self.send(status, "text/plain; charset=utf-8", f"{message}\n".encode())
+                    self.send(f"{message}\n".encode(), status, {"Content-Type": "text/plain; charset=utf-8"})
                 elif found is None:
                     self.answer(404, {"message": "not found", "reason": "NotFound"})
                 elif isinstance(found, list):
@@ -103,17 +104,7 @@ class Server:
                 self.answer(known.patch_status, {"message": "as told", "reason": "Conflict", "metadata": {}})
 
             def answer(self, status: int, body: Any) -> None:
-                self.send(status, "application/json", json.dumps(body).encode())
-
-            def send(self, status: int, kind: str, data: bytes) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: object) -> None:
-                pass
+                self.send(json.dumps(body).encode(), status, {"Content-Type": "application/json"})
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True

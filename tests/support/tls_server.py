@@ -7,8 +7,10 @@ import ssl
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
+
+from support.quiet_handler import QuietHandler
 
 NOW = datetime.now(UTC)
 LIFE = timedelta(hours=2)
@@ -29,7 +31,7 @@ class TlsServer:
         self.headers: list[tuple[str, str]] = []
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             connection: ssl.SSLSocket
 
             def setup(self) -> None:
@@ -44,13 +46,7 @@ class TlsServer:
                 subject = dict(part[0] for part in (self.connection.getpeercert() or {}).get("subject", ()))
                 outer.headers = self.headers.items()
                 seen(self.headers.get("Authorization", ""), str(subject.get("commonName", "")))
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                pass
+                self.send(body)
 
         self._http = _Quiet(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()

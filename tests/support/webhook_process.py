@@ -16,7 +16,7 @@ import threading
 import time
 from base64 import b64decode
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from support.ports import free_port
+from support.quiet_handler import QuietHandler
 
 SHARE = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 15}
 
@@ -92,7 +93,7 @@ class FakeTimekeeper:
     def start(self) -> None:
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 tag = f'"{outer.exhausted}"'
                 known = self.headers.get("If-None-Match") == tag
@@ -102,14 +103,7 @@ class FakeTimekeeper:
                     if known
                     else json.dumps({"asOf": "", "items": [outer.decision(n) for n in outer.exhausted]}).encode()
                 )
-                self.send_response(304 if known else 200)
-                self.send_header("ETag", tag)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                pass
+                self.send(body, 304 if known else 200, {"ETag": tag})
 
         self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()

@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from support.quiet_handler import QuietHandler
 
 from slicekeeper import names
 from slicekeeper.cli.main import cli
@@ -28,16 +28,10 @@ class Server:
         self.status, self.answer = 200, EMPTY
         served = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 served.asked.append((self.path, self.headers.get("Authorization", "")))
-                self.send_response(served.status)
-                self.send_header("Content-Length", str(len(served.answer)))
-                self.end_headers()
-                self.wfile.write(served.answer)
-
-            def log_message(self, *_: Any) -> None:
-                pass
+                self.send(served.answer, served.status)
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()

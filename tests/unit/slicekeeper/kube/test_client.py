@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.quiet_handler import QuietHandler
 
 from slicekeeper.config.settings import KubernetesSettings
 from slicekeeper.errors import Conflict, Forbidden, Gone, NotFound, ServiceError, SettingsError, Unavailable
@@ -26,7 +27,7 @@ class Script:
         self.seen: list[tuple[str, str, dict[str, str], bytes]] = []
         script = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             protocol_version = "HTTP/1.1"
 
             def handle_any(self) -> None:
@@ -38,16 +39,9 @@ class Script:
                 if callable(answer):
                     answer(self)
                     return
-                data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                self.send(answer if isinstance(answer, bytes) else json.dumps(answer).encode(), status)
 
-            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any  # noqa: N815 - http.server's names
-
-            def log_message(self, *_: Any) -> None:
-                pass
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
