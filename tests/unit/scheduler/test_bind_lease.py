@@ -57,7 +57,7 @@ class Extender:
         self.cluster = cluster
         self.scheduler = Scheduler(
             Settings(
-                kubernetes=KubernetesSettings(server=cluster.server.url),
+                kubernetes=KubernetesSettings(server=cluster.server.url, timeout_seconds=120),
                 scheduler=SchedulerSettings(bind=f"127.0.0.1:{port}", lease_seconds=LEASE_SECONDS),
             ),
             time.clock,
