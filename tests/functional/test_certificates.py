@@ -45,7 +45,7 @@ def wait_for(small: SmallCluster, namespace: str, bundle: bytes) -> None:
 def wait_ready(address: str, status: int, told: str) -> None:
     end = time.monotonic() + PATIENCE
     while True:
-        answer = urllib3.request("GET", f"http://{address}/readyz", timeout=10, retries=False)
+        answer = urllib3.request("GET", f"http://{address}/readyz", timeout=PATIENCE, retries=False)
         if answer.status == status and told in answer.data.decode():
             return
         assert time.monotonic() < end, answer.data
