@@ -23,6 +23,11 @@ class NoWatches:
         ctypes.set_errno(errno.EMFILE)
         return -1
 
+    def inotify_add_watch(self, *_: Any) -> int:
+        """Refuse to watch also with the instance of the container before, whose thread may be slow to close it."""
+        ctypes.set_errno(errno.ENOSPC)
+        return -1
+
 
 def test_a_started_container_has_its_spec_and_folder(bench: Any) -> None:
     pod = bench.pods.add("one", gpu=1)
