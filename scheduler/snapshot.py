@@ -13,7 +13,10 @@ from slicekeeper.gpu import inventory
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node with all places there, with their pods as they are now; without GPUs if these are not in sight."""
+    """A node with all places there, with their pods as they are now.
+
+    If its GPUs are not in sight it has none, and only the places with an affinity label.
+    """
 
     facts: NodeFacts
     gpus: tuple[inventory.Gpu, ...]
@@ -35,7 +38,8 @@ class Snapshot:
         pods = {pod.uid: pod for pod in self.pods}
         here: dict[str, list[Place]] = {name: [] for name in self.nodes}
         for place in self.places:
-            here.setdefault(place.hold.node, []).append(replace(place, pod=pods.get(place.pod.uid, place.pod)))
+            if place.hold.node in self.nodes or place.hold.affinity:
+                here.setdefault(place.hold.node, []).append(replace(place, pod=pods.get(place.pod.uid, place.pod)))
         return {
             name: NodeView(*self.nodes.get(name, (out_of_sight(name), ())), tuple(places))
             for name, places in here.items()

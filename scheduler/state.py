@@ -350,7 +350,10 @@ class SchedulerState:
         return any(facts is not None and admits(facts, pod.waiting or {}) for facts in known)
 
     def stirred(self, *, everything: bool) -> dict[str, NodeView | None]:
-        """Return the nodes that have changed since the last call, or all of them; None: it has no GPUs or places."""
+        """Return the nodes that have changed since the last call, or all of them.
+
+        None: neither its GPUs are in sight nor has it a pod with an affinity label, which others have to join.
+        """
         with self._held.writing():
             stirred = self._held.stirred
             names = stirred | self._nodes.gpus.keys() | self._places.nodes() if everything else stirred
@@ -405,9 +408,10 @@ class SchedulerState:
 
     def _view(self, name: str) -> NodeView | None:
         gpus = self._nodes.gpus.get(name, [])
-        here = [(self._pods.get(place.pod.uid), place) for place in self._places.on(name)]
-        places = (place if pod is None or pod is place.pod else replace(place, pod=pod) for pod, place in here)
-        if not gpus and not here:
+        held = [place for place in self._places.on(name) if gpus or place.hold.affinity]
+        if not gpus and not held:
             return None
+        here = [(self._pods.get(place.pod.uid), place) for place in held]
+        places = (place if pod is None or pod is place.pod else replace(place, pod=pod) for pod, place in here)
         facts = self._nodes.facts[name] if gpus else out_of_sight(name)
         return NodeView(facts, tuple(gpus), tuple(places))
