@@ -2,7 +2,8 @@
 """Expected fill: a place costs what the arrivals to come can no longer fill because of it. A rule of our own.
 
 From the mix of pods that arrive, each model of GPU gets a table: how much of a GPU with so much free, and so many cores
-beside it, the next `HORIZON` slices are expected to fill. With class m of weight q wanting D of a GPU and c cores:
+beside it, the next `HORIZON` slices are expected to fill. With class m of weight q wanting D of a GPU and c cores (pods
+that want more GPUs than any node with the model has are left out):
 
     u₀ = 0;  u(R, C) ← u(R, C) + Σ q·[R ≥ D and C ≥ c]·(D + u(R − D, C − c) − u(R, C))
 
@@ -25,9 +26,10 @@ from typing import Final
 import numpy as np
 
 from scheduler.placement.arrivals import Arrival, Mix
+from scheduler.placement.demand import Demand
 from scheduler.placement.fleet_version import Bools, FleetVersion, Floats, GpuModel, Ints
 from scheduler.placement.policy import Gpus, Piece
-from scheduler.placement.scarcity import Scarcity
+from scheduler.placement.scarcity import TINY, Scarcity
 from slicekeeper.gpu.inventory import is_wanted
 from slicekeeper.units import CORES_PER_GPU
 
@@ -42,7 +44,7 @@ REST: Final = 27.5
 """Price of what a slice leaves free of its GPU, in thousandths of a GPU if that were all of it. It costs as much again
 to use an idle GPU."""
 
-IDLE: Final = 5.5
+IDLE: Final = 5.0
 """Price of each idle GPU that is left on the node: it keeps idle GPUs together. With 4, 0.2 less of openb's GPUs is
 given out if pods end. With 9, kube-scheduler puts the pods without GPUs on the nodes that are kept idle, and 1.3 less
 is given out while a cluster fills."""
@@ -64,7 +66,7 @@ class _Tables:
     fill: Floats
     cores: Floats
     ram_per_core: float
-    several: tuple[tuple[int, float, float], ...]
+    several: Floats
     """Of pods that want several GPUs: how many, the cores of one, and the price of the room for it."""
 
 
@@ -74,14 +76,17 @@ class ExpectedFill:
     def __init__(self, mix: Mix, fleet: FleetVersion) -> None:
         """Build the tables: some tenths of a second for each model."""
         kinds = mix.kinds
-        tables = [_table(kinds, model, HORIZON) for model in fleet.models]
+        tables = [
+            _table([kind for kind in kinds if kind.gpus <= most], model, HORIZON)
+            for model, most in zip(fleet.models, _most_gpus(fleet), strict=True)
+        ]
         cores = sum(arrival.weight * arrival.cpu for arrival in kinds)
         ram = sum(arrival.weight * arrival.ram for arrival in kinds)
         self._tables = _Tables(
             np.array([fill for fill, _ in tables]),
             np.array([used for _, used in tables]),
             ram / cores if cores and ram else 0.0,
-            tuple(_several(kinds)),
+            np.array(list(_several(kinds))).reshape(-1, 3).T,
         )
         self._scarcity = Scarcity(kinds, fleet)
 
@@ -105,7 +110,7 @@ class ExpectedFill:
         idle, still_idle = (free >= CORES_PER_GPU).sum(axis=1), (after >= CORES_PER_GPU).sum(axis=1)
         now = _value(self._tables, free, model, cores) + _room(self._tables, idle, cores)
         then = _value(self._tables, after, model[rows], left[rows]) + _room(self._tables, still_idle, left[rows])
-        lost = now[rows] - then + self._scarcity.lost(gpus, rows, columns, after, cpu, ram)
+        lost = now[rows] - then + self._scarcity.lost(gpus, free, rows, columns, after, cpu, ram)
         price = np.rint((lost + REST * rest + IDLE * still_idle) * MICRO).astype(np.int64) + OFFSET
         prices = np.zeros(free.shape, np.int64)
         if columns is None:
@@ -120,19 +125,30 @@ class ExpectedFill:
         return np.maximum(np.minimum(cpu, ram / per_core if per_core else np.inf), 0.0)
 
 
-def _several(kinds: Sequence[Arrival]) -> Iterator[tuple[int, float, float]]:
+def _most_gpus(fleet: FleetVersion) -> list[float]:
+    """Return for each model how many GPUs the largest node with it has; no limit if there is no node now."""
+    view = fleet.view_rows(np.arange(len(fleet.names)), Demand(()))
+    there = view.capacity > 0
+    sizes = np.where(there, there.sum(axis=1, keepdims=True), 0)
+    found = np.zeros(len(fleet.models))
+    np.maximum.at(found, view.code[there], sizes[there])
+    most: list[float] = np.where(found, found, np.inf).tolist()
+    return most
+
+
+def _several(kinds: Sequence[Arrival]) -> Iterator[tuple[float, float, float]]:
     """Yield each number of GPUs that pods want several of, the mean cores of such a pod, and the price of its room."""
     for count in sorted({arrival.gpus for arrival in kinds} - {1}):
         alike = [arrival for arrival in kinds if arrival.gpus == count]
         weight = sum(arrival.weight for arrival in alike)
-        yield count, count * sum(arrival.weight * arrival.cpu for arrival in alike) / weight, ROOM * weight * count
+        cores = count * sum(arrival.weight * arrival.cpu for arrival in alike) / weight
+        yield count, max(cores, TINY * TINY), ROOM * weight * count
 
 
 def _room(tables: _Tables, idle: Ints, cores: Floats) -> Floats:
     """Return what nodes' room for pods that want several GPUs is worth, in thousandths of a GPU."""
-    worth = np.zeros(idle.shape)
-    for count, wants, price in tables.several:
-        worth += price * np.minimum(idle // count, np.floor(cores / wants) if wants else np.inf)
+    count, wants, price = tables.several
+    worth: Floats = np.floor(np.minimum(idle[:, None] / count, (cores[:, None] + TINY) / wants)) @ price
     return worth
 
 

@@ -16,8 +16,9 @@ from scheduler.placement.policy import Policy
 from scheduler.placement.random_place import Random
 from scheduler.placement.spread import Spread
 
-ENOUGH: Final = 300
-"""Before so many pods have arrived, a policy that looks ahead gives way to best fit."""
+ENOUGH: Final = 150
+"""Before so many pods have arrived, a policy that looks ahead gives way to best fit. With 300, 0.2 less is given out
+of clusters of 300 to 1,200 GPUs."""
 
 LEARNING: Final[dict[str, Callable[[Mix, FleetVersion], Policy]]] = {
     "expected-fill": ExpectedFill,

@@ -8,6 +8,10 @@ P(k) places in the whole fleet, and N(k) pods of the kind in one that is full of
 
 So a kind that arrives often, asks for much and finds little room is protected, and places of which there are many cost
 next to nothing. P(k) is counted when the prices are made. A rule of our own.
+
+For pods that want several GPUs, a part of a place counts, too: a node that has f of what one more pod needs, and enough
+GPUs in all, is worth `PART`·f² of a place. So pods of one GPU go to nodes that will never have room for such a pod, or
+not soon, and it comes free on the others as pods end.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from numpy.typing import NDArray
 
 from scheduler.placement.arrivals import Arrival
 from scheduler.placement.demand import Demand
-from scheduler.placement.fleet_version import FleetVersion, Floats, GpuModel, Ints
+from scheduler.placement.fleet_version import Bools, FleetVersion, Floats, GpuModel, Ints
 from scheduler.placement.policy import Gpus
 from slicekeeper.gpu.inventory import is_wanted
 from slicekeeper.units import CORES_PER_GPU
@@ -32,6 +36,10 @@ others end; with three times, less is given out while a cluster fills."""
 RESERVE: Final = 0.03
 """If a fleet has room for this part of the pods of a kind that it would hold if it were full, a place costs half of
 what the last one costs."""
+
+PART: Final = 0.25
+"""Worth of almost a place for pods that want several GPUs. With twice as much, kube-scheduler puts pods without GPUs on
+the nodes that are spared, and up to 2 less is given out of clusters that are short of CPU."""
 
 MOST_KINDS: Final = 32
 """Kinds looked at, those that ask for the most GPUs in all. Twice as many change nothing that can be measured."""
@@ -48,13 +56,16 @@ class Scarcity:
     def __init__(self, kinds: Sequence[Arrival], fleet: FleetVersion) -> None:
         """Count the places of the fleet: some milliseconds for 5,000 nodes."""
         most = sorted(kinds, key=lambda kind: kind.weight * kind.core, reverse=True)[:MOST_KINDS]
+        most.sort(key=lambda kind: kind.gpus == 1)
+        self._several = sum(kind.gpus > 1 for kind in most)
+        """So many kinds want several GPUs; they come first."""
         self._gpus = np.array([kind.gpus for kind in most], np.float32)
         self._cpu = np.array([max(kind.cpu * kind.gpus, TINY * TINY) for kind in most])
         self._ram = np.array([max(kind.ram * kind.gpus, TINY * TINY) for kind in most])
         self._admitted = np.array([_admitted(most, model) for model in fleet.models], np.float32)
         gpus = Gpus.of(fleet.view_rows(np.arange(len(fleet.names)), Demand(())))
         admits = self._admitted[gpus.model, gpus.free()].sum(axis=1)
-        left = self._places(admits, self._beside(gpus.cpu, gpus.ram)).sum(axis=0)
+        left = np.floor(self._places(admits, self._beside(gpus.cpu, gpus.ram))).sum(axis=0)
         weight = np.array([kind.weight for kind in most])
         core = np.array([kind.core for kind in most])
         pods = weight / self._gpus / sum(kind.weight / kind.gpus for kind in kinds)
@@ -62,15 +73,18 @@ class Scarcity:
         reserve = RESERVE * (slices * weight / self._gpus + 1)
         asked = pods * self._gpus * core / CORES_PER_GPU
         self._price = (PRICE * asked / (1 + left / reserve)).astype(np.float32)
+        self._part = PART * self._price[: self._several]
 
-    def lost(self, gpus: Gpus, rows: Ints, columns: Ints | None, after: Ints, cpu: Floats, ram: Floats) -> Floats:
+    def lost(
+        self, gpus: Gpus, free: Ints, rows: Ints, columns: Ints | None, after: Ints, cpu: Floats, ram: Floats
+    ) -> Floats:
         """Return what the places cost that are lost if nodes change, in thousandths of a GPU.
 
-        Entry i is for the node `rows[i]` of `gpus`, of whose GPUs `after[i]` percent would then be free; only
-        `columns[i]` changes, or any without `columns`. `cpu` and `ram` are the cores and MiB of each node that would
-        be.
+        `free` percent of the GPUs are free now. Entry i is for the node `rows[i]`, of whose GPUs `after[i]` percent
+        would then be free; only `columns[i]` changes, or any without `columns`. `cpu` and `ram` are the cores and MiB
+        of each node that would be.
         """
-        free, model = gpus.free(), np.minimum(gpus.model, len(self._admitted) - 1)  # one may have come since
+        model = np.minimum(gpus.model, len(self._admitted) - 1)  # one may have come since
         before = self._admitted[model, free].sum(axis=1)
         if columns is None:
             then = self._admitted[model[rows], after].sum(axis=1)
@@ -78,8 +92,10 @@ class Scarcity:
             changed = model[rows, columns]
             now_free, then_free = free[rows, columns], after[np.arange(len(rows)), columns]
             then = before[rows] + self._admitted[changed, then_free] - self._admitted[changed, now_free]
-        now = self._places(before, self._beside(gpus.cpu, gpus.ram)) @ self._price
-        lost: Floats = (now[rows] - self._places(then, self._beside(cpu, ram)[rows]) @ self._price).astype(np.float64)
+        able = (gpus.capacity > 0).sum(axis=1, keepdims=True) >= self._gpus[: self._several]
+        now = self._worth(self._places(before, self._beside(gpus.cpu, gpus.ram)), able)
+        worth = self._worth(self._places(then, self._beside(cpu, ram)[rows]), able[rows])
+        lost: Floats = (now[rows] - worth).astype(np.float64)
         return lost
 
     def _beside(self, cpu: Floats, ram: Floats) -> Small:
@@ -89,8 +105,17 @@ class Scarcity:
         return beside
 
     def _places(self, on_gpus: Small, beside: Small) -> Small:
-        places: Small = np.floor(np.minimum(on_gpus / self._gpus, beside))
+        places: Small = np.minimum(on_gpus / self._gpus, beside)
         return places
+
+    def _worth(self, places: Small, able: Bools) -> Small:
+        """Return what nodes' places are worth; `able` says which nodes are large enough for which several GPUs."""
+        whole = np.floor(places)
+        part = places[:, : self._several] - whole[:, : self._several]
+        part *= part
+        part *= able
+        worth: Small = whole @ self._price + part @ self._part
+        return worth
 
 
 def _admitted(kinds: Sequence[Arrival], model: GpuModel) -> Floats:

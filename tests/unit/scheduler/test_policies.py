@@ -12,7 +12,7 @@ from scheduler.placement import prices
 from scheduler.placement.arrivals import FULL, MOST_KINDS, Arrival, Arrivals, Mix
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.demand import Demand, Slice
-from scheduler.placement.expected_fill import ExpectedFill, _table
+from scheduler.placement.expected_fill import ExpectedFill, _most_gpus, _table
 from scheduler.placement.fgd import FragmentationGradient
 from scheduler.placement.fleet import Fleet, GpuRow
 from scheduler.placement.fleet_version import GpuModel
@@ -84,6 +84,18 @@ def test_a_class_counts_for_the_models_that_it_may_be_on_and_by_the_larger_of_co
     half_of_a_t4 = [arrival(10, 1.0, memory=8192)]
     assert _table(half_of_a_t4, T4, 40)[0][49, 128] == 0
     assert _table(half_of_a_t4, A100, 40)[0][49, 128] > 0
+
+
+def test_pods_of_more_gpus_than_a_node_has_fill_none_of_its_gpus():
+    pairs = [arrival(50, 0.5), arrival(100, 0.5, gpus=2)]
+    alone, two = fleet_of({"a": [100]}).publish(), fleet_of({"a": [100, 100]}).publish()
+    none = Fleet().publish()
+    assert _most_gpus(alone) == [1]
+    assert _most_gpus(two) == [2]
+    assert _most_gpus(none) == []
+    fill = [ExpectedFill(Mix(pairs), fleet)._tables.fill[0, :, 128] for fleet in (alone, two)]
+    assert (fill[0] <= fill[1]).all()
+    assert fill[0][50] == fill[1][50] == pytest.approx(500)
 
 
 def test_expected_fill_leaves_gaps_that_others_can_use():

@@ -10,7 +10,7 @@ from scheduler.placement.arrivals import Arrival
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet, GpuRow
 from scheduler.placement.policy import Gpus
-from scheduler.placement.scarcity import PRICE, RESERVE, Scarcity
+from scheduler.placement.scarcity import PART, PRICE, RESERVE, Scarcity
 
 MIB = 16_384
 KINDS = (
@@ -52,6 +52,20 @@ def places(kind, node):
         count += 1
 
 
+def part(kind, node):
+    """Return how much of one more pod of several GPUs there is room for, on a node that is large enough for it."""
+    model, cores, cpu, ram = node
+    if kind.gpus == 1 or len(cores) < kind.gpus or (kind.models and model not in kind.models):
+        return 0.0
+    here = sum(core >= kind.core for core in cores) / kind.gpus
+    beside = (room / (one * kind.gpus) for room, one in ((cpu, kind.cpu), (ram, kind.ram)) if one)
+    return min(here, *beside) - places(kind, node)
+
+
+def worth(kind, node):
+    return places(kind, node) + PART * part(kind, node) ** 2
+
+
 def price(kind, nodes):
     pods = kind.weight / kind.gpus / sum(one.weight / one.gpus for one in KINDS)
     gpus = sum(len(cores) for _, cores, _, _ in nodes)
@@ -85,9 +99,11 @@ def test_a_place_costs_what_its_definition_says(nodes, data):
     after[0, column] -= taken
     columns = data.draw(st.sampled_from([None, np.array([column])]))
     least, mib = min(2.0, cpu), min(4096.0, ram)
-    lost = Scarcity(KINDS, fleet).lost(gpus, np.array([row]), columns, after, gpus.cpu - least, gpus.ram - mib)
+    lost = Scarcity(KINDS, fleet).lost(
+        gpus, gpus.free(), np.array([row]), columns, after, gpus.cpu - least, gpus.ram - mib
+    )
     then = (model, [core - taken * (at == column) for at, core in enumerate(cores)], cpu - least, ram - mib)
-    expected = sum(price(kind, nodes) * (places(kind, nodes[row]) - places(kind, then)) for kind in KINDS)
+    expected = sum(price(kind, nodes) * (worth(kind, nodes[row]) - worth(kind, then)) for kind in KINDS)
     assert lost[0] == pytest.approx(expected, rel=1e-4, abs=0.05)
 
 
@@ -97,7 +113,7 @@ def test_the_fewer_places_are_left_the_dearer_is_one():
         gpus = Gpus.of(fleet.view_rows(np.arange(1), Demand(())))
         after = gpus.free()
         after[0, 0] = 0
-        return Scarcity(KINDS, fleet).lost(gpus, np.array([0]), None, after, gpus.cpu, gpus.ram)[0]
+        return Scarcity(KINDS, fleet).lost(gpus, gpus.free(), np.array([0]), None, after, gpus.cpu, gpus.ram)[0]
 
     costs = [cost(free) for free in (1, 2, 4, 8)]
     assert costs == sorted(costs, reverse=True)
@@ -107,6 +123,22 @@ def test_the_fewer_places_are_left_the_dearer_is_one():
 def test_unknown_cores_are_no_error():
     fleet = fleet_of([("A", [100, 50], float("inf"), float("inf"))])
     gpus = Gpus.of(fleet.view_rows(np.arange(1), Demand(())))
-    lost = Scarcity(KINDS, fleet).lost(gpus, np.array([0]), None, gpus.free() - 50, gpus.cpu - 1, gpus.ram - 1)
+    lost = Scarcity(KINDS, fleet).lost(
+        gpus, gpus.free(), np.array([0]), None, gpus.free() - 50, gpus.cpu - 1, gpus.ram - 1
+    )
     assert np.isfinite(lost).all()
     assert lost[0] > 0
+
+
+def test_room_for_pods_of_several_gpus_is_kept_on_nodes_that_are_large_enough_for_them():
+    def cost(cores, ram=5e5):
+        fleet = fleet_of([("B", cores, 64.0, ram)])
+        gpus = Gpus.of(fleet.view_rows(np.arange(1), Demand(())))
+        after = gpus.free()
+        after[0, 0] = 0
+        pairs = [Arrival(100, 0, 2, 4.0, 1024.0, (), 1.0)]
+        return Scarcity(pairs, fleet).lost(gpus, gpus.free(), np.array([0]), None, after, gpus.cpu, gpus.ram)[0]
+
+    assert cost([100]) == 0
+    assert cost([100, 30]) > 0
+    assert cost([100, 30], ram=0.0) == pytest.approx(0)
