@@ -108,10 +108,11 @@ def burst(books: Books) -> None:
     with ThreadPoolExecutor(6) as clients:
         first = clients.submit(holder)
         begun.wait(60)
-        rest = [clients.submit(grant(f"burst-{n}", 100 + n, T0 + 50_000), books) for n in range(5)]
-        deadline = time.monotonic() + 60
-        while database._work.qsize() < len(rest) and time.monotonic() < deadline:
-            time.sleep(0.001)
+        rest, deadline = [], time.monotonic() + 60
+        for number in range(5):  # one after the other: the ledger shows in which order they came
+            rest.append(clients.submit(grant(f"burst-{number}", 100 + number, T0 + 50_000), books))
+            while database._work.qsize() < len(rest) and time.monotonic() < deadline:
+                time.sleep(0.001)
         all_wait.set()
         for one in (first, *rest):
             one.result(60)
