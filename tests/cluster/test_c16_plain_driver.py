@@ -32,7 +32,7 @@ for place in /dev /usr/lib64; do
 done
 for device in {" ".join(DEVICES)} nvidia0; do mknod -m 666 /dev/$device c 1 3; done
 cd /usr/lib64
-agent=$(pgrep -f 'slicekeeper nodeagent [r]un')
+agent=$(pgrep -of 'slicekeeper nodeagent [a]gent')
 for library in libcuda libnvidia-ml; do
   cp /proc/$agent/root/usr/local/slicekeeper/lib/fake/$library.so.1 $library.so.{VERSION}
   ln -s $library.so.{VERSION} $library.so.1
