@@ -125,21 +125,22 @@ VC_HOOK CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, 
   return r;
 }
 
-static void forget(CUcontext context) {
-  vc_stream_forget(context);
-  vc_memory_forget(context);
-}
-
-/* While the driver destroys a context, no other thread of ours may use it or its events. */
+/* While the driver destroys a context, no other thread of ours may use it or its events. What it holds is noted under
+ * another name first: once destroyed, the handle can be another context's at once, which would be taken for this one. */
 static CUresult destroy(CUcontext context, CUresult (*real)(CUcontext)) {
+  CUcontext aside = (CUcontext)(uintptr_t)vc_table_place();
   vc_stream_uncache();
   vc_stream_freeze(context, true);
   vc_pools_freeze(context);
+  if (context) vc_context_rename(context, aside);
   CUresult r = real(context);
-  if (r == CUDA_SUCCESS)
-    forget(context);
-  else
+  if (r == CUDA_SUCCESS) {
+    vc_stream_forget(context);
+    vc_memory_forget(aside);
+  } else {
+    if (context) vc_context_rename(aside, context);
     vc_stream_freeze(context, false);
+  }
   return r;
 }
 
@@ -207,7 +208,8 @@ static CUresult may_have_ended(CUresult r, CUdevice device, CUcontext context, b
   bool over = r == CUDA_SUCCESS && (reset || !is_active(device));
   if (over) {
     vc_stream_uncache();
-    forget(context);
+    vc_stream_forget(context);
+    vc_memory_forget(context);
   } else {
     vc_stream_freeze(context, false);
   }

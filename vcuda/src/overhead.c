@@ -34,9 +34,13 @@ void vc_context_end(CUresult result, CUcontext context, struct vc_making *m) {
     vc_table_sweep(m->place, 0, vc_give_back);
     return;
   }
-  vc_table_rename(VC_CONTEXT, (uint64_t)(uintptr_t)m->place, (uint64_t)(uintptr_t)context);
-  vc_account_rename(m->place, context);
-  vc_table_hand_over(m->place, context);
+  vc_context_rename(m->place, context);
+}
+
+void vc_context_rename(void *from, void *to) {
+  vc_table_rename(VC_CONTEXT, (uint64_t)(uintptr_t)from, (uint64_t)(uintptr_t)to);
+  vc_account_rename(from, to);
+  vc_table_hand_over(from, to);
 }
 
 bool vc_context_known(CUcontext context) {

@@ -13,6 +13,8 @@ struct vc_making {
 bool vc_context_begin(struct vc_making *making);
 /* After it: charge the context for it, or give it back if the call failed or the context was there before. */
 void vc_context_end(CUresult result, CUcontext context, struct vc_making *making);
+/* Note under another name what a context is charged for, with all that is held there. */
+void vc_context_rename(void *from, void *to);
 /* Whether this context is charged. */
 bool vc_context_known(CUcontext context);
 /* Charge a context that the driver has made again under its old handle, even if that exceeds the cap. */
