@@ -102,7 +102,7 @@ class Block:
 
 @lru_cache
 def records(columns: int) -> np.dtype[Any]:
-    """Return what is kept of a row with so many GPUs. What fills up the record is at its end."""
+    """Return what is kept of a row with so many GPUs. Padding is only at the end, because `states` compares bytes."""
     integers = [(name, np.int64, (columns,)) for name in PER_GPU[:4]]
     booleans = [(name, np.bool_, (columns,)) for name in PER_GPU[4:]]
     fields: list[Any] = [("changed", np.int64), *integers, ("beside", np.float64, (2,)), *booleans]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Prometheus is told of containers: fractions by the arbiter, whole GPUs by the driver."""
+"""The metrics of containers for Prometheus: of fractions by the arbiter, of whole GPUs by the driver."""
 
 from __future__ import annotations
 
