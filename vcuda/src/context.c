@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts, synchronising calls, and streams that are destroyed. */
 #include "context.h"
+#include "context_limit.h"
 #include "device.h"
 #include "launch.h"
 #include "memory.h"
@@ -68,7 +69,7 @@ static bool is_active(CUdevice device) {
   return VC_CALL(cuDevicePrimaryCtxGetState)(device, &flags, &is) == CUDA_SUCCESS && is;
 }
 
-/* Held while a primary context may be made: of threads that ask for it at once, the second one would take the
+/* Held while a primary context may be made or end: of threads that ask for it at once, the second one would take the
  * memory of a second context, and be refused near the cap. */
 static struct vc_lock making_primary;
 
@@ -125,20 +126,32 @@ VC_HOOK CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, 
   return r;
 }
 
+static void rename_all(CUcontext from, CUcontext to) {
+  struct vc_item item;
+  vc_stream_rename(from, to);
+  vc_context_limit_rename(from, to);
+  if (vc_table_take(VC_ATTACHED, (uint64_t)(uintptr_t)from, &item)) {
+    item.key = (uint64_t)(uintptr_t)to;
+    vc_table_put(item);
+  }
+  vc_context_rename(from, to);
+}
+
 /* While the driver destroys a context, no other thread of ours may use it or its events. What it holds is noted under
  * another name first: once destroyed, the handle can be another context's at once, which would be taken for this one. */
 static CUresult destroy(CUcontext context, CUresult (*real)(CUcontext)) {
+  if (!context) return real(context);
   CUcontext aside = (CUcontext)(uintptr_t)vc_table_place();
   vc_stream_uncache();
   vc_stream_freeze(context, true);
   vc_pools_freeze(context);
-  if (context) vc_context_rename(context, aside);
+  rename_all(context, aside);
   CUresult r = real(context);
   if (r == CUDA_SUCCESS) {
-    vc_stream_forget(context);
+    vc_stream_forget(aside);
     vc_memory_forget(aside);
   } else {
-    if (context) vc_context_rename(aside, context);
+    rename_all(aside, context);
     vc_stream_freeze(context, false);
   }
   return r;
@@ -218,9 +231,13 @@ static CUresult may_have_ended(CUresult r, CUdevice device, CUcontext context, b
   return r;
 }
 
+/* With the lock, for the next primary context has the handle of the one that ends. */
 static CUresult release(CUdevice device, CUresult (*real)(CUdevice), bool reset) {
+  vc_lock(&making_primary);
   CUcontext context = may_end(device);
-  return may_have_ended(real(device), device, context, reset);
+  CUresult r = may_have_ended(real(device), device, context, reset);
+  vc_unlock(&making_primary);
+  return r;
 }
 
 VC_HOOK CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
@@ -246,6 +263,7 @@ static void hand_over(CUcontext green, CUcontext primary) {
 
 VC_HOOK CUresult cuGreenCtxDestroy(CUgreenCtx green) {
   CUdevice device = atomic_load(&green_device);
+  vc_lock(&making_primary);
   CUcontext own = NULL, context = may_end(device);
   VC_CALL(cuCtxFromGreenCtx)(&own, green);
   if (own) {
@@ -258,7 +276,9 @@ VC_HOOK CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     if (r == CUDA_SUCCESS) hand_over(own, context);
     vc_stream_freeze(own, false);
   }
-  return may_have_ended(r, device, context, false);
+  r = may_have_ended(r, device, context, false);
+  vc_unlock(&making_primary);
+  return r;
 }
 
 /* A process that was checkpointed keeps what it was charged for. Restored on another GPU, it would be outside

@@ -59,8 +59,12 @@ static uint64_t part_of(CUlimit limit, uint64_t value) {
 static struct vc_lock guard;
 static uint32_t changing, changes; /* calls under way, and all that ever began */
 
+static uint64_t key_of(CUcontext context, CUlimit limit) {
+  return (uint64_t)(uintptr_t)context ^ (uint64_t)limit << 56;
+}
+
 static struct vc_item limit_of(CUcontext context, CUlimit limit) {
-  uint64_t key = (uint64_t)(uintptr_t)context ^ (uint64_t)limit << 56;
+  uint64_t key = key_of(context, limit);
   struct vc_item item = {.key = key, .owner = context, .kind = VC_LIMIT};
   vc_table_take(VC_LIMIT, key, &item);
   return item;
@@ -68,6 +72,17 @@ static struct vc_item limit_of(CUcontext context, CUlimit limit) {
 
 static void store(struct vc_item item) {
   if (item.bytes || item.extra) vc_table_put(item);
+}
+
+void vc_context_limit_rename(CUcontext from, CUcontext to) {
+  vc_lock(&guard);
+  for (unsigned limit = 0; limit <= CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT; limit++) {
+    struct vc_item item = limit_of(from, (CUlimit)limit);
+    item.key = key_of(to, (CUlimit)limit);
+    item.owner = to;
+    store(item);
+  }
+  vc_unlock(&guard);
 }
 
 /* Charge at least so much for a limit; `extra` is the deepest stack that a kernel needed. False if it does not fit. */

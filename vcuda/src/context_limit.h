@@ -10,6 +10,8 @@ extern _Atomic uint32_t vc_deep_kernels;
 /* Take from the cap what a context needs to run a kernel, which may be a function or a library's; false if it does
  * not fit. */
 bool vc_context_runs(const void *kernel, CUcontext context);
+/* Note what a context's limits take under another name. */
+void vc_context_limit_rename(CUcontext from, CUcontext to);
 /* A module or a library is about to go, and its kernels with it. */
 void vc_context_limit_forget(const void *image);
 /* In a forked child. */

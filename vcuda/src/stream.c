@@ -353,6 +353,15 @@ void vc_stream_freeze(CUcontext context, bool frozen) {
   }
 }
 
+void vc_stream_rename(CUcontext from, CUcontext to) {
+  for (struct vc_stream *s = atomic_load(&all); s; s = s->next) {
+    if (s->context != from) continue;
+    vc_lock(&s->lock);
+    s->context = to;
+    vc_unlock(&s->lock);
+  }
+}
+
 static void lose(struct vc_stream *s, uint64_t now) {
   vc_lane_lost(&s->lane);
   atomic_store(&s->lane.armed, 0);

@@ -80,6 +80,8 @@ void vc_stream_each(void (*visit)(struct vc_stream *, uint64_t), uint64_t argume
 void vc_stream_destroyed(CUstream handle);
 void vc_stream_freeze(CUcontext context, bool frozen);
 void vc_stream_forget(CUcontext context);
+/* Note the streams of a frozen context under another name, or under the old one again. */
+void vc_stream_rename(CUcontext from, CUcontext to);
 /* In a forked child. */
 void vc_stream_reset(void);
 

@@ -147,9 +147,15 @@ void fk_capture_ended(struct CUstream_st *stream);
 struct CUgraphNode_st *fk_node_add(CUgraph graph, CUgraphNodeType type);
 /* Take what a module's global variables need, if that is still to be done. */
 CUresult fk_module_use(void *module, CUcontext ctx);
+/* While contexts are held, none is made or ended; for the three calls that follow. */
+void fk_contexts_hold(void);
+void fk_contexts_let_go(void);
 CUresult fk_libraries_use(CUcontext ctx);
-/* Until one of them says that something is wrong. */
+/* Call for the contexts there are, until one says that something is wrong. */
 CUresult fk_each_context(CUresult (*visit)(CUcontext ctx));
+/* Take device memory for a context, and give it back unless the context has ended since: it lives as `life` says. */
+bool fk_take(CUcontext ctx, uint64_t bytes, unsigned *life);
+void fk_give(CUcontext ctx, uint64_t bytes, unsigned life);
 /* The name of a kernel that the module lists, or NULL. */
 const char *fk_module_entry(void *module, unsigned number);
 /* Make the stacks large enough for a kernel. */

@@ -160,8 +160,42 @@ FK_API(cuDeviceGetPCIBusId, (char *id, int size, CUdevice device)) {
 }
 
 static struct CUctx_st *contexts; /* those that were destroyed too: their streams and events still point there */
+FK_GUARD(contexts_guard)
+
+void fk_contexts_hold(void) {
+  pthread_mutex_lock(&contexts_guard);
+}
+
+void fk_contexts_let_go(void) {
+  pthread_mutex_unlock(&contexts_guard);
+}
+
+#define SMALL (1ull << 20)
+
+bool fk_take(CUcontext ctx, uint64_t bytes, unsigned *life) {
+  fk_lock();
+  bool ok = !ctx->dead && (bytes < SMALL ? fk_small_take(ctx->gpu, ctx->queue, (bytes + 511) / 512 * 512)
+                                         : fk_mem_take(ctx->gpu, ctx->queue, fk_granules(bytes)));
+  *life = ctx->life;
+  fk_unlock();
+  return ok;
+}
+
+void fk_give(CUcontext ctx, uint64_t bytes, unsigned life) {
+  fk_lock();
+  if (ctx->dead || ctx->life != life) {
+    /* Its bytes went with the context. */
+  } else if (bytes < SMALL) {
+    fk_small_give(ctx->gpu, ctx->queue, (bytes + 511) / 512 * 512);
+  } else {
+    fk_mem_give(ctx->gpu, ctx->queue, fk_granules(bytes));
+  }
+  fk_unlock();
+}
+
 static void close_context(struct CUctx_st *ctx);
 
+/* With contexts held, as for those that follow. */
 static CUresult open_context(struct CUctx_st *ctx, CUdevice device) {
   if (!initialised) return CUDA_ERROR_NOT_INITIALIZED;
   if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
@@ -186,10 +220,7 @@ static CUresult open_context(struct CUctx_st *ctx, CUdevice device) {
 
 CUresult fk_each_context(CUresult (*visit)(CUcontext ctx)) {
   CUresult r = CUDA_SUCCESS;
-  fk_lock();
-  struct CUctx_st *first = contexts;
-  fk_unlock();
-  for (struct CUctx_st *c = first; c && r == CUDA_SUCCESS; c = c->next)
+  for (struct CUctx_st *c = contexts; c && r == CUDA_SUCCESS; c = c->next)
     if (!c->dead) r = visit(c);
   return r;
 }
@@ -199,8 +230,8 @@ static void close_context(struct CUctx_st *ctx) {
   fk_streams_forget(ctx);
   fk_lock();
   fk_queue_close(ctx->gpu, ctx->queue);
-  fk_unlock();
   ctx->dead = true;
+  fk_unlock();
 }
 
 FK_API(cuCtxPushCurrent_v2, (CUcontext ctx)) {
@@ -247,17 +278,24 @@ FK_API(cuCtxGetDevice, (CUdevice * device)) {
   return CUDA_SUCCESS;
 }
 
+/* A handle is an address, which an allocator gives to the next one at once. */
+static struct CUctx_st *last_dead(void) {
+  struct CUctx_st *c = contexts;
+  while (c && (!c->dead || c->primary)) c = c->next;
+  if (c) c->attached = 0;
+  return c;
+}
+
 FK_API(cuCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device)) {
   FK_ENTER("cuCtxCreate_v2");
   (void)flags;
-  struct CUctx_st *ctx = calloc(1, sizeof *ctx);
-  if (!ctx) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult r = open_context(ctx, device);
-  if (r != CUDA_SUCCESS) {
-    ctx->dead = true;
-    if (!ctx->listed) free(ctx);
-    return r;
-  }
+  fk_contexts_hold();
+  struct CUctx_st *ctx = last_dead();
+  if (!ctx) ctx = calloc(1, sizeof *ctx);
+  CUresult r = ctx ? open_context(ctx, device) : CUDA_ERROR_OUT_OF_MEMORY;
+  if (ctx && !ctx->listed) free(ctx);
+  fk_contexts_let_go();
+  if (r != CUDA_SUCCESS) return r;
   *out = ctx;
   return cuCtxPushCurrent_v2(ctx);
 }
@@ -284,9 +322,12 @@ FK_API(cuVDPAUCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device, u
 
 FK_API(cuCtxDestroy_v2, (CUcontext ctx)) {
   if (!ctx || ctx->primary) return CUDA_ERROR_INVALID_CONTEXT;
-  if (fk_current() == ctx) depth--;
-  close_context(ctx); /* its streams and events still point to it */
-  return CUDA_SUCCESS;
+  fk_contexts_hold();
+  bool lives = !ctx->dead;
+  if (lives && fk_current() == ctx) depth--;
+  if (lives) close_context(ctx); /* its streams and events still point to it */
+  fk_contexts_let_go();
+  return lives ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 FK_API(cuCtxDestroy, (CUcontext ctx)) {
   return cuCtxDestroy_v2(ctx);
@@ -306,32 +347,30 @@ FK_API(cuCtxDetach, (CUcontext ctx)) {
   return CUDA_SUCCESS;
 }
 
-FK_GUARD(primary_guard)
-
 FK_API(cuDevicePrimaryCtxRetain, (CUcontext * out, CUdevice device)) {
   FK_ENTER("cuDevicePrimaryCtxRetain");
   if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
   CUresult r = CUDA_SUCCESS;
-  pthread_mutex_lock(&primary_guard);
+  fk_contexts_hold();
+  primary[device].ctx.primary = true;
   if (!primary[device].count) r = open_context(&primary[device].ctx, device);
   if (r == CUDA_SUCCESS) {
-    primary[device].ctx.primary = true;
     primary[device].count++;
     *out = &primary[device].ctx;
   }
-  pthread_mutex_unlock(&primary_guard);
+  fk_contexts_let_go();
   return r;
 }
 
 FK_API(cuDevicePrimaryCtxRelease_v2, (CUdevice device)) {
   CUresult r = CUDA_ERROR_INVALID_CONTEXT;
   if (device < 0 || device >= visible_count) return r;
-  pthread_mutex_lock(&primary_guard);
+  fk_contexts_hold();
   if (primary[device].count) {
     r = CUDA_SUCCESS;
     if (!--primary[device].count) close_context(&primary[device].ctx);
   }
-  pthread_mutex_unlock(&primary_guard);
+  fk_contexts_let_go();
   return r;
 }
 FK_API(cuDevicePrimaryCtxRelease, (CUdevice device)) {
@@ -341,12 +380,12 @@ FK_API(cuDevicePrimaryCtxRelease, (CUdevice device)) {
 FK_API(cuDevicePrimaryCtxReset_v2, (CUdevice device)) {
   if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
   CUresult r = CUDA_SUCCESS;
-  pthread_mutex_lock(&primary_guard);
+  fk_contexts_hold();
   if (primary[device].count) {
     close_context(&primary[device].ctx);
     r = open_context(&primary[device].ctx, device);
   }
-  pthread_mutex_unlock(&primary_guard);
+  fk_contexts_let_go();
   return r;
 }
 FK_API(cuDevicePrimaryCtxReset, (CUdevice device)) {

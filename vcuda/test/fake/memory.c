@@ -9,14 +9,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define SMALL (1ull << 20)
-
 struct block {
   struct block *next;
   CUcontext ctx;
+  unsigned life;
   CUdeviceptr address;
-  uint64_t bytes, charged;
-  bool small, host;
+  uint64_t bytes;
+  bool host;
   CUmemoryPool pool;
   struct fk_place until; /* freed in stream order: held until then */
 };
@@ -80,33 +79,13 @@ static struct block *find(CUdeviceptr address) {
   return b;
 }
 
-static bool charge(struct block *b, CUcontext ctx) {
-  b->small = b->bytes < SMALL;
-  b->charged = b->small ? up(b->bytes, 512) : up(b->bytes, VC_GRANULE);
-  fk_lock();
-  bool ok = b->small ? fk_small_take(ctx->gpu, ctx->queue, b->charged)
-                     : fk_mem_take(ctx->gpu, ctx->queue, b->charged);
-  fk_unlock();
-  return ok;
-}
-
-static void discharge(struct block *b) {
-  CUcontext ctx = b->ctx;
-  fk_lock();
-  if (b->small)
-    fk_small_give(ctx->gpu, ctx->queue, b->charged);
-  else
-    fk_mem_give(ctx->gpu, ctx->queue, b->charged);
-  fk_unlock();
-}
-
 static void pool_free(CUmemoryPool pool, uint64_t bytes);
 
 static void release(struct block *b) {
   if (b->pool) {
     pool_free(b->pool, b->bytes);
   } else if (!b->host) {
-    discharge(b);
+    fk_give(b->ctx, b->bytes, b->life);
   }
   fk_unmap((void *)b->address, b->bytes);
   free(b);
@@ -121,7 +100,7 @@ static CUresult allocate(CUdeviceptr *out, uint64_t bytes) {
   struct block *b = calloc(1, sizeof *b);
   b->ctx = ctx;
   b->bytes = bytes;
-  if (!charge(b, ctx)) {
+  if (!fk_take(ctx, bytes, &b->life)) {
     free(b);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -395,17 +374,14 @@ void fk_blocks_settle(void) {
   for (struct block **p = &freed; *p;) {
     struct block *b = *p;
     fk_lock();
-    bool over = b->ctx->dead || fk_finished(b->ctx->gpu, b->until);
+    bool over = b->ctx->dead || b->ctx->life != b->life || fk_finished(b->ctx->gpu, b->until);
     fk_unlock();
     if (!over) {
       p = &b->next;
       continue;
     }
     *p = b->next;
-    if (b->ctx->dead)
-      free(b); /* its bytes went with the context */
-    else
-      release(b);
+    release(b);
   }
   pthread_mutex_unlock(&guard);
 }

@@ -21,7 +21,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define SMALL (1ull << 20)
 #define THREADS (2048ull * 132) /* that can be resident; each has its stack */
 #define STACK_DEFAULT 1024
 #define HEAP_DEFAULT (8ull << 20)
@@ -51,27 +50,7 @@ struct CUmod_st {
   char (*entry)[128];
 };
 
-static struct CUmod_st *loaded;
-FK_GUARD(guard)
-
-static bool take(CUcontext ctx, uint64_t bytes) {
-  if (!bytes) return true;
-  fk_lock();
-  bool ok = bytes < SMALL ? fk_small_take(ctx->gpu, ctx->queue, bytes)
-                          : fk_mem_take(ctx->gpu, ctx->queue, fk_granules(bytes));
-  fk_unlock();
-  return ok;
-}
-
-static void give(CUcontext ctx, uint64_t bytes) {
-  if (!bytes) return;
-  fk_lock();
-  if (bytes < SMALL)
-    fk_small_give(ctx->gpu, ctx->queue, bytes);
-  else
-    fk_mem_give(ctx->gpu, ctx->queue, fk_granules(bytes));
-  fk_unlock();
-}
+static struct CUmod_st *loaded; /* changed while contexts are held, as are the places of each */
 
 /* ---- modules ---- */
 
@@ -184,9 +163,10 @@ static CUresult use_in(struct CUmod_st *m, CUcontext ctx) {
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
   for (const struct place *p = m->places; p; p = p->next)
     if (p->ctx == ctx && lives(p)) return CUDA_SUCCESS;
-  if (!take(ctx, m->bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  struct place place = {.next = m->places, .ctx = ctx};
+  if (!fk_take(ctx, m->bytes, &place.life)) return CUDA_ERROR_OUT_OF_MEMORY;
   struct place *p = calloc(1, sizeof *p);
-  *p = (struct place){m->places, ctx, ctx->life};
+  *p = place;
   m->places = p;
   return CUDA_SUCCESS;
 }
@@ -195,9 +175,9 @@ CUresult fk_module_use(void *module, CUcontext ctx) {
   struct CUmod_st *m = module;
   if (!m) return CUDA_ERROR_INVALID_HANDLE;
   if (!m->bytes) return CUDA_SUCCESS;
-  pthread_mutex_lock(&guard);
+  fk_contexts_hold();
   CUresult r = use_in(m, m->ctx ? m->ctx : ctx);
-  pthread_mutex_unlock(&guard);
+  fk_contexts_let_go();
   return r;
 }
 
@@ -208,22 +188,18 @@ static bool lazy(void) {
 /* If modules are not loaded lazily, a new context has all libraries in it from the start. */
 CUresult fk_libraries_use(CUcontext ctx) {
   CUresult r = CUDA_SUCCESS;
-  pthread_mutex_lock(&guard);
   for (struct CUmod_st *m = lazy() ? NULL : loaded; m && r == CUDA_SUCCESS; m = m->next)
     if (!m->ctx && m->bytes) r = use_in(m, ctx);
-  pthread_mutex_unlock(&guard);
   return r;
 }
 
 static void unload(struct CUmod_st *m) {
-  pthread_mutex_lock(&guard);
   struct CUmod_st **at = &loaded;
   while (*at && *at != m) at = &(*at)->next;
   if (*at) *at = m->next;
-  pthread_mutex_unlock(&guard);
   for (struct place *p = m->places, *next; p; p = next) {
     next = p->next;
-    if (lives(p)) give(p->ctx, m->bytes);
+    fk_give(p->ctx, m->bytes, p->life);
     free(p);
   }
   while (m->globals) {
@@ -239,32 +215,26 @@ static void unload(struct CUmod_st *m) {
 static struct CUmod_st *eager;
 
 static CUresult use_eagerly(CUcontext ctx) {
-  return fk_module_use(eager, ctx);
+  return eager->bytes ? use_in(eager, ctx) : CUDA_SUCCESS;
 }
 
 static CUresult load(void **out, const void *image, CUcontext ctx) {
-  static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
   if (!image || !out) return CUDA_ERROR_INVALID_VALUE;
   struct CUmod_st *m = parse(image);
   m->ctx = ctx;
   CUresult r = CUDA_SUCCESS;
-  if (!lazy() && ctx) r = fk_module_use(m, ctx);
-  if (!lazy() && !ctx) {
-    pthread_mutex_lock(&one);
-    eager = m;
-    r = fk_each_context(use_eagerly);
-    pthread_mutex_unlock(&one);
-  }
-  if (r != CUDA_SUCCESS) {
+  fk_contexts_hold();
+  eager = m;
+  if (!lazy()) r = ctx ? use_eagerly(ctx) : fk_each_context(use_eagerly);
+  if (r == CUDA_SUCCESS) {
+    m->next = loaded;
+    loaded = m;
+    *out = m;
+  } else {
     unload(m);
-    return r;
   }
-  pthread_mutex_lock(&guard);
-  m->next = loaded;
-  loaded = m;
-  pthread_mutex_unlock(&guard);
-  *out = m;
-  return CUDA_SUCCESS;
+  fk_contexts_let_go();
+  return r;
 }
 
 FK_API(cuModuleLoadData, (CUmodule * out, const void *image)) {
@@ -302,7 +272,9 @@ FK_API(cuModuleLoad, (CUmodule * out, const char *path)) {
 }
 FK_API(cuModuleUnload, (CUmodule module)) {
   if (!module) return CUDA_ERROR_INVALID_HANDLE;
+  fk_contexts_hold();
   unload((struct CUmod_st *)module);
+  fk_contexts_let_go();
   return CUDA_SUCCESS;
 }
 
@@ -347,14 +319,19 @@ FK_API(cuLibraryGetModule, (CUmodule * out, CUlibrary library)) {
 
 /* ---- a context's limits ---- */
 
+static bool change(CUcontext ctx, uint64_t now, uint64_t then) {
+  unsigned life;
+  if (then > now) return fk_take(ctx, then - now, &life);
+  if (then < now) fk_give(ctx, now - then, ctx->life);
+  return true;
+}
+
 /* The stacks of all resident threads lie on the device, and a kernel that needs more makes them
  * grow. They do not shrink behind a launch. */
 static CUresult set_stack(CUcontext ctx, uint64_t bytes) {
   uint64_t now = ctx->stack > STACK_DEFAULT ? (ctx->stack - STACK_DEFAULT) * THREADS : 0;
   uint64_t then = bytes > STACK_DEFAULT ? (bytes - STACK_DEFAULT) * THREADS : 0;
-  if (then > now && !take(ctx, fk_granules(then) - fk_granules(now)))
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  if (then < now) give(ctx, fk_granules(now) - fk_granules(then));
+  if (!change(ctx, fk_granules(now), fk_granules(then))) return CUDA_ERROR_OUT_OF_MEMORY;
   ctx->stack = bytes;
   return CUDA_SUCCESS;
 }
@@ -372,8 +349,7 @@ CUresult fk_local(CUcontext ctx, uint64_t bytes) {
 static CUresult set_area(CUcontext ctx, uint64_t *limit, uint64_t usual, uint64_t each, uint64_t bytes) {
   uint64_t now = *limit > usual ? fk_granules((*limit - usual) * each) : 0;
   uint64_t then = bytes > usual ? fk_granules((bytes - usual) * each) : 0;
-  if (then > now && !take(ctx, then - now)) return CUDA_ERROR_OUT_OF_MEMORY;
-  if (then < now) give(ctx, now - then);
+  if (!change(ctx, now, then)) return CUDA_ERROR_OUT_OF_MEMORY;
   *limit = bytes;
   return CUDA_SUCCESS;
 }

@@ -27,8 +27,8 @@ struct mapping {
 
 struct CUarray_st {
   CUcontext ctx;
+  unsigned life;
   uint64_t bytes;
-  bool small;
 };
 
 static struct mapping *mappings;
@@ -271,13 +271,8 @@ static CUresult array(CUarray *out, uint64_t bytes) {
   CUcontext ctx = fk_current();
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
   if (!out || bytes == UINT64_MAX) return CUDA_ERROR_INVALID_VALUE;
-  struct CUarray_st a = {ctx, bytes < 1 << 20 ? (bytes + 511) / 512 * 512 : fk_granules(bytes),
-                         bytes < 1 << 20};
-  fk_lock();
-  bool ok = a.small ? fk_small_take(ctx->gpu, ctx->queue, a.bytes)
-                    : fk_mem_take(ctx->gpu, ctx->queue, a.bytes);
-  fk_unlock();
-  if (!ok) return CUDA_ERROR_OUT_OF_MEMORY;
+  struct CUarray_st a = {.ctx = ctx, .bytes = bytes};
+  if (!fk_take(ctx, bytes, &a.life)) return CUDA_ERROR_OUT_OF_MEMORY;
   *out = calloc(1, sizeof **out);
   **out = a;
   return CUDA_SUCCESS;
@@ -347,12 +342,7 @@ FK_API(cuArrayDestroy, (CUarray a)) {
   pthread_mutex_lock(&guard);
   drop_tiles(a, NULL);
   pthread_mutex_unlock(&guard);
-  fk_lock();
-  if (a->small)
-    fk_small_give(a->ctx->gpu, a->ctx->queue, a->bytes);
-  else
-    fk_mem_give(a->ctx->gpu, a->ctx->queue, a->bytes);
-  fk_unlock();
+  fk_give(a->ctx, a->bytes, a->life);
   free(a);
   return CUDA_SUCCESS;
 }
