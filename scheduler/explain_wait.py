@@ -233,8 +233,16 @@ class _Cluster:
     def _judged(self, nodes: Sequence[str]) -> Iterator[tuple[str, Why]]:
         view = self._fleet.view(nodes, self.pod.demand)
         for node, why in zip(nodes, survey(view, self.pod.demand, self._policy).why.tolist(), strict=True):
-            is_short = why == Why.FITS and not self._has_beside(self.pod, node)
-            yield node, Why.BESIDE if is_short else Why(why)
+            if why < Why.UUID and not self._is_large_enough(node):
+                yield node, Why.LESS_BESIDE
+            elif why == Why.FITS and not self._has_beside(self.pod, node):
+                yield node, Why.BESIDE
+            else:
+                yield node, Why(why)
+
+    def _is_large_enough(self, node: str) -> bool:
+        """Whether a node has enough CPU and memory for the pod if no other is there."""
+        return self._snapshot.nodes[node][0].has(self.pod.demand.cpu_milli, self.pod.demand.ram_mib)
 
     def closed(self) -> dict[str, Why]:
         """Return the answer for each node that is not open to the pod, as if it was."""
@@ -244,6 +252,17 @@ class _Cluster:
         """Return the most free cores, and the most free MiB, of a node on which GPUs are free for the pod."""
         short = [self._beside[node] for node, why in self._judged(self.near) if why is Why.BESIDE]
         return max(0.0, *(cpu for cpu, _ in short)), max(0.0, *(ram for _, ram in short))
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """Return the CPU, in thousandths of a core, and MiB of the largest nodes that are too small only in these.
+
+        Of those that are open to the pod, or of all if none is.
+        """
+        judged = self._judged(self.near or list(self._snapshot.nodes))
+        offered = {self._snapshot.nodes[node][0].offered or (0, 0) for node, why in judged if why is Why.LESS_BESIDE}
+        return sorted(
+            (cpu, ram) for cpu, ram in offered if not any(cpu <= c and ram <= r for c, r in offered - {(cpu, ram)})
+        )
 
     def gpus(self) -> list[list[Gpu]]:
         """Return the GPUs of each node that is open to the pod, or of all if none is, of the models that it accepts."""
@@ -452,6 +471,9 @@ def _changes(cluster: _Cluster, why: Counter[Why]) -> Iterable[str]:
             yield (
                 f"ask for less on one node: the largest GPU{other} has {largest} MiB, the largest node {most} {gpu}{of}"
             )
+    if why[Why.LESS_BESIDE]:
+        there = " or ".join(f"cpu {cpu / 1000:g} with memory {ram}Mi" for cpu, ram in cluster.sizes())
+        yield f"ask for no more CPU and memory than a node has ({there})"
     if why[Why.NO_SLICE]:
         sizes = sorted({(one.core, one.memory_mib) for gpu in gpus for one in gpu.mig})
         there = " or ".join(f"{core} percent with {memory} MiB" for core, memory in sizes)

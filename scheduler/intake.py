@@ -98,7 +98,7 @@ class Intake:
     def _take_node(self, node: node_objects.Node) -> None:
         name = node.facts.name
         self._held.stirred.add(name)
-        more = self._held.beside.set_node(name, node.offered)
+        more = self._held.beside.set_node(name, node.facts.offered)
         if self._nodes.put(node):
             self._held.refresh([name])
         elif more:

@@ -2,8 +2,8 @@
 """Check whether kube-scheduler would allow a pod on a node, as far as the node's own fields show.
 
 For code that acts without kube-scheduler's filters: places for a whole gang, evictions, notices of waiting pods. The
-extender itself does not need it, because it is called after those filters. CPU and memory are not considered here,
-because pods that are not ours use them, too.
+extender itself does not need it, because it is called after those filters. Of CPU and memory only what a node has in
+all is considered here: pods that are not ours use them, too.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ class NodeFacts:
     unschedulable: bool
     agent: str = ""
     """The address of its agent, in the annotation's form."""
+    offered: tuple[int, int] | None = None
+    """The thousandths of a core and MiB that it has for pods; None if unknown."""
+
+    def has(self, cpu_milli: int, ram_mib: int) -> bool:
+        """Whether it would have that much CPU and memory if no pod was there."""
+        return self.offered is None or (cpu_milli <= self.offered[0] and ram_mib <= self.offered[1])
 
 
 def read_node(obj: Mapping[str, Any]) -> NodeFacts:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from scheduler.cpu_memory import Amount, offered_by
+from scheduler.cpu_memory import offered_by
 from scheduler.node_fit import NodeFacts, read_node
 from slicekeeper.gpu import inventory
 
@@ -23,7 +23,6 @@ class Node:
 
     facts: NodeFacts
     gpus: list[inventory.Gpu]
-    offered: Amount | None
     damage: str
 
 
@@ -35,7 +34,7 @@ def read(obj: Mapping[str, Any]) -> Node:
         gpus = list({gpu.uuid: gpu for gpu in inventory.of_node(obj)}.values())
     except (ValueError, TypeError, AttributeError) as error:
         damage = str(error) or type(error).__name__
-    return Node(read_node(obj), gpus, offered_by(obj), damage)
+    return Node(replace(read_node(obj), offered=offered_by(obj)), gpus, damage)
 
 
 class Nodes:

@@ -24,6 +24,7 @@ class Why(IntEnum):
     NO_GPUS = 8
     DAMAGED = 9
     NO_SLICE = 10
+    LESS_BESIDE = 11
 
     @property
     def unresolvable(self) -> bool:
@@ -41,6 +42,10 @@ def explain(why: int, demand: Demand) -> str:
         Why.COMPANY: f"GPUs are free, but affinity or sharing rules exclude them ({company_of(demand)})",
         Why.BESIDE: (
             f"GPUs are free, but not enough CPU or main memory (asked for: cpu {demand.cpu_milli / 1000:g}, "
+            f"memory {demand.ram_mib}Mi)"
+        ),
+        Why.LESS_BESIDE: (
+            f"the node has less CPU or main memory than is asked for (cpu {demand.cpu_milli / 1000:g}, "
             f"memory {demand.ram_mib}Mi)"
         ),
         Why.UUID: f"GPU {demand.gpu_uuid} is not on this node",

@@ -191,12 +191,18 @@ class Picture:
         return NodeGpus(name, node.gpus, tenants)
 
     def _admit(self, pod: Pod) -> frozenset[str]:
-        """Return the nodes that admit a pod; pods of one controller have the same, so it is computed once for them."""
+        """Return the nodes that admit a pod and are large enough for it.
+
+        Pods of one controller have the same, so it is computed once for them.
+        """
         manifest = pod.waiting or {}
         spec = as_map(manifest.get("spec"))
-        key = repr([spec.get(field) for field in ("nodeSelector", "affinity", "tolerations")])
+        beside = pod.demand.cpu_milli, pod.demand.ram_mib
+        key = repr([beside, *(spec.get(field) for field in ("nodeSelector", "affinity", "tolerations"))])
         if key not in self._admitted:
-            self._admitted[key] = frozenset(n for n, node in self._nodes.items() if admits(node.facts, manifest))
+            self._admitted[key] = frozenset(
+                n for n, node in self._nodes.items() if node.facts.has(*beside) and admits(node.facts, manifest)
+            )
         return self._admitted[key]
 
     def _has_friends(self, pod: Pod) -> bool:

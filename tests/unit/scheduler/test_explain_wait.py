@@ -363,6 +363,20 @@ def test_cpu_that_is_short_is_told_and_expected_with_the_pods_that_have_it(clust
     assert "at most cpu 0.5 and" in cluster.told("w").helps[0]
 
 
+def test_more_cpu_than_any_node_has_is_said_to_be_too_much(cluster):
+    cluster.node("n0", cpu="4")
+    cluster.node("n1", cpu="2")
+    cluster.node("closed", cpu="8", unschedulable=True)
+    cluster.pod("a", 100, 0, on="n0-0", started=0, activeDeadlineSeconds=60)
+    cluster.pod("w", 50, cpu="9")
+    told = cluster.told("w")
+    assert ("the node has less CPU or main memory than is asked for (cpu 9, memory 0Mi)", 2) in told.reasons
+    assert told.helps == ("ask for no more CPU and memory than a node has (cpu 4 with memory 8192Mi)",)
+    assert told.give_way == ()
+    assert told.is_stuck
+    assert told.expected is None
+
+
 def test_what_would_fit_on_gpus_without_cpu_beside_them_is_not_told(cluster):
     cluster.node("busy", gpus=3, cpu="2")
     cluster.node("n0", cpu="9")

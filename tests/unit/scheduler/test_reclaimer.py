@@ -218,6 +218,18 @@ def test_nobody_goes_on_a_node_that_the_pod_may_not_use(story, spec):
     assert story.evicted() == set()
 
 
+def test_nobody_goes_for_a_pod_that_asks_for_more_cpu_than_the_node_has(story):
+    small = {"status": {"allocatable": {"cpu": "4", "memory": "8Gi"}}}
+    story.cluster.client.patch(NODES, "n0", small, subresource="status")
+    story.runs("victim")
+    limits = {"tencent.com/vcuda-core": "60", "tencent.com/vcuda-memory": "4"}
+    resources = {"limits": limits, "requests": {"cpu": "5"}}
+    story.waits(containers=[{"name": "c", "image": "cuda", "resources": resources}])
+    wait_for(lambda: story.state.snapshot().beside["n0"][0] <= 4, "the node's size is seen")
+    story.look()
+    assert story.evicted() == set()
+
+
 def test_a_disruption_budget_makes_it_try_the_next_choice(story):
     story.node("n1")
     story.runs("first", on="n0", annotations={names.GPU_CLASS: names.BACKGROUND})
