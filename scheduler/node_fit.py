@@ -98,6 +98,13 @@ def has_preferences(pod: Mapping[str, Any]) -> bool:
     )
 
 
+def selects(selector: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
+    """Whether a label selector holds for labels; an empty one always does."""
+    return all(labels.get(key) == value for key, value in as_map(selector.get("matchLabels")).items()) and all(
+        _matches(as_map(entry), labels) for entry in as_list(selector.get("matchExpressions"))
+    )
+
+
 def _term(term: Mapping[str, Any], node: NodeFacts) -> bool:
     """Whether one selector term holds; an empty one never does."""
     labels, fields = as_list(term.get("matchExpressions")), as_list(term.get("matchFields"))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from scheduler.pods import Pod, read_pod
+from scheduler.reclaim.disruption_budgets import not_allowed_together
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources
@@ -89,14 +90,25 @@ class Evictor:
         return True
 
     def may_evict(self, victims: Sequence[Pod]) -> bool:
-        """Whether each of `victims` could be evicted now, by a dry run; the first that could not is skipped a while."""
+        """Whether all of `victims` could be evicted now, by dry runs and by how many their disruption budgets allow.
+
+        Those that could not are skipped a while.
+        """
         for victim in victims:
             outcome = self._evict(victim, dry_run=True)
             if outcome not in ("evicted", "gone"):
                 log.info("no pod gives way: pod %s is %s", victim.key, outcome)
                 self._blocked[victim.uid] = self._clock.monotonic_ns() + self._hold_ns
                 return False
-        return True
+        try:
+            protected = not_allowed_together(self._client, victims)
+        except ServiceError as error:
+            log.info("no pod gives way: disruption budgets were not read: %s", error)
+            return False
+        for victim in protected:
+            log.info("no pod gives way: pod %s is protected if the others go", victim.key)
+            self._blocked[victim.uid] = self._clock.monotonic_ns() + self._hold_ns
+        return not protected
 
     def _read(self, waiting: Pod) -> Object | None:
         """Return the waiting pod if it is still waiting and in budget."""

@@ -58,6 +58,7 @@ PRIORITY_CLASSES: Final = Resource("/apis/scheduling.k8s.io/v1", "priorityclasse
 DEPLOYMENTS: Final = Resource("/apis/apps/v1", "deployments")
 DAEMON_SETS: Final = Resource("/apis/apps/v1", "daemonsets")
 JOBS: Final = Resource("/apis/batch/v1", "jobs")
+DISRUPTION_BUDGETS: Final = Resource("/apis/policy/v1", "poddisruptionbudgets")
 LEASES: Final = Resource("/apis/coordination.k8s.io/v1", "leases")
 TOKEN_REVIEWS: Final = Resource("/apis/authentication.k8s.io/v1", "tokenreviews", namespaced=False)
 ACCESS_REVIEWS: Final = Resource("/apis/authorization.k8s.io/v1", "subjectaccessreviews", namespaced=False)

@@ -45,6 +45,7 @@ ALWAYS: Final = (
     Right("timekeeper", "create", "subjectaccessreviews", _RBAC),
     Right("timekeeper", "delete", "configmaps", at_home=True),
     Right("scheduler", "create", "pods/eviction"),
+    Right("scheduler", "list", "poddisruptionbudgets", "policy"),
     Right("scheduler", "create", "pods/binding"),
     Right("scheduler", "list", "pods"),
     Right("scheduler", "patch", "pods/status"),

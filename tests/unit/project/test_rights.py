@@ -32,6 +32,7 @@ from objects.policies.keeper import PolicyKeeper
 from objects.sharepods.keeper import SharePodKeeper
 from objects.sharepods.template import MADE
 from scheduler.pods import read_pod
+from scheduler.reclaim.disruption_budgets import not_allowed_together
 from scheduler.reclaim.retry_trigger import Nudger
 from scheduler.service import Scheduler
 from slicekeeper import names
@@ -317,6 +318,7 @@ def run_scheduler(server: Server) -> None:
     assert read is not None
     evictor = scheduler.reclaimer._evictor
     attempt(lambda: evictor._evict(read))
+    attempt(lambda: not_allowed_together(client, [read, read]))
     attempt(lambda: evictor._tell(pod(), "Normal", "Reclaimed", "note"))
     nudger = Nudger(client, clock, pause_seconds=1)
     nudger.nudge(read, at_once=True)
@@ -489,7 +491,7 @@ def _kube_scheduler(right: Right) -> bool:
         ("resource.k8s.io", "resourceclaims/status", "update"),
         ("resource.k8s.io", "resourceclaims/status", "patch"),
     }
-    ours = {("nodes", "list"), ("nodes", "watch")}
+    ours = {("nodes", "list"), ("nodes", "watch"), ("poddisruptionbudgets", "list")}
     if right.account != "scheduler" or (right.resource, right.verb) in ours:
         return False
     in_reads = right.verb in _READ and right.resource in read.get(right.group, ())

@@ -8,13 +8,17 @@ from support.small_cluster import binding, protected, small_cluster, wait_for
 from scheduler.extender import filter_nodes, gpu_pod
 from scheduler.held_places import HoldKind
 from scheduler.service import Scheduler
+from simulator import kinds
+from simulator.errors import ApiError
+from simulator.kinds import ObjectKind
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import KubernetesSettings, SchedulerSettings, Settings
-from slicekeeper.kube.client import NODES, PODS
+from slicekeeper.kube.client import DISRUPTION_BUDGETS, NODES, PODS
 
 START = 1_800_000_000_000
 OVER, IN = names.OVER_BUDGET, names.IN_BUDGET
+READY = {"type": "Ready", "status": "True"}
 
 
 def conditions_of(pod):
@@ -269,6 +273,68 @@ def test_nobody_goes_in_vain_if_a_disruption_budget_protects_one_of_those_that_m
     story.clock.advance(31_000)
     story.look()
     assert story.evicted() == {"first", "second"}
+
+
+def guarded(story, monkeypatch, allowed, **selector):
+    """Make a disruption budget that counts down, as the API server does."""
+    kind = ObjectKind("PodDisruptionBudget", DISRUPTION_BUDGETS)
+    monkeypatch.setitem(kinds.BY_PATH, (DISRUPTION_BUDGETS.prefix, DISRUPTION_BUDGETS.plural), kind)
+    monkeypatch.setitem(kinds.BY_RESOURCE, DISRUPTION_BUDGETS, kind)
+    budget = {"metadata": {"name": "guard"}, "spec": {"selector": selector}}
+    story.cluster.client.create(DISRUPTION_BUDGETS, budget, "team-a")
+    left = allowed
+
+    def tell():
+        status = {"status": {"disruptionsAllowed": left}}
+        story.cluster.client.patch(DISRUPTION_BUDGETS, "guard", status, "team-a", subresource="status")
+
+    def check(api, call):
+        nonlocal left
+        if READY not in api.store.get(PODS, call.name, call.namespace)["status"]["conditions"]:
+            return
+        if not left:
+            raise ApiError(429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget.")
+        if not call.body["deleteOptions"].get("dryRun"):
+            left -= 1
+            tell()
+
+    tell()
+    story.cluster.api.faults["eviction"] = check
+
+
+def runs_ready(story, *args, **kwargs):
+    pod = story.runs(*args, **kwargs)
+    status = {"status": {"conditions": [READY]}}
+    story.cluster.client.patch(PODS, pod["metadata"]["name"], status, "team-a", subresource="status")
+
+
+@pytest.mark.parametrize("gang", [{}, {names.GANG: "g", names.GANG_SIZE: "2"}])
+def test_nobody_goes_in_vain_if_a_disruption_budget_allows_only_one_of_two(story, monkeypatch, gang):
+    story.node("n1")
+    on = ("n0", "n1") if gang else ("n0", "n0")
+    for name, node in zip(("first", "second"), on, strict=True):
+        runs_ready(story, name, 50, on=node)
+    if not gang:
+        story.runs("mine", state=IN, on="n1")
+    guarded(story, monkeypatch, 1, matchLabels={names.MANAGED_LABEL: names.MANAGED_VALUE})
+    for name in ("w0", "w1") if gang else ("w0",):
+        story.waits(name, core=100, blocks=0, annotations=gang)
+    story.look()
+    assert story.evicted() == set()
+    assert story.state.counts()[HoldKind.RESERVED] == 0
+
+
+def test_of_the_pods_of_a_disruption_budget_no_more_go_than_it_allows(story, monkeypatch):
+    for name in ("a", "b", "c"):
+        runs_ready(story, name, 33)
+    story.node("n1")
+    runs_ready(story, "d", 50, on="n1")
+    story.runs("e", 50, on="n1")
+    expression = {"key": names.MANAGED_LABEL, "operator": "Exists"}
+    guarded(story, monkeypatch, 1, matchExpressions=[expression])
+    story.waits(core=100, blocks=0)
+    story.look()
+    assert story.evicted() == {"d", "e"}, "a pod that is not ready takes nothing from the budget"
 
 
 def test_a_grant_that_the_watch_has_not_brought_yet_spares_the_pod(story):
