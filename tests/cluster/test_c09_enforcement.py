@@ -61,7 +61,7 @@ def test_in_a_safe_namespace_what_starts_may_finish(site: Site) -> None:
     # The first needs 161 s of the 200 s and runs as long as it likes, so that the second, of 71 s, waits.
     site.kubectl.create(job("first", _gpu("sleep 600"), activeDeadlineSeconds=100), namespace=safe)
     first = _wait(site, safe, "first", "Running")
-    assert _said(site, first, "GpuTimeReserved")
+    wait_for("word why it started", lambda: _said(site, first, "GpuTimeReserved"))
     assert not first["spec"].get("schedulingGates")
     assert first["spec"]["priorityClassName"] == "gpu-default-priority"
     site.kubectl.create(job("second", _gpu("sleep 600"), activeDeadlineSeconds=10), namespace=safe)

@@ -76,7 +76,7 @@ def test_a_namespace_that_runs_out_gives_way_and_comes_back(local: LocalCluster)
     assert gpu(pods(local, "saver")["urgent"]) == gpu(before["small"])
     until("the reclaimer's word on both", lambda: {"big", "urgent"} <= told_of(local))
 
-    timekeeper.grant(Budget, "spender", 3_600_000, "test", "grant-1")
+    timekeeper.grant(Budget, "spender", 36_000_000, "test", "grant-1")
     until("all pods in budget again", lambda: states(local, "spender") == {"in-budget"})
     until("the decision in the webhook", lambda: _class_of_a_new_pod(local) == "gpu-default-priority")
     assert not pods(local, "saver")["urgent"]["metadata"].get("deletionTimestamp")
