@@ -136,7 +136,7 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
     gang = _gang(state, pod)
     if gang and gang["fitting"] < gang["size"] - gang["placed"]:  # no room for it alone is of use
         helps = [*_help_for_gang(gang), *(text for text in forecast.helps if text is not ROOM)]
-        forecast = replace(forecast, expected=None, helps=tuple(helps))
+        forecast = replace(forecast, helps=tuple(helps))
     elif ROOM not in forecast.helps:
         for name, nodes in others.items():  # as if the nodes of another scheduler were the only ones
             state.intake.set_nodes(nodes)

@@ -2,27 +2,31 @@
 """Explain why a pod waits, which pods are served before it, what would help, and when it is expected to start.
 
 Pure: it uses one snapshot, and deadlines. The forecast lets pods end at their deadlines and gives the room to the
-waiting pods in kube-scheduler's order, the highest priority first and then the oldest.
+waiting pods in kube-scheduler's order, the highest priority first and then the oldest. A gang has the place of its
+first pod in that order, and gets room for all that it needs or for none.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, Final
 
 import numpy as np
 
-from scheduler.gang_places import Muster, muster
+from scheduler.gang_places import Muster, Trial, muster, places_for
 from scheduler.held_places import HoldKind
 from scheduler.node_fit import admits, closed_because, fields_judged
+from scheduler.node_names import Roster
 from scheduler.placement.affinity import company_of
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.mig import suits
 from scheduler.placement.policy import Policy
+from scheduler.placement.prices import Prices
 from scheduler.placement.ranking import best_of
 from scheduler.placement.reasons import Why, explain
 from scheduler.placement.survey import shareable, survey
@@ -81,25 +85,19 @@ class Outlook:
 def outlook(snapshot: Snapshot, pod: Pod, policy: Policy, ends: Mapping[str, int], now_ms: int) -> Outlook:
     """Return the outlook of a pod that waits; `ends` are deadlines by UID in milliseconds."""
     cluster = _Cluster(snapshot, pod, policy)
-    before = [
-        other
-        for other in snapshot.pods
-        if _waits(other) and other.scheduler == pod.scheduler and _order(other) < _order(pod)
-    ]
-    gangs = _gangs(snapshot, {other.gang.key for other in before if other.gang is not None})
-    queue = [other for other in before if other.gang is None or gangs[other.gang.key].is_complete]
-    queue.sort(key=_order)
+    turns = _turns(snapshot, pod.scheduler)
+    mine = next((turn for turn in turns if pod.uid in {other.uid for other in turn.pods}), None)
+    order = _order(pod) if mine is None else mine.order
+    ahead = [turn for turn in turns if turn.order < order and cluster.may_ever_fit(turn)]
     held_back = tuple(str(as_map(gate).get("name")) for gate in as_list(_spec(pod).get("schedulingGates")))
     why = cluster.judge()
     helps = tuple(_helps(cluster, why))  # before the forecast, which lets pods end
-    expected = None if held_back else cluster.forecast([*queue, pod], ends, now_ms)
+    expected = None if mine is None else cluster.forecast([*ahead, mine], ends, now_ms)
     has_room = bool(why[Why.FITS]) or (expected is not None and expected.is_leaving)
     give_way = () if has_room else _give_way(snapshot, pod, policy)
     return Outlook(
         reasons=cluster.in_words(why),
-        ahead=tuple(
-            other.key for other in queue if pod.gang is None or other.gang is None or other.gang.key != pod.gang.key
-        ),
+        ahead=tuple(other.key for turn in ahead for other in turn.pods),
         give_way=give_way,
         expected=expected,
         is_stuck=all(reason.unresolvable for reason in why),
@@ -130,9 +128,46 @@ def _waits(pod: Pod) -> bool:
     return not (pod.node or pod.finished or pod.leaving or pod.refusal or gated) and bool(pod.demand.slices)
 
 
+def _shape(pod: Pod) -> tuple[Demand, str]:
+    """Return what decides where there is room for a pod."""
+    return pod.demand, fields_judged(pod.waiting or {})
+
+
 def _order(pod: Pod) -> tuple[int, int, str]:
     """kube-scheduler's order, as far as it follows from the pods."""
     return -pod.priority, pod.created_ms, pod.key
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """Pods that get room at the same time: one, or those of a gang that has not started."""
+
+    pods: tuple[Pod, ...]
+    gang: Muster | None = None
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """The turn's place in kube-scheduler's order."""
+        return min(map(_order, self.pods))
+
+    def at(self, at_ms: int, ends: Mapping[str, int]) -> _Turn | None:
+        """Return the turn without the pods that have ended; None if too few are left."""
+        pods = tuple(pod for pod in self.pods if ends.get(pod.uid, at_ms) >= at_ms)
+        return replace(self, pods=pods) if len(pods) >= (self.gang.needed if self.gang else 1) else None
+
+
+def _turns(snapshot: Snapshot, scheduler: str) -> list[_Turn]:
+    """Return the turns of the pods that wait for a scheduler, in order; a gang that lacks pods has none."""
+    waiting = [pod for pod in snapshot.pods if _waits(pod) and pod.scheduler == scheduler]
+    gangs = _gangs(snapshot, {pod.gang.key for pod in waiting if pod.gang is not None})
+    turns: dict[str, _Turn] = {}
+    for pod in waiting:
+        there = gangs[pod.gang.key] if pod.gang is not None else None
+        if there is None or not there.needed:
+            turns[pod.uid] = _Turn((pod,))
+        elif there.is_complete and len(there.schedulers) == 1:
+            turns[there.gang.key] = _Turn(there.waiting, there)
+    return sorted(turns.values(), key=lambda turn: turn.order)
 
 
 def _give_way(snapshot: Snapshot, pod: Pod, policy: Policy) -> tuple[str, ...]:
@@ -205,7 +240,10 @@ class _Cluster:
             if hold.affinity:
                 affine.setdefault(node, []).append(hold)
         self._beside = dict(snapshot.beside)
+        self._ever: dict[tuple[Demand, str], bool] = {}
+        """Whether there would ever be room for pods of some shapes."""
         self._fleet = Fleet()
+        self._prices = Prices()
         for name, labelled in affine.items():
             gpus = snapshot.nodes[name][1] if name in snapshot.nodes else ()
             self._fleet.set_out_of_sight(name, labels_out_of_sight(gpus, labelled))
@@ -216,6 +254,7 @@ class _Cluster:
 
     def _count(self, node: str) -> None:
         self._fleet.set(node, gpu_rows(self._snapshot.nodes[node][1], self._held[node].values()))
+        self._fleet.set_beside(node, *self._beside[node])
 
     def _open_to(self, pod: Pod, nodes: Iterable[str]) -> list[str]:
         manifest = pod.waiting or {}
@@ -228,29 +267,63 @@ class _Cluster:
 
     def judge(self) -> Counter[Why]:
         """Return for each answer the number of nodes open to the pod to which it applies."""
-        return Counter(why for _, why in self._judged(self.near))
+        return Counter(why for _, why in self._judged(self.pod, self.near))
 
-    def _judged(self, nodes: Sequence[str]) -> Iterator[tuple[str, Why]]:
-        view = self._fleet.view(nodes, self.pod.demand)
-        for node, why in zip(nodes, survey(view, self.pod.demand, self._policy).why.tolist(), strict=True):
-            if why < Why.UUID and not self._is_large_enough(node):
+    def _judged(self, pod: Pod, nodes: Sequence[str]) -> Iterator[tuple[str, Why]]:
+        demand = pod.demand
+        view = self._fleet.view(nodes, demand)
+        for node, why in zip(nodes, survey(view, demand, self._policy).why.tolist(), strict=True):
+            if why < Why.UUID and not self._snapshot.nodes[node][0].has(demand.cpu_milli, demand.ram_mib):
                 yield node, Why.LESS_BESIDE
-            elif why == Why.FITS and not self._has_beside(self.pod, node):
+            elif why == Why.FITS and not self._has_beside(pod, node):
                 yield node, Why.BESIDE
             else:
                 yield node, Why(why)
 
-    def _is_large_enough(self, node: str) -> bool:
-        """Whether a node has enough CPU and memory for the pod if no other is there."""
-        return self._snapshot.nodes[node][0].has(self.pod.demand.cpu_milli, self.pod.demand.ram_mib)
+    def may_ever_fit(self, turn: _Turn) -> bool:
+        """Whether there would be room if other pods ended."""
+        if turn.gang is not None:
+            begin = partial(self._trial, self._idle, Prices(), lambda _: ())
+            return len(places_for(begin, turn.gang, {}, self._policy)[1]) >= turn.gang.needed
+        [pod] = turn.pods
+        shape = _shape(pod)
+        if shape not in self._ever:
+            judged = self._judged(pod, self._open_to(pod, self._snapshot.nodes))
+            self._ever[shape] = any(not why.unresolvable for _, why in judged)
+        return self._ever[shape]
+
+    @cached_property
+    def _idle(self) -> Fleet:
+        """The nodes without pods."""
+        fleet = self._fleet.idle()
+        for name, (facts, _) in self._snapshot.nodes.items():
+            if facts.offered is not None:
+                fleet.set_beside(name, facts.offered[0] / 1000, facts.offered[1])
+        return fleet
+
+    @cached_property
+    def _roster(self) -> Roster:
+        return Roster(self._fleet.publish().names)
+
+    def _trial(self, fleet: Fleet, prices: Prices, holds_of: Callable[[str], Iterable[Hold]]) -> Trial:
+        nodes = self._snapshot.nodes
+        return Trial(
+            Fleet(fleet.publish()),
+            prices.copy(),
+            self._roster,
+            facts={name: facts for name, (facts, _) in nodes.items()},
+            gpus_of=lambda node: nodes[node][1],
+            holds_of=lambda node: list(holds_of(node)),
+            minds_beside=True,
+        )
 
     def closed(self) -> dict[str, Why]:
         """Return the answer for each node that is not open to the pod, as if it was."""
-        return dict(self._judged(sorted(self._snapshot.nodes.keys() - set(self.near))))
+        return dict(self._judged(self.pod, sorted(self._snapshot.nodes.keys() - set(self.near))))
 
     def most_beside(self) -> tuple[float, float]:
         """Return the most free cores, and the most free MiB, of a node on which GPUs are free for the pod."""
-        short = [self._beside[node] for node, why in self._judged(self.near) if why is Why.BESIDE]
+        short = [self._beside[node] for node, why in self._judged(self.pod, self.near) if why is Why.BESIDE]
         return max(0.0, *(cpu for cpu, _ in short)), max(0.0, *(ram for _, ram in short))
 
     def sizes(self) -> list[tuple[int, int]]:
@@ -258,7 +331,7 @@ class _Cluster:
 
         Of those that are open to the pod, or of all if none is.
         """
-        judged = self._judged(self.near or list(self._snapshot.nodes))
+        judged = self._judged(self.pod, self.near or list(self._snapshot.nodes))
         offered = {self._snapshot.nodes[node][0].offered or (0, 0) for node, why in judged if why is Why.LESS_BESIDE}
         return sorted(
             (cpu, ram) for cpu, ram in offered if not any(cpu <= c and ram <= r for c, r in offered - {(cpu, ram)})
@@ -317,9 +390,9 @@ class _Cluster:
         memory = np.where(usable & (view.core >= piece.core), view.memory, 0)
         return int(core.max(initial=0)), int(memory.max(initial=0))
 
-    def forecast(self, queue: Sequence[Pod], ends: Mapping[str, int], now_ms: int) -> Expected | None:
-        """Return where and when the last of `queue` finds room. Pods that are being deleted count as gone."""
-        waiting = list(queue)
+    def forecast(self, turns: Sequence[_Turn], ends: Mapping[str, int], now_ms: int) -> Expected | None:
+        """Return where and when the pod, of the last turn, finds room. Pods that are being deleted count as gone."""
+        waiting = list(turns)
         known = {pod.uid: pod for pod in self._snapshot.pods}
         due: list[tuple[int, str, str]] = [
             (now_ms if uid in self._leaving else max(ends[uid], now_ms), uid, node)
@@ -330,7 +403,7 @@ class _Cluster:
         heapq.heapify(due)
         at_ms, uid, changed = now_ms, "", set(self._snapshot.nodes)
         for _ in range(MOST_ENDS):
-            waiting = [pod for pod in waiting if ends.get(pod.uid, at_ms) >= at_ms]
+            waiting = [left for turn in waiting if (left := turn.at(at_ms, ends)) is not None]
             node = self._fill(waiting, changed, due, at_ms, ends)
             if node:
                 after = known[uid].key if uid in known else uid
@@ -347,38 +420,70 @@ class _Cluster:
 
     def _fill(
         self,
-        waiting: list[Pod],
+        waiting: list[_Turn],
         nodes: Set[str],
         due: list[tuple[int, str, str]],
         at_ms: int,
         ends: Mapping[str, int],
     ) -> str:
-        """Give room on `nodes` to the waiting pods, in their order; return the last one's node, or nothing."""
-        hopeless: set[tuple[Demand, str]] = set()
-        for pod in list(waiting):
-            shape = pod.demand, fields_judged(pod.waiting or {})
-            if shape in hopeless:
+        """Give room that `nodes` got to the waiting pods, in their order; return the pod's own node, or nothing."""
+        hopeless: set[object] = set()
+        for turn in list(waiting):
+            found = self._places(turn, nodes, hopeless)
+            if not found:
                 continue
-            near = sorted(name for name in self._open_to(pod, nodes) if self._has_beside(pod, name))
-            result = survey(self._fleet.view(near, pod.demand), pod.demand, self._policy, reasons=False)
-            best = best_of(result.fits, result.price, np.arange(len(near)))
-            if best is None:
-                hopeless.add(shape)
-                continue
-            node, uuids = near[best], self._fleet.publish().uuids(near[best])
-            if pod.uid == self.pod.uid:
-                return node
-            waiting.remove(pod)
-            hold, _ = chosen_hold(pod, node, [uuids[column] for column in result.gpus[best].tolist()])
-            self._held[node][pod.uid] = hold
-            self._use_beside(pod, node, 1)
-            self._count(node)
-            seconds = _spec(pod).get("activeDeadlineSeconds")
-            own = at_ms + seconds * MS_PER_SECOND if isinstance(seconds, int) else None
-            end = min((end for end in (own, ends.get(pod.uid)) if end is not None), default=None)
-            if end is not None:
-                heapq.heappush(due, (end, pod.uid, node))
+            index, given = waiting.index(turn), {pod.uid for pod, _ in found}
+            waiting[index : index + 1] = [_Turn((pod,)) for pod in turn.pods if pod.uid not in given]
+            for pod, hold in found:
+                if pod.uid == self.pod.uid:
+                    return hold.node
+                self._held[hold.node][pod.uid] = hold
+                self._use_beside(pod, hold.node, 1)
+                self._count(hold.node)
+                seconds = _spec(pod).get("activeDeadlineSeconds")
+                own = at_ms + seconds * MS_PER_SECOND if isinstance(seconds, int) else None
+                end = min((end for end in (own, ends.get(pod.uid)) if end is not None), default=None)
+                if end is not None:
+                    heapq.heappush(due, (end, pod.uid, hold.node))
         return ""
+
+    def _places(self, turn: _Turn, nodes: Set[str], hopeless: set[object]) -> list[tuple[Pod, Hold]]:
+        """Return places for the pods of a turn: for one on `nodes`, for as many as a gang needs anywhere; or none.
+
+        Places for a gang are sought only if one of its pods fits on `nodes`. What finds none, of pods and of gangs, is
+        added to `hopeless`, and not tried again.
+        """
+        fitting: list[tuple[Pod, Hold]] = []
+        for shape, pod in {_shape(pod): pod for pod in turn.pods}.items():
+            hold = None if shape in hopeless else self._best(pod, nodes)
+            if hold is None:
+                hopeless.add(shape)
+            else:
+                fitting.append((pod, hold))
+        if turn.gang is None or not fitting:
+            return fitting
+        shapes = turn.gang.needed, frozenset(Counter(map(_shape, turn.pods)).items())
+        if shapes in hopeless:
+            return []
+        for pod in turn.pods:  # what has changed is priced once, not again in each trial
+            self._prices.survey(self._fleet.publish(), pod.demand, self._policy)
+        there = replace(turn.gang, waiting=turn.pods)
+        begin = partial(self._trial, self._fleet, self._prices, lambda node: self._held[node].values())
+        _, found = places_for(begin, there, {}, self._policy)
+        if len(found) < there.needed:
+            hopeless.add(shapes)
+            return []
+        return found
+
+    def _best(self, pod: Pod, nodes: Set[str]) -> Hold | None:
+        """Return what a pod would hold on the cheapest of some nodes, None if it fits on none."""
+        near = sorted(name for name in self._open_to(pod, nodes) if self._has_beside(pod, name))
+        result = survey(self._fleet.view(near, pod.demand), pod.demand, self._policy, reasons=False)
+        best = best_of(result.fits, result.price, np.arange(len(near)))
+        if best is None:
+            return None
+        uuids = self._fleet.publish().uuids(near[best])
+        return chosen_hold(pod, near[best], [uuids[column] for column in result.gpus[best].tolist()])[0]
 
     def _use_beside(self, pod: Pod, node: str, times: int) -> None:
         cpu, ram = self._beside[node]

@@ -110,8 +110,12 @@ class Trial:
         holds_of: Callable[[str], Sequence[Hold]],
         version: int = 0,
         avoided: Iterable[str] = (),
+        minds_beside: bool = False,
     ) -> None:
-        """`holds_of` returns what is held on a node without the trial; nodes of `avoided` come last."""
+        """`holds_of` returns what is held on a node without the trial; nodes of `avoided` come last.
+
+        With `minds_beside`, nodes must have the free CPU and memory, as kube-scheduler sees to for nodes it offers.
+        """
         self._fleet = fleet
         self.version = version
         """The version of the fleet that was copied."""
@@ -122,6 +126,7 @@ class Trial:
         self._holds_of = holds_of
         self._avoided = [row for row in map(fleet.row, avoided) if row >= 0]
         self._held: dict[str, list[Hold]] = {}
+        self._minds_beside = minds_beside
 
     def place(self, pods: Iterable[Pod], near: Mapping[str, Near], policy: Policy) -> list[tuple[Pod, Hold]]:
         """Place pods one after the other, each where it is cheapest now; return those that found a place.
@@ -211,8 +216,14 @@ class Trial:
         for index in np.lexsort((self._roster.rank[rows], price[rows], last)).tolist():
             row = int(rows[index])
             facts = self._facts.get(self._roster.names[row])
-            if known or (facts is not None and admits(facts, pod.waiting or {})):
+            if (known or (facts is not None and admits(facts, pod.waiting or {}))) and self._has_beside(pod, row):
                 yield row
+
+    def _has_beside(self, pod: Pod, row: int) -> bool:
+        if not self._minds_beside:
+            return True
+        cpu, ram = self._fleet.publish().beside(self._roster.names[row])
+        return pod.demand.cpu_milli / 1000 <= cpu and pod.demand.ram_mib <= ram
 
     def _is_of_roster(self, near: Near | None) -> bool:
         return near is not None and near.roster is self._roster

@@ -235,8 +235,9 @@ def test_pods_that_wait_end_with_their_jobs_too(cluster):
 
 
 def test_pods_of_a_gang_that_lacks_some_are_ahead_of_nobody(cluster):
-    cluster.node("n1")
+    cluster.node("n1", gpus=2)
     cluster.pod("a", 100, 0, on="n1-0", started=0, activeDeadlineSeconds=100)
+    cluster.pod("b", 100, 0, on="n1-1")
     cluster.pod("g0", 100, 0, age=50, annotations={names.GANG: "g", names.GANG_SIZE: "2"})
     cluster.pod("w", 100, 0)
     told = cluster.told("w")
@@ -457,13 +458,72 @@ def test_a_place_that_is_kept_for_the_pod_is_told(cluster):
     assert cluster.told("w").helps == ("a place is kept for it on node n, for when kube-scheduler tries it again",)
 
 
-def test_pods_of_its_own_gang_are_not_ahead_of_it(cluster):
+def test_a_gang_has_the_place_of_its_first_pod(cluster):
     gang = {names.GANG: "g", names.GANG_SIZE: "2"}
-    cluster.node("n")
-    cluster.pod("v", 60, age=9, annotations=gang)
+    cluster.node("n", gpus=2)
+    cluster.pod("first", 60, age=9)
+    cluster.pod("v", 60, age=7, annotations=gang)
     cluster.pod("other", 60, age=5)
     cluster.pod("w", 60, annotations=gang)
-    assert cluster.told("w").ahead == ("team/other",)
+    assert cluster.told("w").ahead == ("team/first",)
+    assert cluster.told("other").ahead == ("team/first", "team/v", "team/w")
+
+
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        {"core": 100, "blocks": 0, "cpu": "9"},
+        {"core": 300, "blocks": 0},
+        {"core": 50, "nodeSelector": {"pool": "other"}},
+        {"core": 50, "annotations": {names.GPU_MODEL: "H100"}},
+    ],
+)
+def test_pods_that_can_never_fit_are_ahead_of_nobody(cluster, ahead):
+    cluster.node("n", cpu="4", gpus=2)
+    for gpu in (0, 1):
+        cluster.pod(f"a{gpu}", 100, 0, on=f"n-{gpu}")
+    cluster.pod("never", age=50, **ahead)
+    cluster.pod("older", 100, 0, age=40)
+    cluster.pod("w", 100, 0)
+    assert cluster.told("w").ahead == ("team/older",)
+
+
+@pytest.mark.parametrize(("size", "cpu"), [(3, "0"), (2, "3")])
+def test_a_gang_that_can_never_fit_is_ahead_of_nobody(cluster, size, cpu):
+    cluster.node("n", cpu="4", gpus=2)
+    for number in range(size):
+        cluster.pod(f"g{number}", 100, 0, age=50, cpu=cpu, annotations={names.GANG: "g", names.GANG_SIZE: str(size)})
+    cluster.pod("w", 100, 0)
+    assert cluster.told("w").ahead == ()
+
+
+def test_a_gang_gets_room_for_all_or_for_none(cluster):
+    cluster.node("n0", gpus=2)
+    cluster.pod("a", 100, 0, on="n0-0", started=0, activeDeadlineSeconds=100)
+    cluster.pod("b", 100, 0, on="n0-1", started=0, activeDeadlineSeconds=200)
+    gang = {names.GANG: "g", names.GANG_SIZE: "2"}
+    for name in ("g0", "g1"):
+        cluster.pod(name, 100, 0, age=50, annotations=gang)
+    cluster.pod("w", 100, 0, activeDeadlineSeconds=300)
+    told = cluster.told("w")
+    assert told.ahead == ("team/g0", "team/g1")
+    assert (told.expected.at_ms, told.expected.after) == (NOW + 100_000, "team/a"), "one GPU is not enough for the gang"
+    for name in ("g0", "g1"):
+        expected = cluster.told(name).expected
+        assert (expected.at_ms, expected.after) == (NOW + 200_000, "team/b")
+
+
+def test_a_gang_that_finds_room_takes_it_before_those_behind_it(cluster):
+    cluster.node("n0", gpus=3, cpu="5")
+    cluster.pod("a", 100, 0, on="n0-0", started=0, cpu="1", activeDeadlineSeconds=100)
+    gang = {names.GANG: "g", names.GANG_SIZE: "2"}
+    for name, age in (("g0", 50), ("g1", 0), ("g2", 0)):
+        cluster.pod(name, 100, 0, age=age, cpu="2", annotations=gang, activeDeadlineSeconds=60)
+    cluster.pod("w", 100, 0, age=10)
+    told = cluster.told("w")
+    assert told.ahead == ("team/g0", "team/g1", "team/g2")
+    assert told.expected.at_ms == NOW + 60_000
+    assert cluster.told("g2").expected.at_ms == NOW + 60_000, "as any other pod, once the gang has started"
 
 
 @pytest.fixture
