@@ -23,7 +23,8 @@ from slicekeeper.kube.client import DEPLOYMENTS, JOBS, PODS, Object
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget, Workload
 
-DRAIN_SECONDS: Final = 20.0
+DRAIN_SECONDS: Final = 120.0
+"""Most that it takes on a machine that is busy with other work."""
 
 DENIED: Final = " denied the request: "
 """Ends what the API server puts before a webhook's words."""

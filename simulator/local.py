@@ -86,6 +86,7 @@ class LocalCluster:
         self.interrupted = interrupted or threading.Event()
         self._spawner = Spawner()
         self._lock: int | None = None
+        self._webhook: JsonClient | None = None
         self._started: list[Component] = []
 
     def __enter__(self) -> Self:
@@ -116,6 +117,8 @@ class LocalCluster:
 
     def stop(self) -> None:
         """Stop everything that was started, the last first, and release the home."""
+        if self._webhook is not None:
+            self._webhook.close()  # a webhook that is to stop waits seconds for requests on idle connections
         while self._started:
             self._started.pop().stop()
         self._spawner.close()
@@ -133,9 +136,8 @@ class LocalCluster:
         }
         addresses = {part: "{}:{}".format(*listener.getsockname()) for part, listener in listeners.items()}
         settings = Settings(clock=ClockSettings(origin=format_instant(origin_ms), speed=self.options.speed))
-        self.cluster = Cluster(
-            clocks.from_settings(settings.clock), JsonClient(f"https://{addresses['webhook']}", ca_file=str(files.ca))
-        )
+        self._webhook = JsonClient(f"https://{addresses['webhook']}", ca_file=str(files.ca))
+        self.cluster = Cluster(clocks.from_settings(settings.clock), self._webhook)
         wanted = self.options
         inventory.fill(self.cluster.store, settings, wanted.nodes, wanted.gpus, wanted.model, wanted.mig)
         server = ApiServer(Api(self.cluster), extra={"/simulator/processes": self.processes})

@@ -25,7 +25,7 @@ from slicekeeper.kube.client import PODS, Object
 from slicekeeper.units import parse_duration
 from slicekeeper.wire.timekeeper import Budget
 
-WAIT_SECONDS: Final = 30.0
+WAIT_SECONDS: Final = 120.0
 WAIT_CLOCK_SECONDS: Final = 1_200.0
 """Longest time that a step may take to come true, in real and in the cluster's seconds: the longer one holds."""
 
