@@ -15,12 +15,12 @@ from nodeagent.booked_gpus import SeatRefused
 from nodeagent.cdi import SeatFiles
 from nodeagent.device_plugin import PodResources, SeatPlugin
 from nodeagent.gpu_health_events import GpuHealthWatch
+from nodeagent.gpu_publisher import GpuPublisher
 from nodeagent.gpu_source import GpuSource
 from nodeagent.live_seats import Live
 from nodeagent.mounted_programs import limiter
 from nodeagent.node_pods import NodePods
-from nodeagent.node_status import GpuPublisher
-from nodeagent.offered_gpus import OwnGpus, gpu_of
+from nodeagent.own_gpus import OwnGpus, gpu_of
 from nodeagent.run_folder import check_run_folder
 from nodeagent.seat_store import SeatStore
 from nodeagent.seats import Seats, seat_ids

@@ -20,10 +20,10 @@ from nodeagent.arbiter import ArbiterGpu
 from nodeagent.booked_gpus import SeatRefused
 from nodeagent.fake_driver import FakeDevices, parse
 from nodeagent.gpu_health_events import GpuHealthWatch
+from nodeagent.gpu_publisher import wanted
 from nodeagent.host_cdi import HostCdi
-from nodeagent.node_status import wanted
 from nodeagent.nvml_gpus import NvmlGpus
-from nodeagent.offered_gpus import OwnGpus, gpu_of
+from nodeagent.own_gpus import OwnGpus, gpu_of
 from nodeagent.plain_driver import PlainDriver
 from nodeagent.seat_store import Seat
 from nodeagent.stray_processes import Stray, judge

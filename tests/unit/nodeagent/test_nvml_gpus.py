@@ -17,10 +17,10 @@ from nodeagent.booked_gpus import SeatRefused
 from nodeagent.fake_driver import DEFAULT_MODEL, MODELS, parse
 from nodeagent.gpu_health_events import GpuHealthWatch
 from nodeagent.gpu_health_rules import DriverReport, judge, judge_xid
+from nodeagent.gpu_publisher import GpuPublisher
 from nodeagent.host_cdi import HostCdi
-from nodeagent.node_status import GpuPublisher
 from nodeagent.nvml_gpus import NvmlGpus
-from nodeagent.offered_gpus import OwnGpus
+from nodeagent.own_gpus import OwnGpus
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import SettingsError

@@ -23,8 +23,8 @@ import yaml
 
 from certificates.keeper import CertificateKeeper
 from certificates.namespace_bundles import BundlePublisher
+from nodeagent.gpu_publisher import GpuPublisher
 from nodeagent.node_pods import NodePods
-from nodeagent.node_status import GpuPublisher
 from nodeagent.stray_processes import Audit
 from objects.budgets.keeper import Keeper
 from objects.budgets.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.node_status import GpuPublisher, wanted
+from nodeagent.gpu_publisher import GpuPublisher, wanted
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Unavailable
