@@ -29,9 +29,9 @@ from slicekeeper.units import MS_PER_HOUR, Instant
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.break_glass_records import Released
 from timekeeper.cluster.budget_state import BudgetStates
+from timekeeper.cluster.charge_booking import Intervals
 from timekeeper.cluster.eviction import Evictions
 from timekeeper.cluster.gate import Gates
-from timekeeper.cluster.interval_booking import Intervals
 from timekeeper.cluster.lost_label import Strays
 from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings, namespace_of

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import PODS, KubeClient
 from slicekeeper.units import Instant
-from timekeeper.cluster.interval_booking import Intervals, last_confirmed
+from timekeeper.cluster.charge_booking import Intervals, last_confirmed
 from timekeeper.cluster.lost_label import Strays
 from timekeeper.cluster.watches import Pods
 from timekeeper.ledger.books import Books

@@ -11,7 +11,7 @@ from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.errors import Forbidden, NotFound
 from slicekeeper.kube.client import LEASES, NAMESPACES, PODS
 from slicekeeper.units import format_instant, format_seconds
-from timekeeper.cluster import interval_booking, node_clock
+from timekeeper.cluster import charge_booking, node_clock
 from timekeeper.store import bookings
 
 HOUR = 3_600_000
@@ -75,7 +75,7 @@ def renew(stage: Stage, ahead: int) -> None:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have pods read again, and Leases too, as often as we look."""
-    monkeypatch.setattr(interval_booking, "READ_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(charge_booking, "READ_AGAIN_SECONDS", 0.0)
     monkeypatch.setattr(node_clock, "SAME_SECONDS", 0.0)
 
 

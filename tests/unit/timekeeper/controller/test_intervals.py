@@ -13,8 +13,8 @@ from slicekeeper import names
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import NAMESPACES, NODES, PODS
 from slicekeeper.units import format_instant, format_seconds
-from timekeeper.cluster import interval_booking
-from timekeeper.cluster.interval_booking import KUBELET_MS
+from timekeeper.cluster import charge_booking
+from timekeeper.cluster.charge_booking import KUBELET_MS
 from timekeeper.store import audit_chain, bookings
 
 
@@ -72,7 +72,7 @@ def test_a_pod_seen_to_be_deleted_without_our_finalizer_closes_by_its_last_recor
 
 
 def test_kubelet_gets_its_time_to_tell_how_a_deleted_pod_ended(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interval_booking, "KUBELET_SECONDS", -1.0)
+    monkeypatch.setattr(charge_booking, "KUBELET_SECONDS", -1.0)
     silent, slow = stage.create("silent"), stage.create("slow")
     stage.look()
     stage.clock.advance(5_000)
