@@ -6,7 +6,7 @@
 #ifndef VC_STREAM_H
 #define VC_STREAM_H
 
-#include "duration.h"
+#include "launch_duration.h"
 #include "hook.h"
 #include "stream_lane.h"
 

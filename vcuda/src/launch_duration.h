@@ -3,8 +3,8 @@
  * How long launches of each function take on the GPU. An estimate, for one purpose: to bound what is
  * put in flight. Nothing is charged or believed complete by it.
  */
-#ifndef VC_DURATION_H
-#define VC_DURATION_H
+#ifndef VC_LAUNCH_DURATION_H
+#define VC_LAUNCH_DURATION_H
 
 #include "os.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "duration.h"
+#include "launch_duration.h"
 #include "unit.h"
 
 static void measured(struct vc_duration *d, uint64_t each, uint32_t launches, uint64_t now) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "duration.h"
+#include "launch_duration.h"
 
 #define SIZE 1024u /* a cache: a function that lost its place is measured again */
 #define DOUBT_NS (20 * VC_MS)
