@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler.explain_place import free_before, why_node
-from scheduler.finder import Finder
 from scheduler.held_gpus import Held
 from scheduler.held_places import HoldKind, Place, is_tentative, nodes_of
+from scheduler.node_finder import Finder
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet_version import FleetVersion
 from scheduler.placement.learner import Learner

@@ -5,8 +5,8 @@ One thread at a time writes (`held_gpus`), and publishes arrays that never chang
 `find` prices nodes by the version that was published last, and writes one place at the end, if its node is still as it
 was.
 
-`intake` records what the watches show, and `pending_bindings` gives GPUs. This file answers the extender, the gangs and
-the reclaimer.
+`watch_intake` records what the watches show, and `pending_bindings` gives GPUs. This file answers the extender, the
+gangs and the reclaimer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from typing import Final
 
 import numpy as np
 
-from scheduler.finder import Cheapest, Finder, Found
 from scheduler.gang_places import Muster, Near, Trial, places_for
 from scheduler.held_gpus import Held
 from scheduler.held_places import FIRM, HoldKind, Place, is_tentative, nodes_of
-from scheduler.intake import Intake
+from scheduler.node_finder import Cheapest, Finder, Found
 from scheduler.node_fit import admits
 from scheduler.pending_bindings import PendingBindings
 from scheduler.placement.best_fit import BestFit
@@ -34,6 +33,7 @@ from scheduler.placement.prices import Prices, merged
 from scheduler.placement.survey import Survey, survey
 from scheduler.pods import Hold, Pod
 from scheduler.snapshot import NodeView, Snapshot, out_of_sight
+from scheduler.watch_intake import Intake
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from scheduler.intake import Intake
+from scheduler.watch_intake import Intake
 from slicekeeper import names
 from slicekeeper.kube.client import NODES, PODS, KubeClient, Object
 from slicekeeper.kube.watch import Watch

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from support.scheduled_pods import container, managed
 
 from scheduler.extender import filter_nodes, gpu_pod, prioritize_nodes
-from scheduler.finder import Finder
 from scheduler.gangs import Gangs
 from scheduler.held_places import HoldKind
+from scheduler.node_finder import Finder
 from scheduler.pending_bindings import NoPlace
 from scheduler.placement.learner import Learner
 from scheduler.pods import Hold, Share, chosen_hold, read_pod
