@@ -20,7 +20,7 @@ from nodeagent.gpu_source import GpuSource
 from nodeagent.live_seats import Live
 from nodeagent.mounted_programs import limiter
 from nodeagent.node_pods import NodePods
-from nodeagent.own_gpus import OwnGpus, gpu_of
+from nodeagent.offered_gpus import OwnGpus, gpu_of
 from nodeagent.run_folder import check_run_folder
 from nodeagent.seat_store import SeatStore
 from nodeagent.seats import Seats, seat_ids

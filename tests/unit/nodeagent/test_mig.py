@@ -23,7 +23,7 @@ from nodeagent.gpu_health_events import GpuHealthWatch
 from nodeagent.gpu_publisher import wanted
 from nodeagent.host_cdi import HostCdi
 from nodeagent.nvml_gpus import NvmlGpus
-from nodeagent.own_gpus import OwnGpus, gpu_of
+from nodeagent.offered_gpus import OwnGpus, gpu_of
 from nodeagent.plain_driver import PlainDriver
 from nodeagent.seat_store import Seat
 from nodeagent.stray_processes import Stray, judge

@@ -20,7 +20,7 @@ from nodeagent.gpu_health_rules import DriverReport, judge, judge_xid
 from nodeagent.gpu_publisher import GpuPublisher
 from nodeagent.host_cdi import HostCdi
 from nodeagent.nvml_gpus import NvmlGpus
-from nodeagent.own_gpus import OwnGpus
+from nodeagent.offered_gpus import OwnGpus
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import SettingsError

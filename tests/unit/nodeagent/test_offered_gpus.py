@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from support.small_cluster import SmallCluster, small_cluster
 
-from nodeagent import own_gpus as module
+from nodeagent import offered_gpus as module
 from nodeagent.device_plugin import PodResources
 from nodeagent.gpu_publisher import GpuPublisher
-from nodeagent.own_gpus import OwnGpus, gpu_of
+from nodeagent.offered_gpus import OwnGpus, gpu_of
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import NODES
