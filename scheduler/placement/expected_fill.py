@@ -10,16 +10,14 @@ that want more GPUs than any node with the model has are left out):
 A node is worth the sum of its GPUs' u. Its free CPU (or its memory, if that is shorter) is divided among the GPUs as
 they would use it if there were enough: the same recursion with the cores used in place of the GPU filled.
 
-Every GPU is judged there as if all arrivals were for it alone. What the fleet as a whole has room for comes from
-`scheduler.placement.scarcity`. It is counted now and then only; room for pods that want several GPUs of one node, of
-which there is the least, has a price in between, too: for each number n of GPUs, the pods of weight q that the idle
-GPUs and the cores still have room for are worth `ROOM`·q·n each. Among places that are nearly equal, what is left of
-the GPU decides, as best fit does.
+Every GPU is judged there as if all arrivals were for it alone. What the fleet as a whole has room for, and room for
+pods that want several GPUs of one node, comes from `scheduler.placement.scarcity`. Among places that are nearly equal,
+what is left of the GPU decides, as best fit does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,7 +27,7 @@ from scheduler.placement.arrivals import Arrival, Mix
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet_version import Bools, FleetVersion, Floats, GpuModel, Ints
 from scheduler.placement.policy import Gpus, Piece
-from scheduler.placement.scarcity import TINY, Scarcity
+from scheduler.placement.scarcity import Scarcity
 from slicekeeper.gpu.inventory import is_wanted
 from slicekeeper.units import CORES_PER_GPU
 
@@ -44,15 +42,6 @@ REST: Final = 27.5
 """Price of what a slice leaves free of its GPU, in thousandths of a GPU if that were all of it. It costs as much again
 to use an idle GPU."""
 
-IDLE: Final = 5.0
-"""Price of each idle GPU that is left on the node: it keeps idle GPUs together. With 4, 0.2 less of openb's GPUs is
-given out if pods end. With 9, kube-scheduler puts the pods without GPUs on the nodes that are kept idle, and 1.3 less
-is given out while a cluster fills."""
-
-ROOM: Final = 80.0
-"""Price of the room for pods that want several GPUs, in thousandths of a GPU for each GPU that they want. Without it
-less of openb's GPUs is given out if pods end."""
-
 MICRO: Final = 1_000
 """Prices are in thousandths of a thousandth of a GPU, so that what is equal but for rounding stays equal."""
 
@@ -66,8 +55,6 @@ class _Tables:
     fill: Floats
     cores: Floats
     ram_per_core: float
-    several: Floats
-    """Of pods that want several GPUs: how many, the cores of one, and the price of the room for it."""
 
 
 class ExpectedFill:
@@ -86,7 +73,6 @@ class ExpectedFill:
             np.array([fill for fill, _ in tables]),
             np.array([used for _, used in tables]),
             ram / cores if cores and ram else 0.0,
-            np.array(list(_several(kinds))).reshape(-1, 3).T,
         )
         self._scarcity = Scarcity(kinds, fleet)
 
@@ -107,11 +93,9 @@ class ExpectedFill:
             after[np.arange(len(rows)), columns] = remains
             rest = remains / CORES_PER_GPU + (free[rows, columns] >= CORES_PER_GPU)
         cores, left = self._cores(gpus.cpu, gpus.ram), self._cores(cpu, ram)
-        idle, still_idle = (free >= CORES_PER_GPU).sum(axis=1), (after >= CORES_PER_GPU).sum(axis=1)
-        now = _value(self._tables, free, model, cores) + _room(self._tables, idle, cores)
-        then = _value(self._tables, after, model[rows], left[rows]) + _room(self._tables, still_idle, left[rows])
+        now, then = _value(self._tables, free, model, cores), _value(self._tables, after, model[rows], left[rows])
         lost = now[rows] - then + self._scarcity.lost(gpus, free, rows, columns, after, cpu, ram)
-        price = np.rint((lost + REST * rest + IDLE * still_idle) * MICRO).astype(np.int64) + OFFSET
+        price = np.rint((lost + REST * rest) * MICRO).astype(np.int64) + OFFSET
         prices = np.zeros(free.shape, np.int64)
         if columns is None:
             prices[rows] = price[:, None]
@@ -134,22 +118,6 @@ def _most_gpus(fleet: FleetVersion) -> list[float]:
     np.maximum.at(found, view.code[there], sizes[there])
     most: list[float] = np.where(found, found, np.inf).tolist()
     return most
-
-
-def _several(kinds: Sequence[Arrival]) -> Iterator[tuple[float, float, float]]:
-    """Yield each number of GPUs that pods want several of, the mean cores of such a pod, and the price of its room."""
-    for count in sorted({arrival.gpus for arrival in kinds} - {1}):
-        alike = [arrival for arrival in kinds if arrival.gpus == count]
-        weight = sum(arrival.weight for arrival in alike)
-        cores = count * sum(arrival.weight * arrival.cpu for arrival in alike) / weight
-        yield count, max(cores, TINY * TINY), ROOM * weight * count
-
-
-def _room(tables: _Tables, idle: Ints, cores: Floats) -> Floats:
-    """Return what nodes' room for pods that want several GPUs is worth, in thousandths of a GPU."""
-    count, wants, price = tables.several
-    worth: Floats = np.floor(np.minimum(idle[:, None] / count, (cores[:, None] + TINY) / wants)) @ price
-    return worth
 
 
 def _value(tables: _Tables, free: Ints, model: Ints, cores: Floats) -> Floats:

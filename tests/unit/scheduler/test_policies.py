@@ -119,11 +119,11 @@ def test_expected_fill_knows_that_a_gpu_without_cores_beside_it_is_worth_nothing
 
 @pytest.mark.parametrize("cpu", [64.0, float("inf")])
 def test_expected_fill_keeps_room_for_pods_that_want_several_gpus(cpu):
-    """One GPU comes from a node without room for four anyway; then from one that still has that room afterwards."""
+    """One GPU comes from a node without room for four anyway, or from one that still has that room afterwards."""
     mix = [arrival(100, 0.6), arrival(100, 0.4, gpus=4)]
     fleet = fleet_of({"a": [100] * 4, "b": [100] * 7, "c": [100] * 3 + [0]}, cpu=cpu)
     prices = judge(fleet, share(100), ExpectedFill(Mix(mix), fleet.publish()))
-    assert prices["c"] < prices["b"] < prices["a"]
+    assert max(prices["b"], prices["c"]) < prices["a"]
 
 
 def test_room_without_the_cores_is_none():

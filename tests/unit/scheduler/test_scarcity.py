@@ -71,7 +71,7 @@ def price(kind, nodes):
     gpus = sum(len(cores) for _, cores, _, _ in nodes)
     full = gpus * 100 / sum(one.weight * one.core for one in KINDS) * kind.weight / kind.gpus
     left = sum(places(kind, node) for node in nodes)
-    return PRICE * pods * kind.gpus * kind.core / 100 / (1 + left / (RESERVE * (full + 1)))
+    return PRICE * pods * kind.gpus**2 * kind.core / 100 / (1 + left / (RESERVE * (full + 1)))
 
 
 NODES = st.lists(
@@ -118,6 +118,22 @@ def test_the_fewer_places_are_left_the_dearer_is_one():
     costs = [cost(free) for free in (1, 2, 4, 8)]
     assert costs == sorted(costs, reverse=True)
     assert costs[0] > 3 * costs[-1] > 0
+
+
+def test_the_last_place_of_pods_of_several_gpus_costs_more_than_as_many_places_of_pods_of_one():
+    """Four idle GPUs are on one node, or each on its own; both kinds ask for as much of all GPUs."""
+    kinds = [Arrival(100, 0, 1, 0.0, 0.0, (), 0.5), Arrival(100, 0, 4, 0.0, 0.0, (), 0.5)]
+
+    def cost(nodes):
+        fleet = fleet_of(nodes)
+        gpus = Gpus.of(fleet.view_rows(np.arange(len(nodes)), Demand(())))
+        after = gpus.free()[[0]]
+        after[0, 0] = 0
+        return Scarcity(kinds, fleet).lost(gpus, gpus.free(), np.array([0]), None, after, gpus.cpu, gpus.ram)[0]
+
+    rest = [("A", [0] * 8, 64.0, 5e5)] * 50
+    together, alone = cost([("A", [100] * 4, 64.0, 5e5), *rest]), cost([("A", [100], 64.0, 5e5)] * 4 + rest)
+    assert together > 4 * alone > 0
 
 
 def test_unknown_cores_are_no_error():
