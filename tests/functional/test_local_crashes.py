@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.charge_oracle import charges, instant, interval
-from support.local_cluster import delete_all, kill, namespace, pod, pods, records, start, until
+from support.local_cluster import PATIENCE, delete_all, kill, namespace, pod, pods, records, start, until
 
 from simulator.errors import ObjectNotFound
 from simulator.inventory import MODELS
@@ -108,7 +108,8 @@ def test_the_ledger_equals_an_oracle_after_kills_at_random_moments(local: LocalC
     until("the timekeeper's return", lambda: _answers(chaos), 120)
     delete_all(local)
 
-    http = JsonClient(local.settings.timekeeper_client.url, token_file=local.settings.timekeeper_client.token_file)
+    settings = local.settings.timekeeper_client
+    http = JsonClient(settings.url, token_file=settings.token_file, timeout=PATIENCE)
     seen = 0
     for name, amount in AMOUNTS.items():
         own = [p for p in records(local) if p["metadata"]["namespace"] == name]

@@ -12,25 +12,34 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from simulator.errors import ObjectNotFound
 from simulator.local import LocalCluster, Options
 from slicekeeper.kube.client import NAMESPACES, PODS, KubeClient, Object
 
 T = TypeVar("T")
 
+PATIENCE = 120.0
 COMMAND = [sys.executable, "-c", "from slicekeeper.cli.main import main; main()"]
 
 
 def start(folder: Path, policy: str = "", **options: Any) -> LocalCluster:
-    """Return a cluster that has been started in a folder; `stop` it."""
+    """Return a cluster that has been started in a folder; `stop` it. A test's clients of it wait long for answers."""
     file = folder / "given-policy.yaml"
     file.write_text(policy)
     local = LocalCluster(folder / "home", Options(policy=file, **options), lambda _line: None)
     local.start()
+    ours = local.settings
+    local.settings = replace(
+        ours,
+        kubernetes=replace(ours.kubernetes, timeout_seconds=PATIENCE),
+        timekeeper_client=replace(ours.timekeeper_client, timeout_seconds=PATIENCE),
+    )
     return local
 
 
-def until(what: str, test: Callable[[], T], seconds: float = 120.0) -> T:
+def until(what: str, test: Callable[[], T], seconds: float = PATIENCE) -> T:
     """Wait until `test` returns something true, and return it; fail saying what never came."""
     deadline = time.monotonic() + seconds
     while not (found := test()):
