@@ -11,7 +11,13 @@
 /* Every implemented function; the others are generated stubs. */
 #define FK_API(name, arguments) __attribute__((visibility("default"))) CUresult name arguments
 
+/* A call that is late as SLICEKEEPER_FAKE_LATE says, as it begins and when it has done its work. */
+#define FK_LATE                                                                                    \
+  __attribute__((cleanup(fk_late))) int late_ = 0;                                                 \
+  fk_late(&late_)
+
 #define FK_ENTER(name)                                                                             \
+  FK_LATE;                                                                                         \
   do {                                                                                             \
     if (fk_over()) return CUDA_ERROR_DEINITIALIZED;                                                \
     fk_attach();                                                                                   \

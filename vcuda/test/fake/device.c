@@ -321,6 +321,7 @@ FK_API(cuVDPAUCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device, u
 }
 
 FK_API(cuCtxDestroy_v2, (CUcontext ctx)) {
+  FK_LATE;
   if (!ctx || ctx->primary) return CUDA_ERROR_INVALID_CONTEXT;
   fk_contexts_hold();
   bool lives = !ctx->dead;
@@ -334,17 +335,24 @@ FK_API(cuCtxDestroy, (CUcontext ctx)) {
 }
 
 FK_API(cuCtxAttach, (CUcontext * out, unsigned flags)) {
+  FK_LATE;
   if (flags) return CUDA_ERROR_INVALID_VALUE;
-  if (!fk_current()) return CUDA_ERROR_INVALID_CONTEXT;
-  *out = fk_current();
-  (*out)->attached++;
-  return CUDA_SUCCESS;
+  CUcontext ctx = fk_current();
+  fk_contexts_hold();
+  bool lives = ctx && !ctx->dead;
+  if (lives) ctx->attached++;
+  fk_contexts_let_go();
+  *out = ctx;
+  return lives ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 FK_API(cuCtxDetach, (CUcontext ctx)) {
+  FK_LATE;
   if (!ctx || ctx != fk_current()) return CUDA_ERROR_INVALID_CONTEXT;
-  if (!ctx->attached) return cuCtxDestroy_v2(ctx);
-  ctx->attached--;
-  return CUDA_SUCCESS;
+  fk_contexts_hold();
+  bool last = !ctx->attached;
+  if (!last) ctx->attached--;
+  fk_contexts_let_go();
+  return last ? cuCtxDestroy_v2(ctx) : CUDA_SUCCESS;
 }
 
 FK_API(cuDevicePrimaryCtxRetain, (CUcontext * out, CUdevice device)) {
@@ -363,6 +371,7 @@ FK_API(cuDevicePrimaryCtxRetain, (CUcontext * out, CUdevice device)) {
 }
 
 FK_API(cuDevicePrimaryCtxRelease_v2, (CUdevice device)) {
+  FK_LATE;
   CUresult r = CUDA_ERROR_INVALID_CONTEXT;
   if (device < 0 || device >= visible_count) return r;
   fk_contexts_hold();
@@ -378,6 +387,7 @@ FK_API(cuDevicePrimaryCtxRelease, (CUdevice device)) {
 }
 
 FK_API(cuDevicePrimaryCtxReset_v2, (CUdevice device)) {
+  FK_LATE;
   if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
   CUresult r = CUDA_SUCCESS;
   fk_contexts_hold();
@@ -409,10 +419,11 @@ FK_API(cuDevicePrimaryCtxSetFlags_v2, (CUdevice device, unsigned flags)) {
 struct CUgreenCtx_st {
   CUdevice device;
   struct CUctx_st ctx;
+  bool over;
   struct CUgreenCtx_st *next; /* of all that there were: a thread may still have it on its stack */
 };
 
-static struct CUgreenCtx_st *_Atomic greens;
+static struct CUgreenCtx_st *greens; /* while contexts are held */
 
 FK_API(cuDeviceGetDevResource, (CUdevice device, CUdevResource *out, CUdevResourceType type)) {
   if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
@@ -428,18 +439,23 @@ FK_API(cuDevResourceGenerateDesc, (CUdevResourceDesc * out, CUdevResource *resou
   return CUDA_SUCCESS;
 }
 FK_API(cuGreenCtxCreate, (CUgreenCtx * out, CUdevResourceDesc resources, CUdevice device, unsigned flags)) {
+  FK_LATE;
   CUcontext ctx;
   if (!resources || !(flags & CU_GREEN_CTX_DEFAULT_STREAM)) return CUDA_ERROR_INVALID_VALUE;
-  struct CUgreenCtx_st *green = calloc(1, sizeof *green);
-  CUresult r = green ? cuDevicePrimaryCtxRetain(&ctx, device) : CUDA_ERROR_OUT_OF_MEMORY;
-  if (r != CUDA_SUCCESS) {
-    free(green);
-    return r;
+  CUresult r = cuDevicePrimaryCtxRetain(&ctx, device);
+  if (r != CUDA_SUCCESS) return r;
+  fk_contexts_hold();
+  struct CUgreenCtx_st *green = greens;
+  while (green && !green->over) green = green->next;
+  if (!green) {
+    green = calloc(1, sizeof *green);
+    green->next = greens;
+    greens = green;
   }
+  green->over = false;
   green->device = device;
   green->ctx.whole = ctx;
-  green->next = greens;
-  while (!atomic_compare_exchange_weak(&greens, &green->next, green)) continue;
+  fk_contexts_let_go();
   *out = green;
   return CUDA_SUCCESS;
 }
@@ -449,7 +465,13 @@ FK_API(cuCtxFromGreenCtx, (CUcontext * out, CUgreenCtx green)) {
   return CUDA_SUCCESS;
 }
 FK_API(cuGreenCtxDestroy, (CUgreenCtx green)) {
-  return green ? cuDevicePrimaryCtxRelease_v2(green->device) : CUDA_ERROR_INVALID_CONTEXT;
+  FK_LATE;
+  if (!green || green->over) return CUDA_ERROR_INVALID_CONTEXT;
+  CUresult r = cuDevicePrimaryCtxRelease_v2(green->device);
+  fk_contexts_hold();
+  green->over = true;
+  fk_contexts_let_go();
+  return r;
 }
 
 /* Another process's memory is brought back, on another GPU if the arguments say so. */

@@ -8,6 +8,8 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
 #include <unistd.h>
@@ -490,9 +492,15 @@ void fk_mark_close(int gpu, uint32_t mark) {
 
 /* ---- memory ---- */
 
+static void fk_wrong(const char *what) {
+  fprintf(stderr, "fake GPU: %s\n", what);
+  abort();
+}
+
 bool fk_mem_take(int gpu, int queue, uint64_t bytes) {
   struct fk_gpu *g = &fk_world()->gpu[gpu];
   if (bytes > g->mem_total - g->mem_used) return false;
+  if (!at(gpu, queue)->used) fk_wrong("memory was taken for a context that is gone");
   g->mem_used += bytes;
   at(gpu, queue)->mem += bytes;
   if (g->mem_used > g->mem_peak) g->mem_peak = g->mem_used;
@@ -500,6 +508,7 @@ bool fk_mem_take(int gpu, int queue, uint64_t bytes) {
 }
 
 void fk_mem_give(int gpu, int queue, uint64_t bytes) {
+  if (bytes > at(gpu, queue)->mem) fk_wrong("a context gave back more memory than it had");
   fk_world()->gpu[gpu].mem_used -= bytes;
   at(gpu, queue)->mem -= bytes;
 }

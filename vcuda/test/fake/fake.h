@@ -248,5 +248,15 @@ void fk_reap(void);
 /* proc.c */
 int fk_missing(const char *name);
 int fk_fault(const char *name);
+/* Wait for a random time, if calls are to be late. */
+extern uint64_t fk_lateness;
+void fk_pause(void);
+static inline void fk_late(const int *unused) {
+  (void)unused;
+  if (fk_lateness) fk_pause();
+}
+/* Zeroed memory for what a handle points to; given back, its address is the next one's of that size. */
+void *fk_new(size_t size);
+void fk_gone(void *object, size_t size);
 
 #endif

@@ -21,10 +21,21 @@ struct fk_condition {
 };
 
 static struct {
-  CUcontext ctx;
+  CUcontext ctx; /* with which it goes */
+  unsigned life;
   uint64_t reserved;
 } graph_memory[FK_DEVICES];
 static unsigned trims = 1;
+
+/* With the lock held. */
+static uint64_t reserved_on(int gpu) {
+  CUcontext ctx = graph_memory[gpu].ctx;
+  if (graph_memory[gpu].reserved && (ctx->dead || ctx->life != graph_memory[gpu].life)) {
+    graph_memory[gpu].reserved = 0;
+    trims++;
+  }
+  return graph_memory[gpu].reserved;
+}
 
 /* ---- graphs share what they hold until one of them changes ---- */
 
@@ -322,9 +333,10 @@ static bool unroll(CUgraphExec exec, CUgraph graph) {
 }
 
 FK_API(cuGraphExecDestroy, (CUgraphExec exec)) {
+  FK_LATE;
   free(exec->step);
   free(exec->child);
-  free(exec);
+  fk_gone(exec, sizeof *exec);
   return CUDA_SUCCESS;
 }
 
@@ -332,7 +344,7 @@ FK_API(cuGraphInstantiateWithFlags, (CUgraphExec * out, CUgraph graph, unsigned 
   FK_ENTER("cuGraphInstantiateWithFlags");
   /* Only the form with parameters has a stream to upload in. */
   if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) return CUDA_ERROR_INVALID_VALUE;
-  CUgraphExec exec = calloc(1, sizeof *exec);
+  CUgraphExec exec = fk_new(sizeof *exec);
   if (!unroll(exec, graph)) {
     cuGraphExecDestroy(exec);
     return CUDA_ERROR_NOT_SUPPORTED;
@@ -365,7 +377,7 @@ FK_API(cuGraphInstantiate,
 
 /* What a child graph's nodes allocate. */
 static bool bytes_of(CUgraph graph, uint64_t *bytes) {
-  CUgraphExec exec = calloc(1, sizeof *exec);
+  CUgraphExec exec = fk_new(sizeof *exec);
   bool ok = unroll(exec, graph);
   *bytes = exec->bytes;
   cuGraphExecDestroy(exec);
@@ -379,6 +391,7 @@ struct fk_child {
 
 /* Its memory is another; what it takes of time stays what it was. */
 FK_API(cuGraphExecChildGraphNodeSetParams, (CUgraphExec exec, CUgraphNode node, CUgraph graph)) {
+  FK_LATE;
   uint64_t before, after;
   unsigned i = 0;
   if (node->type != CU_GRAPH_NODE_TYPE_GRAPH) return CUDA_ERROR_INVALID_VALUE;
@@ -396,11 +409,13 @@ FK_API(cuGraphExecChildGraphNodeSetParams, (CUgraphExec exec, CUgraphNode node, 
 /* Graph memory stays reserved on the device until it is trimmed. */
 static bool reserve(CUcontext ctx, CUgraphExec exec) {
   fk_lock();
+  CUcontext home = reserved_on(ctx->gpu) ? graph_memory[ctx->gpu].ctx : ctx;
   uint64_t has = exec->reserved_at == trims ? exec->reserved : 0;
   uint64_t more = exec->bytes > has ? exec->bytes - has : 0;
-  bool ok = !more || fk_mem_take(ctx->gpu, ctx->queue, more);
+  bool ok = !more || (!home->dead && fk_mem_take(home->gpu, home->queue, more));
   if (ok && more) {
-    graph_memory[ctx->gpu].ctx = ctx;
+    graph_memory[ctx->gpu].ctx = home;
+    graph_memory[ctx->gpu].life = home->life;
     graph_memory[ctx->gpu].reserved += more;
     exec->reserved = exec->bytes;
     exec->reserved_at = trims;
@@ -410,6 +425,7 @@ static bool reserve(CUcontext ctx, CUgraphExec exec) {
 }
 
 FK_API(cuGraphUpload, (CUgraphExec exec, CUstream stream)) {
+  FK_LATE;
   struct CUstream_st *s = fk_stream(stream);
   if (!s) return CUDA_ERROR_INVALID_CONTEXT;
   return reserve(s->ctx, exec) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -444,11 +460,13 @@ static CUresult launch(CUgraphExec exec, struct CUstream_st *s) {
 FK_STREAM_API(cuGraphLaunch, (CUgraphExec exec, CUstream stream), launch(exec, s))
 
 FK_API(cuDeviceGraphMemTrim, (CUdevice device)) {
+  FK_LATE;
   CUcontext ctx = fk_current();
   (void)device;
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
   fk_lock();
-  fk_mem_give(ctx->gpu, ctx->queue, graph_memory[ctx->gpu].reserved);
+  uint64_t bytes = reserved_on(ctx->gpu);
+  if (bytes) fk_mem_give(ctx->gpu, graph_memory[ctx->gpu].ctx->queue, bytes);
   graph_memory[ctx->gpu].reserved = 0;
   trims++;
   fk_unlock();
@@ -459,6 +477,8 @@ FK_API(cuDeviceGetGraphMemAttribute,
        (CUdevice device, CUgraphMem_attribute attribute, void *value)) {
   CUcontext ctx = fk_current();
   (void)attribute;
-  *(uint64_t *)value = graph_memory[ctx ? ctx->gpu : device].reserved;
+  fk_lock();
+  *(uint64_t *)value = reserved_on(ctx ? ctx->gpu : device);
+  fk_unlock();
   return CUDA_SUCCESS;
 }

@@ -21,7 +21,8 @@ struct block {
 };
 
 struct CUmemPoolHandle_st {
-  int gpu, queue;
+  CUcontext ctx; /* its memory is counted to this one, while it lives */
+  unsigned life;
   uint64_t used, reserved, threshold, maximum;
   bool on_host, destroyed; /* destroyed, it lives on until its last free */
   bool managed;            /* its memory moves to its user, wherever it is at first */
@@ -81,6 +82,29 @@ static struct block *find(CUdeviceptr address) {
 
 static void pool_free(CUmemoryPool pool, uint64_t bytes);
 
+static bool has_home(CUmemoryPool pool) {
+  return pool->ctx && !pool->ctx->dead && pool->ctx->life == pool->life;
+}
+
+/* With the lock held. */
+static void shrink(CUmemoryPool pool, uint64_t keep) {
+  if (keep >= pool->reserved) return;
+  uint64_t want = up(pool->used > keep ? pool->used : keep, VC_GRANULE);
+  if (want >= pool->reserved) return;
+  if (!pool->on_host && has_home(pool)) fk_mem_give(pool->ctx->gpu, pool->ctx->queue, pool->reserved - want);
+  pool->reserved = want;
+}
+
+/* With the lock held: what other contexts still use of a context's memory that is gone is counted to the next user. */
+static bool find_home(CUmemoryPool pool, CUcontext ctx) {
+  if (pool->on_host) return true;
+  if (has_home(pool) && pool->reserved) return true;
+  if (ctx->dead || (pool->reserved && !fk_mem_take(ctx->gpu, ctx->queue, pool->reserved))) return false;
+  pool->ctx = ctx;
+  pool->life = ctx->life;
+  return true;
+}
+
 static void release(struct block *b) {
   if (b->pool) {
     pool_free(b->pool, b->bytes);
@@ -125,8 +149,9 @@ void fk_forget(CUcontext ctx) {
     if (!b) break;
     release(b);
   }
-  struct CUmemPoolHandle_st *pool = &default_pool[ctx->gpu];
-  if (pool->queue == ctx->queue) pool->reserved = pool->used = 0;
+  fk_lock();
+  if (default_pool[ctx->gpu].ctx == ctx) shrink(&default_pool[ctx->gpu], 0);
+  fk_unlock();
 }
 
 FK_API(cuMemAlloc_v2, (CUdeviceptr * out, size_t bytes)) {
@@ -205,10 +230,12 @@ static CUresult host_alloc(void **out, size_t bytes) {
 }
 
 FK_API(cuMemHostAlloc, (void **out, size_t bytes, unsigned flags)) {
+  FK_LATE;
   (void)flags;
   return host_alloc(out, bytes);
 }
 FK_API(cuMemAllocHost_v2, (void **out, size_t bytes)) {
+  FK_LATE;
   return host_alloc(out, bytes);
 }
 FK_API(cuMemFreeHost, (void *p)) {
@@ -257,6 +284,7 @@ struct handle {
 };
 
 FK_API(cuIpcGetMemHandle, (CUipcMemHandle * out, CUdeviceptr address)) {
+  FK_LATE;
   struct block *b = find(address);
   if (!b) return CUDA_ERROR_INVALID_VALUE;
   struct handle h = {(uint64_t)getpid(), address, b->bytes};
@@ -266,6 +294,7 @@ FK_API(cuIpcGetMemHandle, (CUipcMemHandle * out, CUdeviceptr address)) {
 }
 
 FK_API(cuIpcOpenMemHandle_v2, (CUdeviceptr * out, CUipcMemHandle in, unsigned flags)) {
+  FK_LATE;
   struct handle h;
   (void)flags;
   memcpy(&h, &in, sizeof h);
@@ -277,14 +306,6 @@ FK_API(cuIpcCloseMemHandle, (CUdeviceptr address)) {
 
 /* ---- pools ---- */
 
-static void shrink(CUmemoryPool pool, uint64_t keep) {
-  if (keep >= pool->reserved) return;
-  uint64_t want = up(pool->used > keep ? pool->used : keep, VC_GRANULE);
-  if (want >= pool->reserved) return;
-  if (!pool->on_host) fk_mem_give(pool->gpu, pool->queue, pool->reserved - want);
-  pool->reserved = want;
-}
-
 static bool standard(CUmemoryPool pool) {
   return pool >= default_pool && pool < default_pool + FK_DEVICES;
 }
@@ -293,7 +314,7 @@ static bool standard(CUmemoryPool pool) {
 static void drop_if_over(CUmemoryPool pool) {
   if (!pool->destroyed || pool->used) return;
   shrink(pool, 0);
-  free(pool);
+  fk_gone(pool, sizeof *pool);
 }
 
 static void pool_free(CUmemoryPool pool, uint64_t bytes) {
@@ -317,12 +338,8 @@ static CUresult pool_alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool pool) {
   fk_lock();
   uint64_t want = pool->used + up(bytes, 512);
   uint64_t grow = want > pool->reserved ? up(want - pool->reserved, VC_GRANULE) : 0;
-  if (!pool->reserved) {
-    pool->gpu = ctx->gpu;
-    pool->queue = ctx->queue;
-  }
-  bool ok = !(pool->maximum && pool->reserved + grow > pool->maximum) &&
-            (!grow || pool->on_host || fk_mem_take(pool->gpu, pool->queue, grow));
+  bool ok = find_home(pool, ctx) && !(pool->maximum && pool->reserved + grow > pool->maximum) &&
+            (!grow || pool->on_host || fk_mem_take(pool->ctx->gpu, pool->ctx->queue, grow));
   if (ok) {
     pool->used = want;
     pool->reserved += grow;
@@ -435,7 +452,7 @@ FK_API(cuDeviceSetMemPool, (CUdevice device, CUmemoryPool pool)) {
 FK_API(cuMemPoolCreate, (CUmemoryPool * out, const CUmemPoolProps *props)) {
   FK_ENTER("cuMemPoolCreate");
   if (!out || !props) return CUDA_ERROR_INVALID_VALUE;
-  *out = calloc(1, sizeof **out);
+  *out = fk_new(sizeof **out);
   (*out)->maximum = props->maxSize;
   (*out)->managed = props->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
   (*out)->on_host = props->location.type == CU_MEM_LOCATION_TYPE_HOST ||
@@ -463,6 +480,7 @@ FK_API(cuMemPoolDestroy, (CUmemoryPool pool)) {
 }
 
 FK_API(cuMemPoolTrimTo, (CUmemoryPool pool, size_t keep)) {
+  FK_LATE;
   pthread_testcancel();
   fk_lock();
   shrink(pool, keep);

@@ -144,7 +144,7 @@ static const char *cubin_of(const char *fat) {
 }
 
 static struct CUmod_st *parse(const char *image) {
-  struct CUmod_st *m = calloc(1, sizeof *m);
+  struct CUmod_st *m = fk_new(sizeof *m);
   /* The runtime's wrapper. */
   if (!memcmp(image, "\xb1\x43\x62\x46", 4)) memcpy(&image, image + 8, sizeof image);
   if (!memcmp(image, "\x50\xed\x55\xba", 4)) image = cubin_of(image);
@@ -209,7 +209,7 @@ static void unload(struct CUmod_st *m) {
     free(g);
   }
   free(m->entry);
-  free(m);
+  fk_gone(m, sizeof *m);
 }
 
 static struct CUmod_st *eager;
@@ -271,6 +271,7 @@ FK_API(cuModuleLoad, (CUmodule * out, const char *path)) {
   return r;
 }
 FK_API(cuModuleUnload, (CUmodule module)) {
+  FK_LATE;
   if (!module) return CUDA_ERROR_INVALID_HANDLE;
   fk_contexts_hold();
   unload((struct CUmod_st *)module);
@@ -298,6 +299,7 @@ FK_API(cuLibraryGetGlobal, (CUdeviceptr * out, size_t *bytes, CUlibrary library,
 
 FK_API(cuLibraryLoadData, (CUlibrary * out, const void *image, CUjit_option *jo, void **jv,
                            unsigned jn, CUlibraryOption *lo, void **lv, unsigned ln)) {
+  FK_LATE;
   (void)jo, (void)jv, (void)jn, (void)lo, (void)lv, (void)ln;
   return load((void **)out, image, NULL);
 }

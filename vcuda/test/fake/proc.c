@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 int fk_missing(const char *name) {
   if (fk_setting("TRACE")) fprintf(stderr, "fake GPU: %s is not implemented\n", name);
@@ -25,6 +27,48 @@ int fk_fault(const char *name) {
   unsigned every = (unsigned)strtoul(plan + length + 1, &end, 10);
   if (!every || (atomic_fetch_add(&calls, 1) + 1) % every) return 0;
   return *end == ':' ? atoi(end + 1) : CUDA_ERROR_UNKNOWN;
+}
+
+/* SLICEKEEPER_FAKE_LATE=MICROSECONDS: random pauses, at most so long. No thread can be cancelled in one. */
+uint64_t fk_lateness; /* in nanoseconds */
+
+__attribute__((constructor)) static void choose_lateness(void) {
+  uint64_t us = fk_bytes(fk_setting("LATE"), 0);
+  fk_lateness = 1000 * (us < 999999 ? us : 999999);
+}
+
+void fk_pause(void) {
+  static __thread uint64_t state;
+  if (!state) state = (uint64_t)(uintptr_t)&state ^ (uint64_t)getpid() << 40;
+  state = state * 6364136223846793005u + 1442695040888963407u;
+  struct timespec pause = {0, (long)((state >> 33) % fk_lateness)};
+  syscall(SYS_nanosleep, &pause, NULL);
+}
+
+/* An allocator keeps what is freed for its own thread at first; here the next thread has it at once. */
+struct unused {
+  struct unused *next;
+  size_t size;
+};
+static struct unused *unused_list;
+FK_GUARD(unused_guard)
+
+void *fk_new(size_t size) {
+  pthread_mutex_lock(&unused_guard);
+  struct unused **at = &unused_list, *object;
+  while (*at && (*at)->size != size) at = &(*at)->next;
+  if ((object = *at)) *at = object->next;
+  pthread_mutex_unlock(&unused_guard);
+  return object ? memset(object, 0, size) : calloc(1, size);
+}
+
+void fk_gone(void *object, size_t size) {
+  struct unused *one = object;
+  if (!one) return;
+  pthread_mutex_lock(&unused_guard);
+  *one = (struct unused){unused_list, size};
+  unused_list = one;
+  pthread_mutex_unlock(&unused_guard);
 }
 
 /* The newest version up to the requested one, in its per-thread variant if there is one. */

@@ -157,7 +157,7 @@ FK_API(cuStreamCreateWithPriority, (CUstream * out, unsigned flags, int priority
   FK_ENTER("cuStreamCreate");
   CUcontext ctx = fk_current();
   if (!ctx || ctx->dead) return CUDA_ERROR_INVALID_CONTEXT;
-  CUstream s = calloc(1, sizeof *s);
+  CUstream s = fk_new(sizeof *s);
   if (!s) return CUDA_ERROR_OUT_OF_MEMORY;
   s->ctx = ctx;
   s->life = ctx->life;
@@ -168,7 +168,7 @@ FK_API(cuStreamCreateWithPriority, (CUstream * out, unsigned flags, int priority
                            s->priority);
   fk_unlock();
   if (!s->slot) {
-    free(s);
+    fk_gone(s, sizeof *s);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   pthread_mutex_lock(&guard);
@@ -195,7 +195,7 @@ FK_API(cuStreamDestroy_v2, (CUstream s)) {
     fk_stream_close(s->ctx->gpu, s->slot);
     fk_unlock();
   }
-  free(s);
+  fk_gone(s, sizeof *s);
   return CUDA_SUCCESS;
 }
 FK_API(cuStreamDestroy, (CUstream s)) {
@@ -320,7 +320,7 @@ FK_API(cuEventCreate, (CUevent * out, unsigned flags)) {
   FK_ENTER("cuEventCreate");
   CUcontext ctx = fk_current();
   if (!ctx || ctx->dead) return CUDA_ERROR_INVALID_CONTEXT;
-  CUevent event = calloc(1, sizeof *event);
+  CUevent event = fk_new(sizeof *event);
   if (!event) return CUDA_ERROR_OUT_OF_MEMORY;
   event->ctx = ctx;
   event->life = ctx->life;
@@ -336,7 +336,7 @@ FK_API(cuEventDestroy_v2, (CUevent event)) {
   fk_lock();
   fk_mark_close(event->ctx->gpu, event->mark);
   fk_unlock();
-  free(event);
+  fk_gone(event, sizeof *event);
   return CUDA_SUCCESS;
 }
 FK_API(cuEventDestroy, (CUevent event)) {

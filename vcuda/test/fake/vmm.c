@@ -11,6 +11,7 @@
 
 struct physical {
   CUcontext ctx;
+  unsigned life;
   CUmemAllocationProp prop;
   uint64_t bytes;
   unsigned handles, maps;
@@ -34,13 +35,6 @@ struct CUarray_st {
 static struct mapping *mappings;
 FK_GUARD(guard)
 
-static bool take(CUcontext ctx, uint64_t bytes) {
-  fk_lock();
-  bool ok = fk_mem_take(ctx->gpu, ctx->queue, bytes);
-  fk_unlock();
-  return ok;
-}
-
 /* What lies in an exported descriptor. */
 struct exported {
   pid_t pid;
@@ -57,13 +51,12 @@ static bool on_device(const struct physical *p) {
 static void settle(struct physical *p) {
   if (p->handles || p->maps) return;
   fk_lock();
-  if (p->exported)
-    fk_share_let_go(p->ctx->gpu, p->share, p->ctx->queue);
-  else if (on_device(p))
-    fk_mem_give(p->ctx->gpu, p->ctx->queue, p->bytes);
+  bool there = !p->ctx->dead && p->ctx->life == p->life;
+  if (there && p->exported) fk_share_let_go(p->ctx->gpu, p->share, p->ctx->queue);
   fk_unlock();
+  if (!p->exported && on_device(p)) fk_give(p->ctx, p->bytes, p->life);
   if (p->exported && p->exported_fd >= 0) close(p->exported_fd);
-  free(p);
+  fk_gone(p, sizeof *p);
 }
 
 FK_API(cuMemGetAllocationGranularity,
@@ -80,10 +73,10 @@ FK_API(cuMemCreate, (CUmemGenericAllocationHandle * out, size_t bytes,
   CUcontext ctx = fk_current();
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
   if (!out || !prop || !bytes || bytes % VC_GRANULE) return CUDA_ERROR_INVALID_VALUE;
-  struct physical *p = calloc(1, sizeof *p);
+  struct physical *p = fk_new(sizeof *p);
   *p = (struct physical){.ctx = ctx, .prop = *prop, .bytes = bytes, .handles = 1};
-  if (on_device(p) && !take(ctx, bytes)) {
-    free(p);
+  if (on_device(p) && !fk_take(ctx, bytes, &p->life)) {
+    fk_gone(p, sizeof *p);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   *out = (CUmemGenericAllocationHandle)(uintptr_t)p;
@@ -91,12 +84,14 @@ FK_API(cuMemCreate, (CUmemGenericAllocationHandle * out, size_t bytes,
 }
 
 FK_API(cuMemRelease, (CUmemGenericAllocationHandle handle)) {
+  FK_LATE;
   struct physical *p = (struct physical *)(uintptr_t)handle;
   pthread_mutex_lock(&guard);
-  p->handles--;
-  settle(p);
+  bool there = p->handles; /* its place is kept, for the next one */
+  if (there) p->handles--;
+  if (there) settle(p);
   pthread_mutex_unlock(&guard);
-  return CUDA_SUCCESS;
+  return there ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 FK_API(cuMemAddressReserve, (CUdeviceptr * out, size_t bytes, size_t align, CUdeviceptr hint,
@@ -113,17 +108,23 @@ FK_API(cuMemAddressFree, (CUdeviceptr address, size_t bytes)) {
 
 FK_API(cuMemMap, (CUdeviceptr address, size_t bytes, size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long flags)) {
+  FK_LATE;
   (void)offset, (void)flags;
-  struct mapping *m = calloc(1, sizeof *m);
+  struct physical *p = (struct physical *)(uintptr_t)handle;
   pthread_mutex_lock(&guard);
-  *m = (struct mapping){mappings, address, bytes, (struct physical *)(uintptr_t)handle};
-  mappings = m;
-  m->physical->maps++;
+  bool there = p->handles;
+  if (there) {
+    struct mapping *m = calloc(1, sizeof *m);
+    *m = (struct mapping){mappings, address, bytes, p};
+    mappings = m;
+    p->maps++;
+  }
   pthread_mutex_unlock(&guard);
-  return CUDA_SUCCESS;
+  return there ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 FK_API(cuMemUnmap, (CUdeviceptr address, size_t bytes)) {
+  FK_LATE;
   bool any = false;
   pthread_mutex_lock(&guard);
   for (struct mapping **p = &mappings; *p;) {
@@ -151,6 +152,7 @@ FK_API(cuMemSetAccess,
 }
 
 FK_API(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * out, void *address)) {
+  FK_LATE;
   CUresult r = CUDA_ERROR_INVALID_VALUE;
   CUdeviceptr at = (CUdeviceptr)address;
   pthread_mutex_lock(&guard);
@@ -185,6 +187,7 @@ static CUresult export(struct physical *p) {
 
 FK_API(cuMemExportToShareableHandle, (void *out, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags)) {
+  FK_LATE;
   struct physical *p = (struct physical *)(uintptr_t)handle;
   CUresult r = CUDA_SUCCESS;
   (void)flags;
@@ -200,6 +203,7 @@ FK_API(cuMemExportToShareableHandle, (void *out, CUmemGenericAllocationHandle ha
 
 FK_API(cuMemImportFromShareableHandle,
        (CUmemGenericAllocationHandle * out, void *handle, CUmemAllocationHandleType type)) {
+  FK_LATE;
   struct exported e;
   CUcontext ctx = fk_current();
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
@@ -217,8 +221,8 @@ FK_API(cuMemImportFromShareableHandle,
     if (there) s->held[ctx->queue]++;
     fk_unlock();
     if (!there) return CUDA_ERROR_INVALID_VALUE;
-    p = calloc(1, sizeof *p);
-    *p = (struct physical){.ctx = ctx, .bytes = e.bytes, .handles = 1, .exported = true,
+    p = fk_new(sizeof *p);
+    *p = (struct physical){.ctx = ctx, .life = ctx->life, .bytes = e.bytes, .handles = 1, .exported = true,
                            .share = e.share, .exported_fd = -1};
     p->prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   }
@@ -273,7 +277,7 @@ static CUresult array(CUarray *out, uint64_t bytes) {
   if (!out || bytes == UINT64_MAX) return CUDA_ERROR_INVALID_VALUE;
   struct CUarray_st a = {.ctx = ctx, .bytes = bytes};
   if (!fk_take(ctx, bytes, &a.life)) return CUDA_ERROR_OUT_OF_MEMORY;
-  *out = calloc(1, sizeof **out);
+  *out = fk_new(sizeof **out);
   **out = a;
   return CUDA_SUCCESS;
 }
@@ -338,12 +342,13 @@ FK_API(cuMemMapArrayAsync_ptsz, (CUarrayMapInfo * list, unsigned count, CUstream
 }
 
 FK_API(cuArrayDestroy, (CUarray a)) {
+  FK_LATE;
   if (!a) return CUDA_ERROR_INVALID_HANDLE;
   pthread_mutex_lock(&guard);
   drop_tiles(a, NULL);
   pthread_mutex_unlock(&guard);
   fk_give(a->ctx, a->bytes, a->life);
-  free(a);
+  fk_gone(a, sizeof *a);
   return CUDA_SUCCESS;
 }
 
