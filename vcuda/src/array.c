@@ -141,13 +141,15 @@ VC_HOOK CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3
   return end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
+/* Only an array without memory of its own can have tiles. */
 static CUresult destroy(CUresult (*real)(void *), void *handle) {
   struct vc_item item;
-  bool known = vc_table_take(VC_ARRAY, (uint64_t)(uintptr_t)handle, &item);
+  if (!vc_table_take(VC_ARRAY, (uint64_t)(uintptr_t)handle, &item)) return vc_vmm_destroy(real, handle);
   CUresult r = real(handle);
-  if (known && r == CUDA_SUCCESS) vc_give(item.bytes, item.owner);
-  if (r == CUDA_SUCCESS) vc_vmm_forget(handle);
-  if (known && r != CUDA_SUCCESS) vc_table_put(item);
+  if (r == CUDA_SUCCESS)
+    vc_give(item.bytes, item.owner);
+  else
+    vc_table_put(item);
   return r;
 }
 

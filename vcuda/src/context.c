@@ -73,10 +73,6 @@ static bool is_active(CUdevice device) {
  * memory of a second context, and be refused near the cap. */
 static struct vc_lock making_primary;
 
-void vc_context_reset(void) {
-  atomic_store(&making_primary.word, 0);
-}
-
 static CUresult retain(CUcontext *out, CUdevice device) {
   struct vc_making making;
   bool makes = !is_active(device);
@@ -164,6 +160,10 @@ VC_HOOK CUresult cuCtxDestroy(CUcontext context) {
   return destroy(context, VC_REAL(cuCtxDestroy));
 }
 
+/* While the driver attaches or detaches: between its count and ours another thread could take the last detachment for
+ * another one. */
+static struct vc_lock attaching;
+
 /* Whether a context was attached to more often than detached from since; counts one detachment. */
 static bool detaches(CUcontext context) {
   struct vc_item item;
@@ -175,20 +175,26 @@ static bool detaches(CUcontext context) {
 
 VC_HOOK CUresult cuCtxAttach(CUcontext *out, unsigned flags) {
   struct vc_item item;
+  vc_lock(&attaching);
   CUresult r = VC_CALL(cuCtxAttach)(out, flags);
-  if (r != CUDA_SUCCESS) return r;
-  uint64_t key = (uint64_t)(uintptr_t)*out;
-  if (!vc_table_take(VC_ATTACHED, key, &item))
-    item = (struct vc_item){.key = key, .owner = *out, .kind = VC_ATTACHED};
-  item.extra++;
-  vc_table_put(item);
+  if (r == CUDA_SUCCESS) {
+    uint64_t key = (uint64_t)(uintptr_t)*out;
+    if (!vc_table_take(VC_ATTACHED, key, &item))
+      item = (struct vc_item){.key = key, .owner = *out, .kind = VC_ATTACHED};
+    item.extra++;
+    vc_table_put(item);
+  }
+  vc_unlock(&attaching);
   return r;
 }
 
 /* The last one destroys the context. */
 VC_HOOK CUresult cuCtxDetach(CUcontext context) {
-  if (!detaches(context)) return destroy(context, VC_REAL(cuCtxDetach));
-  return switched(VC_CALL(cuCtxDetach)(context));
+  vc_lock(&attaching);
+  CUresult r =
+      detaches(context) ? switched(VC_CALL(cuCtxDetach)(context)) : destroy(context, VC_REAL(cuCtxDetach));
+  vc_unlock(&attaching);
+  return r;
 }
 
 VC_HOOK CUresult cuCtxSetCurrent(CUcontext context) {
@@ -207,8 +213,7 @@ VC_HOOK CUresult cuCtxPopCurrent(CUcontext *context) {
   return switched(VC_CALL(cuCtxPopCurrent)(context));
 }
 
-/* A primary context ends with its last release; only the driver counts those. A reset one that is
- * still retained is made again. */
+/* A primary context ends with its last release; only the driver counts those. */
 static CUcontext may_end(CUdevice device) {
   CUcontext context = primary_of(device);
   if (context) vc_stream_freeze(context, true);
@@ -216,41 +221,58 @@ static CUcontext may_end(CUdevice device) {
   return context;
 }
 
-static CUresult may_have_ended(CUresult r, CUdevice device, CUcontext context, bool reset) {
+static CUresult may_have_ended(CUresult r, CUdevice device, CUcontext context) {
   if (!context) return r;
-  bool over = r == CUDA_SUCCESS && (reset || !is_active(device));
-  if (over) {
+  if (r == CUDA_SUCCESS && !is_active(device)) {
     vc_stream_uncache();
     vc_stream_forget(context);
     vc_memory_forget(context);
   } else {
     vc_stream_freeze(context, false);
   }
-  /* A reset, or another thread meanwhile, may have made it again. */
-  if (over && is_active(device)) vc_context_again(context);
   return r;
 }
 
 /* With the lock, for the next primary context has the handle of the one that ends. */
-static CUresult release(CUdevice device, CUresult (*real)(CUdevice), bool reset) {
+static CUresult release(CUdevice device, CUresult (*real)(CUdevice)) {
   vc_lock(&making_primary);
   CUcontext context = may_end(device);
-  CUresult r = may_have_ended(real(device), device, context, reset);
+  CUresult r = may_have_ended(real(device), device, context);
+  vc_unlock(&making_primary);
+  return r;
+}
+
+/* It ends, and while it is retained it is made again under its handle, where other threads may use it at once: charge
+ * the new one before the old one is given back, for the room may be taken by then. */
+static CUresult reset(CUdevice device, CUresult (*real)(CUdevice)) {
+  vc_lock(&making_primary);
+  CUcontext context = may_end(device), aside = (CUcontext)(uintptr_t)vc_table_place();
+  if (context) rename_all(context, aside);
+  CUresult r = real(device);
+  if (context && r == CUDA_SUCCESS) {
+    vc_stream_uncache();
+    if (is_active(device)) vc_context_again(context);
+    vc_stream_forget(aside);
+    vc_memory_forget(aside);
+  } else if (context) {
+    rename_all(aside, context);
+    vc_stream_freeze(context, false);
+  }
   vc_unlock(&making_primary);
   return r;
 }
 
 VC_HOOK CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
-  return release(device, VC_REAL(cuDevicePrimaryCtxRelease_v2), false);
+  return release(device, VC_REAL(cuDevicePrimaryCtxRelease_v2));
 }
 VC_HOOK CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
-  return release(device, VC_REAL(cuDevicePrimaryCtxRelease), false);
+  return release(device, VC_REAL(cuDevicePrimaryCtxRelease));
 }
 VC_HOOK CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
-  return release(device, VC_REAL(cuDevicePrimaryCtxReset_v2), true);
+  return reset(device, VC_REAL(cuDevicePrimaryCtxReset_v2));
 }
 VC_HOOK CUresult cuDevicePrimaryCtxReset(CUdevice device) {
-  return release(device, VC_REAL(cuDevicePrimaryCtxReset), true);
+  return reset(device, VC_REAL(cuDevicePrimaryCtxReset));
 }
 
 /* A green context's memory and modules become the primary context's; its streams and events go. */
@@ -276,7 +298,7 @@ VC_HOOK CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     if (r == CUDA_SUCCESS) hand_over(own, context);
     vc_stream_freeze(own, false);
   }
-  r = may_have_ended(r, device, context, false);
+  r = may_have_ended(r, device, context);
   vc_unlock(&making_primary);
   return r;
 }
@@ -337,6 +359,11 @@ VC_HOOK CUresult cuGreenCtxWaitEvent(CUgreenCtx green, CUevent event) {
   if (green) VC_CALL(cuCtxFromGreenCtx)(&context, green);
   if (context) vc_sync_context_wait_begin(context);
   return waits(context, VC_CALL(cuGreenCtxWaitEvent)(green, event));
+}
+
+void vc_context_reset(void) {
+  atomic_store(&making_primary.word, 0);
+  atomic_store(&attaching.word, 0);
 }
 
 /* ---- streams that are destroyed ---- */

@@ -15,6 +15,8 @@
 
 static struct vc_meter meter;
 static _Atomic uint32_t trims;
+static struct vc_lock changing; /* while the driver changes an executable graph, or launches one that takes memory */
+static struct vc_lock trimming; /* while the driver trims, no graph begins to take its memory */
 
 /* ---- what a graph's nodes will take, its child graphs' too, however deep they lie ---- */
 
@@ -111,13 +113,23 @@ static bool take(uint64_t bytes) {
 /* Note what a part of an executable graph needs, a child graph's node or NULL for the whole, if that is more than was
  * noted before; return the bytes noted before. They are kept as granules in `extra`: as the `bytes` of an entry with an
  * owner they would be given back with a context that gets the handle's address. */
-static uint64_t raise_part(CUgraphExec exec, CUgraphNode node, uint64_t bytes) {
-  uint64_t turned = (uint64_t)(uintptr_t)node << 32 | (uint64_t)(uintptr_t)node >> 32, granules = bytes / VC_GRANULE;
+static struct vc_item part_of(CUgraphExec exec, CUgraphNode node) {
+  uint64_t turned = (uint64_t)(uintptr_t)node << 32 | (uint64_t)(uintptr_t)node >> 32;
   struct vc_item part = {.key = (uint64_t)(uintptr_t)exec ^ turned, .owner = exec, .kind = VC_EXEC_PART};
-  vc_table_take(VC_EXEC_PART, part.key, &part);
+  vc_table_find(VC_EXEC_PART, part.key, &part);
+  return part;
+}
+
+static void set_part(struct vc_item part, uint64_t bytes) {
+  uint64_t granules = bytes / VC_GRANULE;
+  part.extra = granules < UINT32_MAX ? (uint32_t)granules : UINT32_MAX;
+  vc_table_set(part);
+}
+
+static uint64_t raise_part(CUgraphExec exec, CUgraphNode node, uint64_t bytes) {
+  struct vc_item part = part_of(exec, node);
   uint64_t before = part.extra * VC_GRANULE;
-  if (granules > part.extra) part.extra = granules < UINT32_MAX ? (uint32_t)granules : UINT32_MAX;
-  vc_table_put(part);
+  if (bytes > before) set_part(part, bytes);
   return before;
 }
 
@@ -131,26 +143,35 @@ static void forget(CUgraphExec exec) {
 }
 
 /* The handle may have been that of a graph that went with its context. */
-static void remember(CUgraphExec exec, uint64_t bytes, bool uploaded) {
+static void remember(CUgraphExec exec, uint64_t bytes, uint32_t uploaded) {
   forget(exec);
   if (!bytes) return;
   raise_part(exec, NULL, bytes);
   vc_table_put((struct vc_item){.key = (uint64_t)(uintptr_t)exec,
                                 .bytes = bytes,
                                 .kind = VC_EXEC,
-                                .extra = uploaded ? atomic_load(&trims) : UINT32_MAX});
+                                .extra = uploaded});
 }
 
 static CUresult instantiated(CUresult r, CUgraphExec *exec, CUgraph graph) {
   uint64_t bytes;
   if (r != CUDA_SUCCESS || !exec || !*exec) return r;
   if (sum_nodes(graph, &bytes)) {
-    remember(*exec, bytes, false);
+    remember(*exec, bytes, UINT32_MAX);
     return r;
   }
   VC_CALL(cuGraphExecDestroy)(*exec);
   *exec = NULL;
   return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Begin to hold what is charged; returns how many trims there were. */
+static uint32_t hold(void) {
+  vc_lock(&trimming);
+  vc_meter_hold(&meter, 1);
+  uint32_t now = atomic_load(&trims);
+  vc_unlock(&trimming);
+  return now;
 }
 
 /* With the flag that says so, a graph is uploaded as it is made, and takes its memory then. */
@@ -160,10 +181,12 @@ static CUresult with_params(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANT
   uint64_t bytes = 0;
   bool upload = p && exec && graph && (p->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD);
   if (!upload) return instantiated(real(exec, graph, p), exec, graph);
-  if (!sum_nodes(graph, &bytes) || !take(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult r = real(exec, graph, p);
-  vc_meter_end(&meter, bytes, reserved, NULL);
-  if (r == CUDA_SUCCESS) remember(*exec, bytes, true);
+  uint32_t now = hold();
+  bool ok = sum_nodes(graph, &bytes) && take(bytes);
+  CUresult r = ok ? real(exec, graph, p) : CUDA_ERROR_OUT_OF_MEMORY;
+  vc_meter_hold(&meter, -1);
+  if (ok) vc_meter_end(&meter, bytes, reserved, NULL);
+  if (r == CUDA_SUCCESS) remember(*exec, bytes, now);
   return r;
 }
 
@@ -188,22 +211,24 @@ VC_HOOK CUresult cuGraphExecDestroy(CUgraphExec exec) {
   return VC_CALL(cuGraphExecDestroy)(exec);
 }
 
-/* A graph that was not launched since the last trim takes its memory now. One that was keeps it: a thread that trims
- * meanwhile gives nothing back before it has counted the trim, and nothing while the graph is on its way. */
+/* A graph that was not launched since the last trim takes its memory now. One that was keeps it: a trim is counted
+ * before the driver begins with it, and nothing is given back while the graph is on its way. */
 static CUresult with_memory(CUgraphExec exec, CUstream stream,
                             CUresult (*real)(CUgraphExec, CUstream)) {
   struct vc_item item;
   uint64_t key = (uint64_t)(uintptr_t)exec;
   CUresult r = CUDA_ERROR_OUT_OF_MEMORY;
   if (!vc_table_find(VC_EXEC, key, &item)) return real(exec, stream);
-  vc_meter_hold(&meter, 1);
-  uint32_t now = atomic_load(&trims);
+  vc_lock(&changing);
+  vc_table_find(VC_EXEC, key, &item);
+  uint32_t now = hold();
   uint64_t bytes = item.extra != now ? item.bytes : 0;
   bool ok = take(bytes);
   if (ok) r = real(exec, stream);
   vc_meter_hold(&meter, -1);
   if (ok) vc_meter_end(&meter, bytes, reserved, NULL);
   if (r == CUDA_SUCCESS && bytes) vc_table_mark(VC_EXEC, key, now);
+  vc_unlock(&changing);
   return r;
 }
 
@@ -216,33 +241,60 @@ static bool may_run(const void *kernel, CUcontext context) {
 }
 
 /* What an executable graph needs is the most that it was made or updated from as a whole, and for each child graph
- * that was changed by itself the most that this needed: which child's memory the whole counts already is not known. */
-static CUresult changed(CUresult r, CUgraphExec exec, CUgraphNode node, uint64_t bytes) {
-  struct vc_item all = {.key = (uint64_t)(uintptr_t)exec, .kind = VC_EXEC};
-  if (r != CUDA_SUCCESS || !bytes) return r;
-  uint64_t before = raise_part(exec, node, bytes);
-  if (bytes <= before) return r;
-  vc_table_take(VC_EXEC, all.key, &all);
-  all.bytes = plus(all.bytes, bytes - before);
+ * that was changed by itself the most that this needed: which child's memory the whole counts already is not known.
+ * It is noted before the driver changes it, for another thread can launch it at once. */
+struct change {
+  struct vc_item all;
+  CUgraphExec exec;
+  CUgraphNode node;
+  uint64_t before, bytes;
+  bool known;
+};
+
+static struct change begin_change(CUgraphExec exec, CUgraphNode node, uint64_t bytes) {
+  struct change c = {{.key = (uint64_t)(uintptr_t)exec, .kind = VC_EXEC}, exec, node, 0, bytes, false};
+  vc_lock(&changing);
+  c.known = vc_table_find(VC_EXEC, c.all.key, &c.all);
+  if (bytes) c.before = raise_part(exec, node, bytes);
+  if (bytes <= c.before) return c;
+  struct vc_item all = c.all;
+  all.bytes = plus(all.bytes, bytes - c.before);
   all.extra = UINT32_MAX;
-  vc_table_put(all);
+  vc_table_set(all);
+  return c;
+}
+
+static CUresult end_change(struct change c, CUresult r) {
+  struct vc_item all;
+  if (r != CUDA_SUCCESS && c.bytes > c.before) {
+    set_part(part_of(c.exec, c.node), c.before);
+    if (c.known)
+      vc_table_set(c.all);
+    else
+      vc_table_take(VC_EXEC, c.all.key, &all);
+  }
+  vc_unlock(&changing);
   return r;
 }
+
+#define CHANGE(exec, node, bytes, call)                                                                              \
+  struct change c_ = begin_change(exec, node, bytes);                                                                \
+  return end_change(c_, call)
 
 VC_HOOK CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *bad, CUgraphExecUpdateResult *result) {
   uint64_t bytes = 0;
   if (graph && !sum_nodes(graph, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  return changed(VC_CALL(cuGraphExecUpdate)(exec, graph, bad, result), exec, NULL, bytes);
+  CHANGE(exec, NULL, bytes, VC_CALL(cuGraphExecUpdate)(exec, graph, bad, result));
 }
 VC_HOOK CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *result) {
   uint64_t bytes = 0;
   if (graph && !sum_nodes(graph, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  return changed(VC_CALL(cuGraphExecUpdate_v2)(exec, graph, result), exec, NULL, bytes);
+  CHANGE(exec, NULL, bytes, VC_CALL(cuGraphExecUpdate_v2)(exec, graph, result));
 }
 VC_HOOK CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child) {
   uint64_t bytes = 0;
   if (child && !sum_nodes(child, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  return changed(VC_CALL(cuGraphExecChildGraphNodeSetParams)(exec, node, child), exec, node, bytes);
+  CHANGE(exec, node, bytes, VC_CALL(cuGraphExecChildGraphNodeSetParams)(exec, node, child));
 }
 VC_HOOK CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                                 const CUDA_KERNEL_NODE_PARAMS_v1 *p) {
@@ -261,7 +313,7 @@ VC_HOOK CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CU
     ok = may_run(p->kernel.kern ? (void *)p->kernel.kern : (void *)p->kernel.func, p->kernel.ctx);
   if (p && p->type == CU_GRAPH_NODE_TYPE_GRAPH && p->graph.graph) ok = sum_nodes(p->graph.graph, &bytes);
   if (!ok) return CUDA_ERROR_OUT_OF_MEMORY;
-  return changed(VC_CALL(cuGraphExecNodeSetParams)(exec, node, p), exec, node, bytes);
+  CHANGE(exec, node, bytes, VC_CALL(cuGraphExecNodeSetParams)(exec, node, p));
 }
 
 static CUresult launch(CUgraphExec exec, CUstream stream, CUstream given,
@@ -290,12 +342,16 @@ VC_HOOK CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) {
 }
 
 VC_HOOK CUresult cuDeviceGraphMemTrim(CUdevice device) {
-  CUresult r = VC_CALL(cuDeviceGraphMemTrim)(device);
+  vc_lock(&trimming);
   atomic_fetch_add(&trims, 1);
+  CUresult r = VC_CALL(cuDeviceGraphMemTrim)(device);
+  vc_unlock(&trimming);
   vc_meter_settle(&meter, reserved, NULL);
   return r;
 }
 
 void vc_graph_reset(void) {
   meter = (struct vc_meter){0};
+  atomic_store(&trimming.word, 0);
+  atomic_store(&changing.word, 0);
 }

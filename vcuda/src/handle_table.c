@@ -90,6 +90,18 @@ bool vc_table_rename(enum vc_kind kind, uint64_t from, uint64_t to) {
   return cell;
 }
 
+bool vc_table_set(struct vc_item item) {
+  vc_lock(&guard);
+  struct vc_item *cell = find(item.kind, item.key);
+  bool ok = cell || has_room();
+  if (cell)
+    *cell = item;
+  else if (ok)
+    insert(item);
+  vc_unlock(&guard);
+  return ok;
+}
+
 uint32_t vc_table_mark(enum vc_kind kind, uint64_t key, uint32_t extra) {
   vc_lock(&guard);
   struct vc_item *cell = find(kind, key);

@@ -27,6 +27,8 @@ bool vc_table_find(enum vc_kind kind, uint64_t key, struct vc_item *out);
 bool vc_table_take(enum vc_kind kind, uint64_t key, struct vc_item *out);
 /* Give an entry another key; a thread that lists its kind meanwhile sees it exactly once. */
 bool vc_table_rename(enum vc_kind kind, uint64_t from, uint64_t to);
+/* Put an entry in the place of the one with its kind and key, if there is one. */
+bool vc_table_set(struct vc_item item);
 /* Set an entry's `extra`; returns what it was, or UINT32_MAX if there is no entry. */
 uint32_t vc_table_mark(enum vc_kind kind, uint64_t key, uint32_t extra);
 /* Return a copy of all entries of a kind, for the caller to free; NULL if there are none (a count of 0) or no memory. */

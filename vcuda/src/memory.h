@@ -15,8 +15,8 @@ bool vc_memory_take(uint64_t bytes, const void *context);
 void vc_memory_exported(CUdeviceptr address);
 /* Give back everything that went with a context. */
 void vc_memory_forget(CUcontext context);
-/* Give back what was mapped into a sparse array that is gone. */
-void vc_vmm_forget(const void *array);
+/* Destroy a sparse array, and give back what was mapped into it. */
+CUresult vc_vmm_destroy(CUresult (*real)(void *), void *array);
 /* In a forked child. */
 void vc_vmm_reset(void);
 void vc_graph_reset(void);

@@ -33,7 +33,8 @@ static void apply(struct vc_meter *m, struct vc_reading r) {
   atomic_fetch_add(&m->turn, 1);
 }
 
-/* One try: 1 granted, 0 refused for good, -1 refused while other requests may be counted twice. */
+/* One try: 1 granted, 0 refused for good, -1 refused while other requests may be counted twice, or what they gave back
+ * not at all. */
 static int try_begin(struct vc_meter *m, uint64_t bytes, vc_read *read, void *of) {
   for (int i = 1;; i++) {
     uint32_t turn = atomic_load(&m->turn);
@@ -45,7 +46,7 @@ static int try_begin(struct vc_meter *m, uint64_t bytes, vc_read *read, void *of
     uint64_t wanted = fresh ? most(m, r, bytes) : sum(m->charged, vc_granules(bytes));
     uint64_t growth = wanted > m->charged ? wanted - m->charged : 0;
     bool last = fresh || i == TRIES, ok = last && vc_reserve_now(growth);
-    int verdict = ok ? 1 : m->pending || m->held > 1 ? -1 : 0;
+    int verdict = ok ? 1 : !fresh || m->pending || m->held > 1 ? -1 : 0;
     if (ok) {
       m->charged += growth;
       m->pending += bytes;

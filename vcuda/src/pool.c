@@ -131,25 +131,25 @@ static void free_later(struct vc_item item, CUstream stream) {
   if (vc_table_put(item)) atomic_fetch_add(&freed, 1);
 }
 
-static bool is_over(const struct vc_item *item) {
+/* Take the entry, if its stream has come so far, before the event goes: its handle can be the next one's at once. */
+static bool is_over(struct vc_item *item) {
   struct vc_around a = vc_stream_enter(item->owner);
   CUevent event = (CUevent)(uintptr_t)item->key;
-  bool over = VC_CALL(cuEventQuery)(event) == CUDA_SUCCESS;
+  bool over = VC_CALL(cuEventQuery)(event) == CUDA_SUCCESS && vc_table_take(VC_FREED, item->key, item);
   if (over) VC_CALL(cuEventDestroy_v2)(event);
   vc_stream_leave(a);
   return over;
 }
 
 static void settle_freed(void) {
-  struct vc_item gone;
   uint32_t count;
   if (!atomic_load_explicit(&freed, memory_order_relaxed)) return;
   vc_lock(&freed_guard);
   struct vc_item *list = vc_table_list(VC_FREED, &count);
   for (uint32_t i = 0; list && i < count; i++)
-    if (list[i].key && is_over(&list[i]) && vc_table_take(VC_FREED, list[i].key, &gone)) {
+    if (list[i].key && is_over(&list[i])) {
       atomic_fetch_sub(&freed, 1);
-      vc_give_back(&gone);
+      vc_give_back(&list[i]);
     }
   free(list);
   vc_unlock(&freed_guard);
@@ -209,11 +209,13 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, CU
   if (!ok) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = real(out, bytes, handle, stream);
   vc_meter_end(&p->meter, request, look, p);
+  /* Destroyed meanwhile, the handle can be another pool's already, and the memory with it. */
+  if (p->handle != handle && (p = find_or_add(handle))) settle(p);
   /* The driver grew the pool by more than the request: with the cap passed, hand it back. */
   if (r == CUDA_SUCCESS && vc_held() > vc_cap()) {
     VC_CALL(cuMemFreeAsync)(*out, stream);
     VC_CALL(cuMemPoolTrimTo)(handle, 0);
-    settle(p);
+    if (p) settle(p);
     r = CUDA_ERROR_OUT_OF_MEMORY;
   }
   return r;

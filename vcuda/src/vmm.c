@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Virtual memory management. The bytes are held until the last handle is released and the last
- * mapping is gone, so each physical allocation counts both. No lock is held over a driver's call:
- * what a call is about to give back is put aside before it, and counted off after it.
+ * mapping is gone, so each physical allocation counts both. The lock is held over the driver's calls: a handle that
+ * one thread releases could be mapped by another one just before, or be another allocation's just after.
  */
 #include "memory_account.h"
 #include "connection.h"
@@ -14,7 +14,7 @@
 
 struct physical {
   uint64_t bytes;
-  uint32_t handles, mappings, busy; /* busy: calls under way */
+  uint32_t handles, mappings;
   bool exported;
 };
 
@@ -22,7 +22,7 @@ static struct vc_lock guard;
 
 /* With the guard held. */
 static void drop_if_unused(struct physical *p) {
-  if (p->handles || p->mappings || p->busy) return;
+  if (p->handles || p->mappings) return;
   if (p->exported)
     vc_let_go(p->bytes, NULL);
   else
@@ -39,23 +39,6 @@ static bool name_it(CUmemGenericAllocationHandle handle, struct physical *p) {
   return vc_table_put((struct vc_item){.key = handle, .owner = p, .kind = VC_PHYSICAL});
 }
 
-/* An allocation that a call uses, and that must not go meanwhile. */
-static struct physical *begin(CUmemGenericAllocationHandle handle) {
-  vc_lock(&guard);
-  struct physical *p = of_handle(handle);
-  if (p) p->busy++;
-  vc_unlock(&guard);
-  return p;
-}
-
-static void end(struct physical *p) {
-  if (!p) return;
-  vc_lock(&guard);
-  p->busy--;
-  drop_if_unused(p);
-  vc_unlock(&guard);
-}
-
 VC_HOOK CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *prop,
                              unsigned long long flags) {
   if (!out || !prop) return VC_CALL(cuMemCreate)(out, bytes, prop, flags);
@@ -66,36 +49,30 @@ VC_HOOK CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, co
     return CUDA_ERROR_INVALID_DEVICE;
   if (!vc_reserve(vc_granules(bytes))) return CUDA_ERROR_OUT_OF_MEMORY;
   struct physical *p = malloc(sizeof *p);
+  vc_lock(&guard);
   CUresult r = p ? VC_CALL(cuMemCreate)(out, bytes, &same, flags) : CUDA_ERROR_OUT_OF_MEMORY;
-  if (r != CUDA_SUCCESS) {
-    free(p);
-    vc_unreserve(vc_granules(bytes));
-    return r;
+  if (r == CUDA_SUCCESS) {
+    *p = (struct physical){.bytes = vc_granules(bytes), .handles = 1};
+    /* Without a place to note it the memory stays charged: too much, never too little. */
+    name_it(*out, p);
   }
-  *p = (struct physical){.bytes = vc_granules(bytes), .handles = 1};
-  /* Without a place to note it the memory stays charged: too much, never too little. */
-  name_it(*out, p);
+  vc_unlock(&guard);
+  if (r == CUDA_SUCCESS) return r;
+  free(p);
+  vc_unreserve(vc_granules(bytes));
   return r;
 }
 
 VC_HOOK CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   struct vc_item item;
-  struct physical *p = NULL;
   vc_lock(&guard);
-  /* The entry goes first: once released, the handle can be another allocation's at once. */
-  if (vc_table_take(VC_PHYSICAL, handle, &item)) {
-    p = item.owner;
-    p->busy++;
-    if (--p->handles) vc_table_put(item);
+  struct physical *p = of_handle(handle);
+  CUresult r = VC_CALL(cuMemRelease)(handle);
+  if (p && r == CUDA_SUCCESS) {
+    if (!--p->handles) vc_table_take(VC_PHYSICAL, handle, &item);
+    drop_if_unused(p);
   }
   vc_unlock(&guard);
-  CUresult r = VC_CALL(cuMemRelease)(handle);
-  if (p && r != CUDA_SUCCESS) {
-    vc_lock(&guard);
-    if (!p->handles++) name_it(handle, p);
-    vc_unlock(&guard);
-  }
-  end(p);
   return r;
 }
 
@@ -128,19 +105,18 @@ static void put_mapping(struct mapping *m) {
 
 VC_HOOK CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                           unsigned long long flags) {
-  struct physical *p = begin(handle);
+  vc_lock(&guard);
+  struct physical *p = of_handle(handle);
   CUresult r = VC_CALL(cuMemMap)(address, bytes, offset, handle, flags);
   if (p && r == CUDA_SUCCESS) {
     struct mapping *m = malloc(sizeof *m);
-    vc_lock(&guard);
     p->mappings++;
     if (m) {
       *m = (struct mapping){address, address + bytes, p};
       put_mapping(m);
     }
-    vc_unlock(&guard);
   }
-  end(p);
+  vc_unlock(&guard);
   return r;
 }
 
@@ -164,9 +140,7 @@ VC_HOOK CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
   size_t count;
   vc_lock(&guard);
   struct mapping **list = take_mappings(address, address + bytes, &count);
-  vc_unlock(&guard);
   CUresult r = VC_CALL(cuMemUnmap)(address, bytes);
-  vc_lock(&guard);
   for (size_t i = 0; i < count; i++) {
     struct physical *p = list[i]->physical;
     if (r != CUDA_SUCCESS) {
@@ -187,46 +161,40 @@ VC_HOOK CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, 
   vc_lock(&guard);
   struct mapping *m = mapping_at(at, at + 1);
   struct physical *p = m ? m->physical : NULL;
-  if (p) p->busy++;
-  vc_unlock(&guard);
   CUresult r = VC_CALL(cuMemRetainAllocationHandle)(out, address);
   if (r == CUDA_SUCCESS) {
-    vc_lock(&guard);
     struct physical *named = of_handle(*out), *held = named ? named : p;
     if (held) held->handles++;
     if (p && !named) name_it(*out, p);
-    vc_unlock(&guard);
   }
-  end(p);
+  vc_unlock(&guard);
   return r;
 }
 
 /* ---- what other processes can hold as well ---- */
 
+/* With the guard held. */
 static void mark_exported(struct physical *p) {
   if (!p) return;
-  vc_lock(&guard);
   if (!p->exported) vc_export(p->bytes);
   p->exported = true;
-  vc_unlock(&guard);
 }
 
 VC_HOOK CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
                                               CUmemAllocationHandleType type, unsigned long long flags) {
-  struct physical *p = begin(handle);
+  vc_lock(&guard);
   CUresult r = VC_CALL(cuMemExportToShareableHandle)(out, handle, type, flags);
-  if (r == CUDA_SUCCESS) mark_exported(p);
-  end(p);
+  if (r == CUDA_SUCCESS) mark_exported(of_handle(handle));
+  vc_unlock(&guard);
   return r;
 }
 
 /* Our own, imported again: one handle more. */
 VC_HOOK CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *handle,
                                                 CUmemAllocationHandleType type) {
-  CUresult r = VC_CALL(cuMemImportFromShareableHandle)(out, handle, type);
-  if (r != CUDA_SUCCESS) return r;
   vc_lock(&guard);
-  struct physical *p = of_handle(*out);
+  CUresult r = VC_CALL(cuMemImportFromShareableHandle)(out, handle, type);
+  struct physical *p = r == CUDA_SUCCESS ? of_handle(*out) : NULL;
   if (p) p->handles++;
   vc_unlock(&guard);
   return r;
@@ -234,16 +202,12 @@ VC_HOOK CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ou
 
 VC_HOOK CUresult cuMemGetHandleForAddressRange(void *out, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type,
                                                unsigned long long flags) {
-  CUresult r = VC_CALL(cuMemGetHandleForAddressRange)(out, address, bytes, type, flags);
-  if (r != CUDA_SUCCESS) return r;
-  vc_memory_exported(address);
   vc_lock(&guard);
-  struct mapping *m = mapping_at(address, address + 1);
-  struct physical *p = m ? m->physical : NULL;
-  if (p) p->busy++;
+  CUresult r = VC_CALL(cuMemGetHandleForAddressRange)(out, address, bytes, type, flags);
+  struct mapping *m = r == CUDA_SUCCESS ? mapping_at(address, address + 1) : NULL;
+  if (m) mark_exported(m->physical);
   vc_unlock(&guard);
-  mark_exported(p);
-  end(p);
+  if (r == CUDA_SUCCESS) vc_memory_exported(address);
   return r;
 }
 
@@ -303,10 +267,12 @@ static void untile(const void *array, const CUarrayMapInfo *region) {
   }
 }
 
-void vc_vmm_forget(const void *array) {
+CUresult vc_vmm_destroy(CUresult (*real)(void *), void *array) {
   vc_lock(&guard);
-  untile(array, NULL);
+  CUresult r = real(array);
+  if (r == CUDA_SUCCESS) untile(array, NULL);
   vc_unlock(&guard);
+  return r;
 }
 
 static void retile(const CUarrayMapInfo *info, struct physical *p) {
@@ -325,14 +291,12 @@ static CUresult map_array(CUarrayMapInfo *list, unsigned count, CUstream stream,
                           CUresult (*real)(CUarrayMapInfo *, unsigned, CUstream)) {
   struct physical **held = list && count ? calloc(count, sizeof *held) : NULL;
   if (!held) return list && count ? CUDA_ERROR_OUT_OF_MEMORY : real(list, count, stream);
-  for (unsigned i = 0; i < count; i++)
-    if (list[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP)
-      held[i] = begin(list[i].memHandle.memHandle);
-  CUresult r = real(list, count, stream);
   vc_lock(&guard);
+  for (unsigned i = 0; i < count; i++)
+    if (list[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP) held[i] = of_handle(list[i].memHandle.memHandle);
+  CUresult r = real(list, count, stream);
   for (unsigned i = 0; r == CUDA_SUCCESS && i < count; i++) retile(&list[i], held[i]);
   vc_unlock(&guard);
-  for (unsigned i = 0; i < count; i++) end(held[i]);
   free(held);
   return r;
 }

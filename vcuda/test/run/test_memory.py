@@ -93,6 +93,27 @@ OTHERS = {
 }
 for words, (way, fake) in OTHERS.items():
     case(f"memory: {words}: {way}", lambda way=way, fake=fake: by_way(way, **fake))
+# Calls that have had their effect and are late to return: what one thread's call ended another thread may have again.
+LATE = [
+    "contexts_by_threads",
+    "fits_attached_by_threads",
+    "fits_freed_in_stream_order_by_threads",
+    "fits_green_contexts_by_threads",
+    "fits_libraries_beside_contexts",
+    "fits_limits_by_threads",
+    "fits_pool_of_many_threads",
+    "fits_pools_by_threads",
+    "fits_primary_context_with_memory",
+    "fits_tiles_beside_arrays",
+    "graph_changed_while_it_is_launched",
+    "graph_trimmed_meanwhile",
+    "libraries_beside_contexts",
+    "pool_made_again_meanwhile",
+    "primary_context_reset_meanwhile",
+    "released_while_it_is_mapped",
+]
+for way in LATE:
+    case(f"memory: a late driver: {way}", lambda way=way: by_way(way, late="200"))
 for way in ("depth_of_launching_kernels", "depth_when_full", "fits_limits_back"):
     case(f"memory: kernels wait for kernels: {way}", lambda way=way: by_way(way, capability="8"))
 

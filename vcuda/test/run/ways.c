@@ -1020,6 +1020,7 @@ BY_NAME(capture_in_another_stream) {
   cuStreamEndCapture(captured, &graph);
   fill();
 }
+static pthread_barrier_t at_once;
 static CUdeviceptr shared_range;
 static void *map_and_release(void *number) {
   CUdeviceptr at = shared_range + (CUdeviceptr)(uintptr_t)number * 8 * MIB;
@@ -1385,7 +1386,6 @@ BY_NAME(fits_contexts_again) {
 /* At the same moment, with room for one more context: it is made once. */
 #define AT_ONCE 4
 #define ROUNDS_AT_ONCE 100
-static pthread_barrier_t at_once;
 static atomic_int missed;
 static void *retain_at_once(void *unused) {
   CUcontext c;
@@ -1517,6 +1517,411 @@ BY_NAME(fits_small_in_contexts_again) {
   }
   must(cuCtxSetCurrent(context), "context");
   take(900 * MIB);
+}
+
+/* ---- by threads, with all given back at the end ---- */
+
+static size_t left(void) {
+  size_t spare, total;
+  must(cuCtxSetCurrent(context), "context");
+  must(cuMemGetInfo_v2(&spare, &total), "info");
+  return spare;
+}
+/* As much is left as before; the arbiter may have to look again. */
+static void all_is_back(size_t before) {
+  size_t now = left();
+  for (int i = 0; i < 60 && now != before; i++) usleep(50000), now = left();
+  if (now != before) printf("%zu KiB were left, now %zu\n", before >> 10, now >> 10);
+  tried++, granted += now == before;
+}
+BY_NAME(fits_libraries_beside_contexts) {
+  pthread_t t[4];
+  size_t before = left();
+  for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, i % 2 ? contexts_by_one : libraries_by_one, NULL);
+  join(t, 4);
+  all_is_back(before);
+}
+static void *arrays_by_one(void *unused) {
+  CUDA_ARRAY3D_DESCRIPTOR d = {2048, 2048, 0, CU_AD_FORMAT_FLOAT, 1, 0};
+  must(cuCtxSetCurrent(context), "context");
+  for (int i = 0; i < 300; i++) {
+    CUarray a;
+    CUmipmappedArray m;
+    d.Width = i % 2 ? 64 : 4096;
+    bool one = cuArray3DCreate_v2(&a, &d) == CUDA_SUCCESS, two = cuMipmappedArrayCreate(&m, &d, 4) == CUDA_SUCCESS;
+    if (one) must(cuArrayDestroy(a), "array");
+    if (two) must(cuMipmappedArrayDestroy(m), "mipmap");
+  }
+  return unused;
+}
+BY_NAME(fits_arrays_by_threads) {
+  size_t before = left();
+  hold(900 * MIB);
+  in_threads(6, arrays_by_one, NULL);
+  all_is_back(before - 900 * MIB);
+}
+/* Sparse arrays come and go; what is mapped into one of them is not let go of with another one of its handle. */
+static atomic_bool mapped_enough;
+static bool sparse(CUarray *out) {
+  CUDA_ARRAY3D_DESCRIPTOR d = {4096, 4096, 0, CU_AD_FORMAT_FLOAT, 1, CUDA_ARRAY3D_SPARSE};
+  return cuArray3DCreate_v2(out, &d) == CUDA_SUCCESS;
+}
+static void *sparse_arrays(void *unused) {
+  CUarray a;
+  must(cuCtxSetCurrent(context), "context");
+  while (!mapped_enough)
+    if (sparse(&a)) must(cuArrayDestroy(a), "destroy");
+  return unused;
+}
+BY_NAME(fits_tiles_beside_arrays) {
+  pthread_t t[4];
+  size_t before = left();
+  start(t, 4, sparse_arrays, NULL);
+  for (int i = 0; i < 150; i++) {
+    CUarray a;
+    CUdeviceptr p;
+    CUmemGenericAllocationHandle h;
+    CUarrayMapInfo map = {.resourceType = CU_RESOURCE_TYPE_ARRAY, .memOperationType = CU_MEM_OPERATION_TYPE_MAP,
+                          .memHandleType = CU_MEM_HANDLE_TYPE_GENERIC};
+    must(make(&h, 600 * MIB), "create");
+    tried++, granted += sparse(&a);
+    map.resource.array = a;
+    map.memHandle.memHandle = h;
+    map.subresource.sparseLevel.extentWidth = map.subresource.sparseLevel.extentHeight = 64;
+    map.subresource.sparseLevel.extentDepth = 1;
+    must(cuMemMapArrayAsync(&map, 1, NULL), "map");
+    must(cuMemRelease(h), "release");
+    if (cuMemAlloc_v2(&p, 600 * MIB) == CUDA_SUCCESS) must(cuMemFree_v2(p), "free");
+    must(cuArrayDestroy(a), "destroy");
+  }
+  mapped_enough = true;
+  join(t, 4);
+  all_is_back(before);
+}
+BY_NAME(fits_mapped_by_threads) {
+  pthread_t t[6];
+  size_t before = left();
+  must(cuMemAddressReserve(&shared_range, 64 * MIB, 0, 0, 0), "reserve");
+  hold(880 * MIB);
+  for (int i = 0; i < 6; i++) pthread_create(&t[i], NULL, map_and_release, (void *)(uintptr_t)i);
+  join(t, 6);
+  all_is_back(before - 880 * MIB);
+}
+static CUmemGenericAllocationHandle let_go_of;
+static CUdeviceptr mapped_late;
+static void *map_at_once(void *unused) {
+  must(cuCtxSetCurrent(context), "context");
+  for (int i = 0; i < 200; i++) {
+    pthread_barrier_wait(&at_once);
+    cuMemMap(mapped_late, 400 * MIB, 0, let_go_of, 0);
+    pthread_barrier_wait(&at_once);
+    pthread_barrier_wait(&at_once);
+  }
+  return unused;
+}
+/* A handle's last release beside another thread's mapping: it may be mapped just before. */
+BY_NAME(released_while_it_is_mapped) {
+  pthread_t t;
+  pthread_barrier_init(&at_once, NULL, 2);
+  must(cuMemAddressReserve(&mapped_late, 400 * MIB, 0, 0, 0), "reserve");
+  pthread_create(&t, NULL, map_at_once, NULL);
+  for (int i = 0; i < 200; i++) {
+    CUdeviceptr p = 0;
+    must(make(&let_go_of, 400 * MIB), "create");
+    pthread_barrier_wait(&at_once);
+    must(cuMemRelease(let_go_of), "release");
+    pthread_barrier_wait(&at_once);
+    if (cuMemAlloc_v2(&p, 900 * MIB) == CUDA_SUCCESS) must(cuMemFree_v2(p), "free");
+    cuMemUnmap(mapped_late, 400 * MIB);
+    pthread_barrier_wait(&at_once);
+  }
+  pthread_join(t, NULL);
+}
+static void *free_in_order(void *number) {
+  CUstream s;
+  CUmodule m;
+  CUfunction f;
+  must(cuCtxSetCurrent(context), "context");
+  must(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), "stream");
+  must(cuModuleLoadData(&m, "none"), "module");
+  must(cuModuleGetFunction(&f, m, (uintptr_t)number % 2 ? "spin_5ms" : "spin_10us"), "function");
+  for (int i = 0; i < 60; i++) {
+    CUdeviceptr p;
+    if (cuMemAlloc_v2(&p, ((uintptr_t)number % 2 ? 300 : 2) * MIB) != CUDA_SUCCESS) continue;
+    must(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, s, NULL, NULL), "launch");
+    must(cuMemFreeAsync(p, s), "free");
+  }
+  must(cuStreamSynchronize(s), "synchronise");
+  must(cuStreamDestroy_v2(s), "destroy");
+  must(cuModuleUnload(m), "unload");
+  return NULL;
+}
+BY_NAME(fits_freed_in_stream_order_by_threads) {
+  pthread_t t[8];
+  size_t before = left();
+  for (int i = 0; i < 8; i++) pthread_create(&t[i], NULL, free_in_order, (void *)(uintptr_t)i);
+  join(t, 8);
+  must(cuCtxSynchronize(), "synchronise");
+  all_is_back(before);
+}
+static CUcontext attached;
+static void *attach_at_once(void *unused) {
+  CUcontext c;
+  CUdeviceptr p;
+  for (int i = 0; i < 100; i++) {
+    pthread_barrier_wait(&at_once);
+    must(cuCtxSetCurrent(attached), "context");
+    pthread_barrier_wait(&at_once);
+    bool ok = cuCtxAttach(&c, 0) == CUDA_SUCCESS;
+    pthread_barrier_wait(&at_once);
+    if (ok && cuMemAlloc_v2(&p, 600 * MIB) == CUDA_SUCCESS) must(cuMemFree_v2(p), "free");
+    if (ok) must(cuCtxDetach(c), "detach");
+    pthread_barrier_wait(&at_once);
+  }
+  return unused;
+}
+BY_NAME(fits_attached_by_threads) {
+  pthread_t t;
+  CUcontext c;
+  CUdeviceptr p;
+  size_t before = left();
+  pthread_barrier_init(&at_once, NULL, 2);
+  pthread_create(&t, NULL, attach_at_once, NULL);
+  for (int i = 0; i < 100; i++) {
+    must(cuCtxCreate_v2(&attached, 0, device), "context");
+    must(cuMemAlloc_v2(&p, 600 * MIB), "plain");
+    pthread_barrier_wait(&at_once);
+    pthread_barrier_wait(&at_once);
+    must(cuCtxDetach(attached), "detach");
+    must(cuCtxGetCurrent(&c), "current");
+    if (c == attached) must(cuCtxPopCurrent_v2(&c), "pop");
+    pthread_barrier_wait(&at_once);
+    pthread_barrier_wait(&at_once);
+  }
+  pthread_join(t, NULL);
+  all_is_back(before);
+}
+static atomic_bool reset_enough;
+static void *take_meanwhile(void *unused) {
+  CUdeviceptr p;
+  must(cuCtxSetCurrent(context), "context");
+  while (!reset_enough)
+    if (cuMemAlloc_v2(&p, 60 * MIB) != CUDA_SUCCESS) usleep(100);
+  return unused;
+}
+BY_NAME(primary_context_reset_meanwhile) {
+  pthread_t t[3];
+  start(t, 3, take_meanwhile, NULL);
+  for (int i = 0; i < 100; i++) must(cuDevicePrimaryCtxReset_v2(device), "reset"), usleep(300);
+  reset_enough = true;
+  join(t, 3);
+  fill();
+}
+static CUgraph graph_of_child(unsigned long bytes, CUgraphNode *node) {
+  CUgraph graph;
+  must(cuGraphCreate(&graph, 0), "graph");
+  must(cuGraphAddChildGraphNode(node, graph, NULL, 0, with_node(bytes)), "child");
+  return graph;
+}
+static CUgraphExec changed_exec;
+static CUgraphNode changed_node;
+static void *change_at_once(void *unused) {
+  must(cuCtxSetCurrent(context), "context");
+  for (int i = 0; i < 60; i++) {
+    pthread_barrier_wait(&at_once);
+    must(cuGraphExecChildGraphNodeSetParams(changed_exec, changed_node, with_node(500 * MIB)), "change");
+    pthread_barrier_wait(&at_once);
+  }
+  return unused;
+}
+BY_NAME(graph_changed_while_it_is_launched) {
+  pthread_t t;
+  pthread_barrier_init(&at_once, NULL, 2);
+  hold(700 * MIB);
+  pthread_create(&t, NULL, change_at_once, NULL);
+  for (int i = 0; i < 60; i++) {
+    must(cuGraphInstantiateWithFlags(&changed_exec, graph_of_child(2 * MIB, &changed_node), 0), "instantiate");
+    pthread_barrier_wait(&at_once);
+    for (int k = 0; k < 10; k++) cuGraphLaunch(changed_exec, NULL);
+    pthread_barrier_wait(&at_once);
+    must(cuGraphExecDestroy(changed_exec), "destroy");
+    cuDeviceGraphMemTrim(device);
+  }
+  pthread_join(t, NULL);
+}
+static void *graphs_by_one(void *unused) {
+  must(cuCtxSetCurrent(context), "context");
+  for (int i = 0; i < 200; i++) {
+    CUgraphNode node;
+    CUgraphExec exec;
+    CUgraph graph = graph_of_child((i % 3 ? 4 : 200) * MIB, &node);
+    must(cuGraphInstantiateWithFlags(&exec, graph, 0), "instantiate");
+    cuGraphLaunch(exec, NULL);
+    must(cuGraphExecDestroy(exec), "destroy");
+    must(cuGraphDestroy(graph), "graph");
+    if (i % 2) cuDeviceGraphMemTrim(device);
+  }
+  return unused;
+}
+BY_NAME(fits_graphs_by_threads) {
+  size_t before = left();
+  in_threads(6, graphs_by_one, NULL);
+  must(cuDeviceGraphMemTrim(device), "trim");
+  all_is_back(before);
+}
+static void *greens_by_one(void *unused) {
+  CUdeviceptr p, q;
+  CUcontext c;
+  for (int i = 0; i < 150; i++) {
+    CUgreenCtx green;
+    if (cuGreenCtxCreate(&green, whole(), device, CU_GREEN_CTX_DEFAULT_STREAM) != CUDA_SUCCESS) continue;
+    must(cuCtxFromGreenCtx(&c, green), "context");
+    must(cuCtxPushCurrent_v2(c), "push");
+    bool one = cuMemAlloc_v2(&p, 60 * MIB) == CUDA_SUCCESS, two = cuMemAlloc_v2(&q, 5000) == CUDA_SUCCESS;
+    must(cuCtxPopCurrent_v2(&c), "pop");
+    must(cuGreenCtxDestroy(green), "destroy");
+    if (one) must(cuMemFree_v2(p), "free");
+    if (two) must(cuMemFree_v2(q), "free");
+  }
+  return unused;
+}
+BY_NAME(fits_green_contexts_by_threads) {
+  size_t before = left();
+  in_threads(6, greens_by_one, NULL);
+  all_is_back(before);
+}
+static void *primary_with_memory(void *unused) {
+  CUcontext c;
+  CUdeviceptr p;
+  CUlibrary library;
+  for (int i = 0; i < 150; i++) {
+    if (cuDevicePrimaryCtxRetain(&c, device) != CUDA_SUCCESS) continue;
+    must(cuCtxPushCurrent_v2(c), "push");
+    bool one = cuMemAlloc_v2(&p, (i % 2 ? 5000 : 50 * MIB)) == CUDA_SUCCESS;
+    if (i % 5 == 0 && cuLibraryLoadData(&library, library_text, NULL, NULL, 0, NULL, NULL, 0) == CUDA_SUCCESS)
+      must(cuLibraryUnload(library), "unload");
+    if (one && i % 3) must(cuMemFree_v2(p), "free");
+    must(cuCtxPopCurrent_v2(&c), "pop");
+    must(cuDevicePrimaryCtxRelease_v2(device), "release");
+  }
+  return unused;
+}
+BY_NAME(fits_primary_context_with_memory) {
+  must(cuCtxCreate_v2(&context, 0, device), "context");
+  must(cuDevicePrimaryCtxRelease_v2(device), "release");
+  size_t before = left();
+  in_threads(6, primary_with_memory, NULL);
+  all_is_back(before);
+}
+static void *limits_by_one(void *unused) {
+  CUcontext c;
+  for (int i = 0; i < 200; i++) {
+    if (cuCtxCreate_v2(&c, 0, device) != CUDA_SUCCESS) continue;
+    cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, (20 + 30 * (size_t)(i % 3)) * MIB);
+    cuCtxSetLimit(CU_LIMIT_PRINTF_FIFO_SIZE, 30 * MIB);
+    if (i % 2) cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 8 * MIB);
+    must(cuCtxDestroy_v2(c), "destroy");
+  }
+  return unused;
+}
+BY_NAME(fits_limits_by_threads) {
+  size_t before = left();
+  hold(900 * MIB);
+  in_threads(6, limits_by_one, NULL);
+  all_is_back(before - 900 * MIB);
+}
+static void *pools_trimmed_by_one(void *unused) {
+  must(cuCtxSetCurrent(context), "context");
+  for (int i = 0; i < 150; i++) {
+    CUmemoryPool pool = pool_on(CU_MEM_LOCATION_TYPE_DEVICE);
+    CUdeviceptr p, q;
+    bool one = cuMemAllocFromPoolAsync(&p, 40 * MIB, pool, NULL) == CUDA_SUCCESS;
+    if (one && i % 2) must(cuMemFreeAsync(p, NULL), "free");
+    cuMemPoolTrimTo(pool, 0);
+    bool two = cuMemAllocFromPoolAsync(&q, 3 * MIB, pool, NULL) == CUDA_SUCCESS;
+    must(cuMemPoolDestroy(pool), "destroy");
+    if (one && i % 2 == 0) must(cuMemFreeAsync(p, NULL), "free");
+    if (two) must(cuMemFreeAsync(q, NULL), "free");
+  }
+  return unused;
+}
+BY_NAME(fits_pools_by_threads) {
+  size_t before = left();
+  hold(800 * MIB);
+  in_threads(6, pools_trimmed_by_one, NULL);
+  must(cuCtxSynchronize(), "synchronise");
+  all_is_back(before - 800 * MIB);
+}
+static void *streams_by_one(void *unused) {
+  CUcontext c;
+  for (int i = 0; i < 100; i++) {
+    CUstream s[3];
+    CUmodule m;
+    CUfunction f;
+    CUdeviceptr p;
+    if (cuCtxCreate_v2(&c, 0, device) != CUDA_SUCCESS) continue;
+    must(cuModuleLoadData(&m, ".global .b8 a[3000000];"), "module");
+    must(cuModuleGetFunction(&f, m, "spin_20us"), "function");
+    for (int k = 0; k < 3; k++) {
+      must(cuStreamCreate(&s[k], k % 2), "stream");
+      for (int n = 0; n < 5; n++) must(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, s[k], NULL, NULL), "launch");
+      if (cuMemAlloc_v2(&p, 2 * MIB) == CUDA_SUCCESS) must(cuMemFreeAsync(p, s[k]), "free");
+    }
+    must(cuStreamDestroy_v2(s[0]), "stream");
+    must(cuCtxDestroy_v2(c), "destroy");
+  }
+  return unused;
+}
+BY_NAME(fits_streams_beside_contexts) {
+  size_t before = left();
+  in_threads(6, streams_by_one, NULL);
+  all_is_back(before);
+}
+static void *exports_by_one(void *unused) {
+  const CUmemAllocationHandleType by_descriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  must(cuCtxSetCurrent(context), "context");
+  for (int i = 0; i < 60; i++) {
+    CUmemGenericAllocationHandle h, again;
+    int fd;
+    if (make(&h, 30 * MIB) != CUDA_SUCCESS) continue;
+    if (cuMemExportToShareableHandle(&fd, h, by_descriptor, 0) == CUDA_SUCCESS) {
+      must(cuMemImportFromShareableHandle(&again, (void *)(intptr_t)fd, by_descriptor), "import");
+      must(cuMemRelease(again), "release");
+      close(fd);
+    }
+    must(cuMemRelease(h), "release");
+  }
+  return unused;
+}
+BY_NAME(fits_exports_by_threads) {
+  size_t before = left();
+  in_threads(6, exports_by_one, NULL);
+  all_is_back(before);
+}
+static CUmemoryPool made_again;
+static atomic_bool made_enough;
+static void *make_pools_again(void *unused) {
+  must(cuCtxSetCurrent(context), "context");
+  for (int i = 0; i < 300; i++) {
+    made_again = pool_on(CU_MEM_LOCATION_TYPE_DEVICE);
+    cuMemPoolDestroy(made_again);
+  }
+  made_enough = true;
+  return unused;
+}
+/* What is allocated from a pool may come from the next one of its handle. */
+BY_NAME(pool_made_again_meanwhile) {
+  pthread_t t;
+  CUdeviceptr p[3];
+  made_again = pool_on(CU_MEM_LOCATION_TYPE_DEVICE);
+  pthread_create(&t, NULL, make_pools_again, NULL);
+  while (!made_enough) {
+    int n = 0;
+    for (int i = 0; i < 3; i++) n += cuMemAllocFromPoolAsync(&p[n], 300 * MIB, made_again, NULL) == CUDA_SUCCESS;
+    if (n && cuMemAlloc_v2(&p[2], 500 * MIB) == CUDA_SUCCESS) cuMemFree_v2(p[2]);
+    for (int i = 0; i < n; i++) cuMemFreeAsync(p[i], NULL);
+  }
+  pthread_join(t, NULL);
 }
 
 int main(int argc, char **argv) {
