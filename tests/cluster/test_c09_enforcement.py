@@ -116,6 +116,12 @@ def test_in_a_safe_namespace_what_starts_may_finish(site: Site) -> None:
 def test_in_a_hard_namespace_pods_are_told_refused_and_evicted(site: Site) -> None:
     kept, spent = site.namespace("hard"), site.namespace("hard")
     site.kubectl.create(job("saved", _gpu("sleep 600")), namespace=kept)
+    saved = _wait(site, kept, "saved", "Running")
+    with site.timekeeper() as client:  # before the word comes: the grace is 30 s
+        (told,) = wait_for("word of the end", lambda: _said(site, saved, "BudgetExhausted"))
+        assert "are evicted from" in told
+        client.grant(Budget, kept, 3_600_000, "the suite says so", "grant-1")
+
     guard = {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -125,13 +131,7 @@ def test_in_a_hard_namespace_pods_are_told_refused_and_evicted(site: Site) -> No
     guarded = job("guarded", _gpu("sleep 600"))
     guarded["spec"]["template"]["metadata"]["labels"]["guard"] = "yes"
     site.kubectl.create(guard, guarded, job("plain", _gpu("sleep 600")), namespace=spent)
-    saved = _wait(site, kept, "saved", "Running")
     plain, held = _wait(site, spent, "plain", "Running"), _wait(site, spent, "guarded", "Running")
-
-    (told,) = wait_for("word of the end", lambda: _said(site, saved, "BudgetExhausted"))
-    assert "are evicted from" in told
-    with site.timekeeper() as client:
-        client.grant(Budget, kept, 3_600_000, "the suite says so", "grant-1")
     wait_for("word of the end", lambda: _said(site, plain, "BudgetExhausted"))
     refused = wait_for("refusal", lambda: _refusal(site, spent))
     assert "no GPU budget left" in refused
