@@ -108,4 +108,4 @@ def test_pod_security_restricted_passes_what_we_add(site: Site) -> None:
     site.kubectl.create(pod("one", container), namespace=team)
     done = site.wait_phase(team, "one", "Succeeded")
     assert done["spec"]["initContainers"][0]["name"] == names.SIDECAR
-    assert '"seat-' in site.kubectl("logs", "one", "-c", "train", "-n", team)
+    wait_for("its seat", lambda: '"seat-' in site.kubectl("logs", "one", "-c", "train", "-n", team))

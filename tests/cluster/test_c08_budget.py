@@ -49,12 +49,10 @@ def test_a_namespace_runs_out_gives_way_at_gpu_level_and_gets_a_grant(site: Site
     site.kubectl.create(pod("urgent", gpu_container(core=50, blocks=64)), namespace=rich)
     urgent = site.wait_phase(rich, "urgent", "Running")
     assert len([p for p in _alive(site, poor) if p["metadata"]["uid"] in held]) == 3, "the fewest give way"
-    assert [
-        e
-        for e in site.kubectl.list("events", poor)
-        if e["involvedObject"].get("uid") in held and "urgent" in e["message"]
-    ]
-    assert [e for e in site.kubectl.list("events", rich) if e["involvedObject"].get("uid") == urgent["metadata"]["uid"]]
+    wait_for(
+        "word to the pod that gave way", lambda: [e for e in _events_of(site, poor, held) if "urgent" in e["message"]]
+    )
+    wait_for("word to the pod that came", lambda: _events_of(site, rich, {urgent["metadata"]["uid"]}))
 
     over = site.workloads(poor)
     assert all(w.over_budget_ms > 0 for w in over.values() if w.pod_uid in held)
@@ -99,9 +97,16 @@ def test_kube_schedulers_preemption_takes_only_what_helps_on_one_gpu(site: Site)
     assert len(_alive(site, leftovers)) == 3, "one gave way, for the pod that it helps"
     assert len(_alive(site, team)) == 5
     assert site.pod(team, "wide")["status"]["phase"] == "Pending"
-    told = [e for e in site.events(leftovers, "Preempted") if e["involvedObject"]["kind"] == "Pod"]
-    assert len(told) == 1
-    assert narrow["metadata"]["uid"] in told[0]["message"] or "narrow" in told[0]["message"]
+
+    def told() -> list[Object]:
+        return [e for e in site.events(leftovers, "Preempted") if e["involvedObject"]["kind"] == "Pod"]
+
+    [event] = wait_for("word to the pod that gave way", told)
+    assert narrow["metadata"]["uid"] in event["message"] or "narrow" in event["message"]
+
+
+def _events_of(site: Site, namespace: str, uids: set[str]) -> list[Object]:
+    return [e for e in site.kubectl.list("events", namespace) if e["involvedObject"].get("uid") in uids]
 
 
 def _preempt_calls(site: Site) -> int:

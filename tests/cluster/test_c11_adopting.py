@@ -118,7 +118,7 @@ def test_pods_from_before_are_found_shown_and_charged_from_then_on(site: Site) -
         begin, end = (_instant(str(text)) for text in (booked[name].start, booked[name].end))
         assert begin == adopted
         assert booked[name].charged_ms == floor((end - begin) * gpus + Fraction(1, 2))
-    assert site.check() == (0, "nothing is missing, nothing is unmetered\n")
+    wait_for("whole installation", lambda: site.check() == (0, "nothing is missing, nothing is unmetered\n"), 60, 1)
     devices(None)
 
 

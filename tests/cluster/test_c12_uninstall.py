@@ -43,7 +43,7 @@ def test_uninstalling_leaves_nothing_behind(site: Site) -> None:
     node = site.kubectl.list("nodes")[0]
     assert not [key for key in node["metadata"]["annotations"] if "slicekeeper" in key]
     assert CORE not in node["status"]["capacity"]
-    assert site.leftovers() == set()
+    wait_for("end of all that is ours", lambda: not site.leftovers(), pause=1)
     site.kubectl.create(pod("plain", gpu_container(core=5)), namespace=team, dry_run=True)
     with pytest.raises(Exception, match="not found"):
         site.kubectl("get", "namespace", install.NAMESPACE)

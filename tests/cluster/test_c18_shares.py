@@ -58,7 +58,7 @@ def test_a_budget_that_runs_out_makes_running_slices_background_and_a_grant_brin
     ):
         site.wait_phase(namespace, name, "Running")
         _wait_for(site, namespace, name, *expected)
-        [memory] = said(site, namespace, name, "memory")
+        [memory] = wait_for("its memory", lambda n=namespace, p=name: said(site, n, p, "memory"))
         assert memory == [str(expected[2]), "2", "0"], "its slice, and not one byte more"
     began = site.pod(poor, "greedy")["status"]["containerStatuses"]
     site.kubectl.patch("pod", "greedy", {"metadata": {"annotations": {names.CORE_LIMIT: "60"}}}, poor)
@@ -67,7 +67,7 @@ def test_a_budget_that_runs_out_makes_running_slices_background_and_a_grant_brin
     with site.timekeeper() as client:
         client.set_budget(Budget, poor, {"amountMs": 1_000, "period": "none", "timeZone": "UTC"})
     _wait_for(site, poor, "greedy", "background", 1)
-    assert policy(site, rich, "train") == (50, 100, 4 * GIB, "in-budget", 1)
+    _wait_for(site, rich, "train", 50, 100, 4 * GIB, "in-budget", 1)
     with site.timekeeper() as client:
         client.grant(Budget, poor, 3_600_000, "the suite says so", "grant-1")
     _wait_for(site, poor, "greedy", "in-budget", 1)
@@ -237,7 +237,7 @@ def test_a_hostile_container_keeps_to_its_caps_or_is_evicted_and_its_neighbour_k
     assert "container train uses GPU" in told["message"]
     wait_for("eviction", lambda: site.events(other, "AuditEviction"))
     wait_for("its end", lambda: not site.pods(other))
-    assert policy(site, team, "train") == (50, 100, 4 * GIB, "in-budget", 1)
+    _wait_for(site, team, "train", 50, 100, 4 * GIB, "in-budget", 1)
     _goes_on(site, team, "train")
 
 
@@ -250,7 +250,7 @@ def test_images_without_a_loader_start_unharmed_and_a_whole_gpu_has_no_limiter(s
         pod("part", static), pod("whole", gpu_container(script=show, core=100, blocks=None)), namespace=team
     )
     site.wait_phase(team, "part", "Succeeded")
-    seen = site.kubectl("logs", "part", "-c", "train", "-n", team).split()
+    seen = wait_for("its log", lambda: site.kubectl("logs", "part", "-c", "train", "-n", team).split())
     assert seen == [names.LIBRARY_PATH, "seat.json", "seat.sock"]
     site.wait_phase(team, "whole", "Succeeded")
     assert "seat.sock" not in site.kubectl("logs", "whole", "-c", "train", "-n", team)

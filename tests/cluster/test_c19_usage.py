@@ -33,10 +33,10 @@ def test_what_a_slice_and_a_whole_gpu_use_is_reported_and_shown(site: Site) -> N
         code, told = site.slicekeeper("top", "-o", "json")
         assert code == 0, told
         seats = {seat["pod"]: seat for gpu in json.loads(told) for seat in gpu["seats"] if seat["namespace"] == team}
-        return seats if all(seats[name]["usedPercent"] is not None for name in uids) else None
+        used = [seats[name]["usedPercent"] for name in uids]  # at first over the time before they ran, too
+        return seats if None not in used and min(used[:2]) > 5 else None
 
     seats = wait_for("their shares", shown)
-    assert (seats["half"]["usedPercent"] > 5, seats["whole"]["usedPercent"] > 5) == (True, True)
     assert (seats["idle"]["usedPercent"], seats["idle"]["memoryUsedMib"]) == (0, 0)
     assert [seats[name]["askedPercent"] for name in uids] == [50, 100, 20]
     keys = ("container", "class", "limitPercent", "memoryMib")

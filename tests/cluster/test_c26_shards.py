@@ -234,6 +234,6 @@ def test_a_warm_standby_takes_over_from_a_leader_that_dies_in_a_burst(both: Shar
 def _known(address: str) -> float:
     """Return the number of bound pods that an extender knows."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"http://{address}/metrics", timeout=5) as answer:
+    with opener.open(f"http://{address}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(BOUND))

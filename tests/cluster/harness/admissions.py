@@ -58,7 +58,7 @@ class Reporter:
         site.kubectl.create(pod("reports", gpu_container(core=5)), namespace=team)
         self._site = site
         self._pod: Object = site.wait_phase(team, "reports", "Running")
-        self._heard = wait_for("first report", lambda: site.heard(self._pod), seconds=60, pause=1)
+        self._heard = wait_for("first report", lambda: site.heard(self._pod), pause=1)
 
     def goes_on(self) -> None:
         """Wait until a timekeeper with a new certificate has received further reports of the sidecar."""

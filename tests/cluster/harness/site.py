@@ -85,9 +85,14 @@ class Site:
         return self.kubectl("create", "token", account, "-n", namespace, *bound, uid, f"--audience={audience}").strip()
 
     def part(self, name: str) -> Object:
-        """Return a running pod of one of our parts."""
-        pods = self.pods(NAMESPACE, f"app.kubernetes.io/name={name}")
-        return next(pod for pod in pods if pod["status"].get("phase") == "Running")
+        """Wait for a running pod of one of our parts; return it."""
+
+        def look() -> Object | None:
+            pods = self.pods(NAMESPACE, f"app.kubernetes.io/name={name}")
+            stays = (pod for pod in pods if "deletionTimestamp" not in pod["metadata"])
+            return next((pod for pod in stays if pod["status"].get("phase") == "Running"), None)
+
+        return wait_for(f"running pod of {name}", look) or {}
 
     def manager_token(self) -> str:
         """Return the token of a user who may manage budgets, with the timekeeper's audience."""
