@@ -171,7 +171,7 @@ def test_deployment_statefulset_and_cronjob_run(site: Site) -> None:
     site.kubectl("wait", "--for=condition=Complete", "job/tonight", "-n", team, "--timeout=180s", timeout=190)
     site.kubectl("rollout", "restart", "deployment/serve", "-n", team)
     site.kubectl("rollout", "status", "deployment/serve", "-n", team, "--timeout=180s", timeout=190)
-    site.kubectl("delete", "pod", "db-0", "-n", team, timeout=90)  # the ordinal waits for the finalizer
+    site.kubectl("delete", "pod", "db-0", "-n", team)  # the ordinal waits for the finalizer
     site.kubectl("rollout", "status", "statefulset/db", "-n", team, "--timeout=180s", timeout=190)
 
 

@@ -53,7 +53,7 @@ def test_away_gpu_pods_are_refused_and_a_deployment_waits(site: Site) -> None:
         wait_for("refusal told by an event", lambda: site.events(team, "FailedCreate"))
     finally:
         site.rollout(WEBHOOK, 1)
-    site.kubectl("rollout", "status", "deployment/serve", "-n", team, "--timeout=120s", timeout=130)
+    site.kubectl("rollout", "status", "deployment/serve", "-n", team, "--timeout=240s", timeout=250)
 
 
 def test_hanging_gpu_pods_are_refused_in_time(site: Site, cluster: Cluster) -> None:

@@ -131,7 +131,7 @@ def test_the_token_of_a_pod_that_is_gone_is_refused(site: Site) -> None:
     site.kubectl.create(pod("one", gpu_container(core=5)), namespace=team)
     mine = site.wait_phase(team, "one", "Running")
     token = site.pod_token(mine)
-    site.kubectl("delete", "pod", "one", "-n", team, timeout=60)
+    site.kubectl("delete", "pod", "one", "-n", team)
     with pytest.raises(Forbidden):
         _outcomes(site, token, _report(mine))
 
@@ -476,7 +476,7 @@ def test_what_is_refused_is_counted(site: Site) -> None:
     team = site.namespace()
     with pytest.raises(Refused):
         site.kubectl.create(pod("one", gpu_container(core=150)), namespace=team)
-    told = site.kubectl("get", "--raw", "/metrics", timeout=30)
+    told = site.kubectl("get", "--raw", "/metrics")
     assert 'apiserver_validating_admission_policy_check_total{enforcement_action="deny"' in told
     webhook = site.part("webhook")["metadata"]["name"]
     own = site.kubectl("get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/http:{webhook}:8453/proxy/metrics")

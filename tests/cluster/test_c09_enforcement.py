@@ -101,7 +101,7 @@ def test_in_a_safe_namespace_what_starts_may_finish(site: Site) -> None:
     # Made again, the namespace has an account of its own.
     spent = AMOUNT - _budget(site, safe).balance_ms
     assert spent > paid.charged_ms
-    site.kubectl("delete", "namespace", safe, timeout=120)
+    site.kubectl("delete", "namespace", safe, timeout=250)
     site.kubectl.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": safe}})
     account = ("get", "serviceaccount", "default", "-n", safe, "--ignore-not-found", "-o", "name")
     wait_for("service account", lambda: site.kubectl(*account))

@@ -112,12 +112,12 @@ def test_switching_back(site: Site) -> None:
 
 
 def test_installed_from_nothing_and_uninstalled(site: Site, cluster: Cluster) -> None:
-    site.kubectl("delete", "-k", install.named(install.SUITE), "--timeout=120s", timeout=130)
+    site.kubectl("delete", "-k", install.named(install.SUITE), "--timeout=240s", timeout=250)
     cluster.run("sh", "-c", "rm -rf /var/lib/slicekeeper/volume-1/*")
     site.kubectl.patch("persistentvolume", "volume-1", {"spec": {"claimRef": None}})
     install.install(site.kubectl, OVERLAY)
     _works(site)
-    site.kubectl("delete", "-k", install.named(OVERLAY), "--timeout=120s", timeout=130)
+    site.kubectl("delete", "-k", install.named(OVERLAY), "--timeout=240s", timeout=250)
     code, told = site.check("--repair")
     assert code == 0, told
     wait_for("end of what the garbage collector takes", lambda: not site.leftovers(), pause=2)
@@ -145,8 +145,8 @@ def _works(site: Site) -> None:
 def _wait_ready(site: Site) -> None:
     """Wait until cert-manager has nothing more to issue."""
     for name in ISSUED:
-        ready = ("--for=condition=Ready", f"certificate.cert-manager.io/{name}", "--timeout=60s")
-        site.kubectl("wait", *ready, "-n", NAMESPACE, timeout=70)
+        ready = ("--for=condition=Ready", f"certificate.cert-manager.io/{name}", "--timeout=180s")
+        site.kubectl("wait", *ready, "-n", NAMESPACE, timeout=190)
 
 
 def _wait_shown(site: Site) -> None:

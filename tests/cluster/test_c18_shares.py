@@ -153,7 +153,7 @@ def test_a_node_whose_run_folder_is_emptied_puts_its_slices_back(site: Site, clu
     ours = ("-l", "app.kubernetes.io/name in (arbiter, nodeagent)")
     site.kubectl("delete", "pods", "-n", NAMESPACE, *ours)
     for part in ("arbiter", "nodeagent"):
-        site.kubectl("rollout", "status", f"daemonset/{part}", "-n", NAMESPACE, "--timeout=120s", timeout=130)
+        site.kubectl("rollout", "status", f"daemonset/{part}", "-n", NAMESPACE, "--timeout=240s", timeout=250)
     _wait_for(site, team, name, *held)
     cluster.kill_container(one["status"]["containerStatuses"][0]["containerID"])
 

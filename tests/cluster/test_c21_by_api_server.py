@@ -72,7 +72,7 @@ def test_kubectl_runs_and_completes_the_plugin_as_who_it_is_itself(site: Site) -
 
     def kubectl(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(site.kubectl.program), *arguments]
-        return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=180)
 
     shown = kubectl("gpubudget", "get")
     assert (shown.returncode, [line.split()[0] for line in shown.stdout.splitlines()]) == (0, ["NAMESPACE", team])

@@ -38,8 +38,8 @@ VOLUME = "/var/lib/slicekeeper/volume-1"
 def helm(site: Site, cluster: Cluster, tmp_path: Path) -> Helm:
     """Helm, and a cluster in which nothing of ours is installed."""
     if any(found["metadata"]["name"] == NAMESPACE for found in site.kubectl.list("namespaces")):
-        gone = ("--wait=true", "--timeout=120s", "--ignore-not-found")
-        site.kubectl("delete", "-k", install.named(install.SUITE), *gone, timeout=130)
+        gone = ("--wait=true", "--timeout=240s", "--ignore-not-found")
+        site.kubectl("delete", "-k", install.named(install.SUITE), *gone, timeout=250)
         wait_for("nothing to repair", lambda: site.check("--repair")[0] == 0, pause=1)
         wait_for("end of what the garbage collector takes", lambda: not site.leftovers(), pause=1)
     cluster.run("sh", "-c", f"rm -rf {VOLUME}/*")
@@ -138,7 +138,7 @@ def test_helm_installs_upgrades_and_uninstalls(site: Site, helm: Helm, cluster: 
     helm("uninstall", RELEASE)
     [claim] = site.kubectl.list("persistentvolumeclaims", NAMESPACE)
     assert claim["metadata"]["name"] == "timekeeper", "the ledger stays until the namespace goes"
-    site.kubectl("delete", "namespace", NAMESPACE, "--timeout=120s", timeout=130)
+    site.kubectl("delete", "namespace", NAMESPACE, "--timeout=240s", timeout=250)
     site.kubectl("delete", "pod", "runs", "-n", team, "--wait=false")
     wait_for("nothing to repair", lambda: site.check("--repair")[0] == 0, pause=1)
     wait_for("pod that goes", lambda: not site.pods(team))

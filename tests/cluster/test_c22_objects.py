@@ -322,4 +322,4 @@ def test_a_policy_comes_before_the_file_and_says_what_became_of_it(objects: Site
 def test_a_namespace_with_an_object_is_deleted_like_any_other(objects: Site) -> None:
     team = objects.namespace()
     objects.kubectl.apply(gpu_budget(), namespace=team)
-    objects.kubectl("delete", "namespace", team, "--timeout=120s", timeout=130)
+    objects.kubectl("delete", "namespace", team, "--timeout=240s", timeout=250)

@@ -27,7 +27,7 @@ def added(site: Site, overlay: str) -> Iterator[list[Object]]:
         for obj in ours:
             if obj["kind"] == "CustomResourceDefinition":
                 kind = f"crd/{obj['metadata']['name']}"
-                site.kubectl("wait", "--for=condition=Established", kind, "--timeout=120s", timeout=130)
+                site.kubectl("wait", "--for=condition=Established", kind, "--timeout=240s", timeout=250)
         _rolled_out(site, [*ours, *after])
         install.wait_for_webhooks(site.kubectl)
         yield ours
@@ -36,7 +36,7 @@ def added(site: Site, overlay: str) -> Iterator[list[Object]]:
             site.kubectl.apply(*before)
             _rolled_out(site, before)
         site.kubectl(
-            "delete", "--ignore-not-found", "--timeout=120s", "-f", "-", stdin=yaml.safe_dump_all(ours), timeout=130
+            "delete", "--ignore-not-found", "--timeout=240s", "-f", "-", stdin=yaml.safe_dump_all(ours), timeout=250
         )
 
 

@@ -30,7 +30,7 @@ WORKLOADS = (
     "daemonset/nodeagent",
     "daemonset/arbiter",
 )
-ROLLOUT_SECONDS = 120
+ROLLOUT_SECONDS = 240
 IMAGES = Images(registry="slicekeeper.test")
 """The images as the node has them: a name of its own, so that `slicekeeper check` finds a whole installation."""
 _LIMITS = {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"}

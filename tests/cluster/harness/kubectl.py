@@ -40,7 +40,7 @@ class Kubectl:
         """Return the command line."""
         return [str(self.program), f"--kubeconfig={self.kubeconfig}", *self._more, *arguments]
 
-    def __call__(self, *arguments: str, stdin: str = "", timeout: float = 60.0) -> str:
+    def __call__(self, *arguments: str, stdin: str = "", timeout: float = 180.0) -> str:
         """Run it; return its standard output.
 
         A request that a starved API server never took is sent again. Raises Refused with kubectl's standard error.

@@ -47,7 +47,7 @@ def mesh(site: Site, team: str) -> Iterator[None]:
         },
         _server(metadata),
     )
-    site.kubectl("wait", "--for=condition=Ready", "pod/mesh", "-n", namespace, "--timeout=60s", timeout=70)
+    site.kubectl("wait", "--for=condition=Ready", "pod/mesh", "-n", namespace, "--timeout=180s", timeout=190)
     bundle = base64.b64encode(authority.ca_file.read_bytes()).decode()
     site.kubectl.create(
         _configuration(BEFORE, "/first/aa-sidecar", namespace, team, bundle),

@@ -226,7 +226,7 @@ class Site:
             self.kubectl("rollout", "restart", workload, "-n", NAMESPACE)
         else:
             self.kubectl("scale", workload, "-n", NAMESPACE, f"--replicas={replicas}")
-        self.kubectl("rollout", "status", workload, "-n", NAMESPACE, "--timeout=120s", timeout=130)
+        self.kubectl("rollout", "status", workload, "-n", NAMESPACE, "--timeout=240s", timeout=250)
 
 
 def gpu_container(name: str = "train", script: str = "sleep 600", core: int = 20, blocks: int | None = 16) -> Object:
