@@ -67,7 +67,8 @@ def test_a_budget_that_runs_out_makes_running_slices_background_and_a_grant_brin
     with site.timekeeper() as client:
         client.set_budget(Budget, poor, {"amountMs": 1_000, "period": "none", "timeZone": "UTC"})
     _wait_for(site, poor, "greedy", "background", 1)
-    _wait_for(site, rich, "train", 50, 100, 4 * GIB, "in-budget", 1)
+    kept = wait_for("the arbiter's answer", lambda: policy(site, rich, "train"))
+    assert kept == (50, 100, 4 * GIB, "in-budget", 1)
     with site.timekeeper() as client:
         client.grant(Budget, poor, 3_600_000, "the suite says so", "grant-1")
     _wait_for(site, poor, "greedy", "in-budget", 1)
@@ -237,7 +238,8 @@ def test_a_hostile_container_keeps_to_its_caps_or_is_evicted_and_its_neighbour_k
     assert "container train uses GPU" in told["message"]
     wait_for("eviction", lambda: site.events(other, "AuditEviction"))
     wait_for("its end", lambda: not site.pods(other))
-    _wait_for(site, team, "train", 50, 100, 4 * GIB, "in-budget", 1)
+    kept = wait_for("the arbiter's answer", lambda: policy(site, team, "train"))
+    assert kept == (50, 100, 4 * GIB, "in-budget", 1)
     _goes_on(site, team, "train")
 
 
