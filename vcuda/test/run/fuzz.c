@@ -28,6 +28,7 @@ static get_t *driver;
 static unsigned state;
 static unsigned long asked, hooked, withheld;
 static int strange; /* the driver hands out unknown pointers */
+static int handed_out; /* it did so */
 static char name[LONG + 64];
 
 static unsigned roll(unsigned below) {
@@ -51,7 +52,8 @@ static void unseen(void) {}
 static CUresult newer(const char *base, void **pfn, int version, cuuint64_t flags,
                       CUdriverProcAddressQueryResult *status) {
   CUresult r = driver(base, pfn, version, flags, status);
-  if (strange && r == CUDA_SUCCESS && pfn && *pfn) *pfn = (void *)unseen;
+  handed_out = strange && r == CUDA_SUCCESS && pfn && *pfn;
+  if (handed_out) *pfn = (void *)unseen;
   return r;
 }
 
@@ -113,12 +115,14 @@ static void look_up(void) {
   cuuint64_t flags = make_flags();
   make_name();
   strange = !roll(4);
+  handed_out = 0;
+  vc_real.cuGetProcAddress_v2 = newer; /* another thread that is late to learn the pointers stores the driver's own */
   CUresult r = old ? cuGetProcAddress(name, &ours, version, flags)
                    : cuGetProcAddress_v2(name, &ours, version, flags, &status);
   CUresult s = driver(name, &theirs, version, flags, old ? NULL : &expected);
   asked++;
   hooked += theirs && vc_resolve_hook(theirs) != NULL;
-  if (strange && theirs && !old) {
+  if (handed_out) {
     judge_strange(ours, theirs, version, flags);
     return;
   }
@@ -164,7 +168,6 @@ int main(int argc, char **argv) {
   if (!driver || cuInit(0) || cuDeviceGet(&device, 0) ||
       cuDevicePrimaryCtxRetain(&context, device) || cuCtxSetCurrent(context))
     return 2;
-  vc_real.cuGetProcAddress_v2 = newer;
   time_t end = time(NULL) + (time_t)seconds + 1;
   while (time(NULL) < end)
     for (int i = 0; i < 50; i++) {
