@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 
 import pytest
@@ -32,6 +33,19 @@ def _ended(one: Object) -> bool:
     if not one["spec"].get("nodeName"):
         return True
     return one["status"].get("phase") in ("Succeeded", "Failed") and all("terminated" in s["state"] for s in statuses)
+
+
+def _release_all(site: Site) -> int:
+    """Release pods by --break-glass, again as it says if one changed meanwhile; return how many went."""
+    count = 0
+    while True:
+        code, told = site.check("--break-glass")
+        released = re.search(r"(\d+) pods released", told)
+        assert released, told
+        count += int(released[1])
+        if "changed meanwhile" not in told:
+            assert code == 0, told
+            return count
 
 
 def _wait_until_all_ended(site: Site, team: str, seconds: float) -> None:
@@ -162,8 +176,7 @@ def test_pods_that_a_broken_timekeeper_holds_are_let_go_and_charged_later(site: 
         _wait_until_all_ended(site, team, 90)
         held = site.pods(team)
         assert len(held) == 4
-        code, told = site.check("--break-glass")
-        assert (code, "4 pods released" in told) == (0, True), told
+        assert _release_all(site) == 4
         wait_for("pods that went", lambda: not site.pods(team))
         assert "4 pods were released by --break-glass and are not charged yet" in site.check()[1]
     finally:
