@@ -122,6 +122,7 @@ VC_HOOK CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, 
   return r;
 }
 
+/* Note all that is known of a context under another name. */
 static void rename_all(CUcontext from, CUcontext to) {
   struct vc_item item;
   vc_stream_rename(from, to);

@@ -89,5 +89,5 @@ def test_a_gang_that_waits_for_its_turn_is_told_so_and_one_that_is_gone_holds_up
     world.state.intake.set_node(node("n1"))
     world.clock.advance(10 * LOOK_MS)
     world.gangs.look()
-    assert [who for _, who in world.looks][1:] == ["c", "a"], "what finds places makes nobody rest"
+    assert [who for _, who in world.looks][1:] == ["c", "a"], "no gang rests because another one found places"
     assert world.held() == {HoldKind.RESERVED: 2}
