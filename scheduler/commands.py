@@ -81,7 +81,6 @@ def serve(context: Context) -> None:
 @click.option("-n", "--namespace", default="default", show_default=True, help="The pod's namespace.")
 @cluster_options
 @output_option()
-@click.pass_obj
 def explain(context: Context, pod: str, namespace: str, output: str) -> None:
     """Say why a pod waits for a GPU, what would help, and when it is expected to start; or why it has its place.
 

@@ -48,7 +48,9 @@ def examples_folder() -> Path:
     help="Folder of manifests, and a story.yaml that says what to submit when.  [default: the release's own]",
 )
 @click.option("--once", is_flag=True, help="Exit when the story is complete: print a table, check the ledger.")
-@output_option("table", "json")
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Output format."
+)
 def local(
     nodes: int, gpus: int, model: str, mig: str, speed: float, examples: Path | None, once: bool, output: str
 ) -> None:
@@ -158,7 +160,6 @@ Try from another terminal:
 @click.option("-n", "--namespace", default="", help="Namespace for objects that name none.  [default: default]")
 @click.option("--create-namespace", is_flag=True, help="Create the namespace if it is missing.")
 @output_option("table", "json")
-@click.pass_obj
 def submit(context: Context, file: TextIO, namespace: str, create_namespace: bool, output: str) -> None:
     """Create the objects of a manifest in the cluster, and say which were admitted.
 

@@ -91,7 +91,6 @@ def migrate(context: Context, to: str, down: bool) -> None:
 
 @timekeeper.command()
 @output_option("text", "json", "yaml")
-@click.pass_obj
 def verify(context: Context, output: str) -> None:
     """Rebuild balances, anchors and bookings from the records and compare. Exit 1 if anything differs."""
     settings = context.loaded.settings
@@ -108,7 +107,6 @@ def verify(context: Context, output: str) -> None:
 @click.option("--parent", is_flag=True, help="NAMESPACE is the name of a team or an organisation.")
 @click.option("--uid", default="", help="UID of the namespace, if several had the name. Default: the newest.")
 @output_option("table", "json", "yaml")
-@click.pass_obj
 def explain(context: Context, namespace: str, at: str, parent: bool, uid: str, output: str) -> None:
     """Explain a namespace's balance, booking by booking, with the record that caused each."""
     settings = context.loaded.settings

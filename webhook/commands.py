@@ -89,7 +89,6 @@ def _forget_worker(_server: object, worker: Any) -> None:
 @click.option("-n", "--namespace", default="default", show_default=True, help="Namespace of objects that name none.")
 @click.option("--over-budget", is_flag=True, help="Show the result for a namespace whose budget is spent.")
 @output_option("yaml", "json", "diff")
-@click.pass_obj
 def review(context: Context, files: tuple[Path, ...], namespace: str, over_budget: bool, output: str) -> None:
     """Print manifests as they would be admitted, or the refusal; needs no server.
 

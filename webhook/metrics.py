@@ -8,14 +8,7 @@ from __future__ import annotations
 
 import os
 
-from prometheus_client import (
-    REGISTRY,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    multiprocess,
-)
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, multiprocess
 
 from slicekeeper.config.settings import ServingSettings
 from slicekeeper.net import probes

@@ -18,6 +18,7 @@ from slicekeeper.cli.main import Context
 from slicekeeper.cli.namespaces import METAVAR, BudgetGroup, namespace_argument
 from slicekeeper.cli.options import (
     GpuTime,
+    book,
     booking_options,
     change_options,
     figure_columns,
@@ -53,7 +54,6 @@ def budget() -> None:
 )
 @rule_options
 @output_option(*LISTS)
-@click.pass_obj
 def set_budget(
     context: Context, /, namespace: str | None, amount: int | None, files: tuple[Path, ...], output: str, **rule: Any
 ) -> None:
@@ -76,7 +76,6 @@ def set_budget(
 @budget.command("unset")
 @click.argument("namespace", metavar="NAMESPACE")
 @change_options("unset on the command line")
-@click.pass_obj
 def unset(context: Context, namespace: str, reason: str, output: str) -> None:
     """Reset the budget of NAMESPACE to the policy's; what the current period has used still counts."""
     show_budget(timekeeper(context).unset_budget(namespace, reason), output, _COLUMNS)
@@ -89,32 +88,19 @@ def unset(context: Context, namespace: str, reason: str, output: str) -> None:
 @click.option("--end", default=None, help="When it really ended (RFC 3339); not for a running pod.")
 @uid_option
 @booking_options("corrected on the command line")
-@click.pass_obj
 def correct(
-    context: Context,
-    namespace: str,
-    pod_uid: str,
-    start: str | None,
-    end: str | None,
-    uid: str,
-    reason: str,
-    key: str,
-    output: str,
+    context: Context, namespace: str, pod_uid: str, start: str | None, end: str | None, uid: str, **booking: str
 ) -> None:
     """Correct the interval of the pod POD_UID: its charge is reversed, and booked again as corrected."""
-    client = timekeeper(context)
-    zone = zone_of(client, Budget, namespace, uid)
+    zone = zone_of(timekeeper(context), Budget, namespace, uid)
     edges = {name: instant_of(at, zone) if at else None for name, at in (("start", start), ("end", end))}
-    body = {"podUid": pod_uid, **edges, "reason": reason}
-    changed = client.move_time(Budget, namespace, "intervals", body, key, uid)
-    show_budget(changed, output, _COLUMNS)
+    book(context, Budget, namespace, "intervals", {"podUid": pod_uid, **edges}, _COLUMNS, uid=uid, **booking)
 
 
 @budget.command("corrections")
 @namespace_argument
 @uid_option
 @output_option(*LISTS)
-@click.pass_obj
 def corrections(context: Context, name: str, uid: str, output: str) -> None:
     """List the corrected intervals of NAMESPACE's pods, newest first."""
     found = list(timekeeper(context).corrections(name, uid))

@@ -43,7 +43,6 @@ def _and_uid(name_argument: _Argument) -> _Argument:
 def _add_reading(group: click.Group, kind: type[B], columns: _Columns[B], name_argument: _Argument) -> None:
     @group.command("list")
     @output_option(*LISTS)
-    @click.pass_obj
     def list_all(context: Context, output: str) -> None:
         """List all of them."""
         show_list(gathered(timekeeper(context).budgets(kind), "budgets"), output, columns, name_of)
@@ -53,7 +52,6 @@ def _add_reading(group: click.Group, kind: type[B], columns: _Columns[B], name_a
         @group.command("get")
         @name_argument
         @output_option(*LISTS)
-        @click.pass_obj
         def get(context: Context, name: str, output: str) -> None:
             """Show one of them."""
             show_budget(timekeeper(context).budget(kind, name), output, columns)
@@ -64,7 +62,6 @@ def _add_changing(group: click.Group, kind: type[B], columns: _Columns[B], name_
     @name_argument
     @click.argument("parent", required=False)
     @change_options("moved on the command line")
-    @click.pass_obj
     def move(context: Context, name: str, parent: str | None, reason: str, output: str) -> None:
         """Move it below the team or organisation PARENT; without PARENT, below none."""
         changed = timekeeper(context).put_under(kind, name, parent, reason)
@@ -74,7 +71,6 @@ def _add_changing(group: click.Group, kind: type[B], columns: _Columns[B], name_
     @name_argument
     @click.argument("status", type=click.Choice(["active", "suspended", "closed"]))
     @change_options("changed on the command line")
-    @click.pass_obj
     def status(context: Context, name: str, status: str, reason: str, output: str) -> None:
         """Suspend its budget, resume it, or close it permanently."""
         changed = timekeeper(context).set_status(kind, name, status, reason)

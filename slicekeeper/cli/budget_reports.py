@@ -53,7 +53,6 @@ def _add_get(group: click.Group, columns: _Columns) -> None:
     @click.option("-A", "--all-namespaces", "every", is_flag=True, help="All namespaces that have budgets.")
     @uid_option
     @output_option(*LISTS)
-    @click.pass_obj
     def get(context: Context, names: tuple[str, ...], named: str, every: bool, uid: str, output: str) -> None:
         """Show the budgets of the given namespaces; by default, of the kubeconfig context's namespace."""
         client = timekeeper(context)
@@ -91,7 +90,6 @@ def _add_live(group: click.Group, columns: _Columns) -> None:
     @group.command("top")
     @click.option("--most", type=click.IntRange(min=1), default=20, show_default=True, help="How many.")
     @output_option(*LISTS)
-    @click.pass_obj
     def top(context: Context, most: int, output: str) -> None:
         """Show the namespaces that have used the most GPU time in their period, in budget and over it."""
         used = sorted(timekeeper(context).budgets(Budget), key=lambda b: b.used_ms + b.over_budget_ms, reverse=True)
@@ -130,7 +128,6 @@ def _add_explain(group: click.Group) -> None:
     @namespace_argument
     @uid_option
     @output_option(*LISTS)
-    @click.pass_obj
     def explain(context: Context, name: str, uid: str, output: str) -> None:
         """Explain a budget: its decision, and each booking with the balance after it."""
         client = timekeeper(context)
@@ -171,7 +168,6 @@ def _add_periods(group: click.Group) -> None:
     @namespace_argument
     @uid_option
     @output_option(*LISTS)
-    @click.pass_obj
     def periods(context: Context, name: str, uid: str, output: str) -> None:
         """List a budget's periods, newest first, and whether they are sealed."""
         _show_periods(timekeeper(context), name, uid, output)
@@ -182,7 +178,6 @@ def _add_periods(group: click.Group) -> None:
     @reason_option("sealed on the command line")
     @uid_option
     @output_option(*LISTS)
-    @click.pass_obj
     def seal(context: Context, name: str, until: str, reason: str, uid: str, output: str) -> None:
         """Seal NAMESPACE's periods that have ended by UNTIL, the end of one of them. What is sealed stays so."""
         client = timekeeper(context)
@@ -213,7 +208,6 @@ def _add_lists(group: click.Group) -> None:
     @click.option("--from", "start", default="", help=f"Where it begins. Default: today. {HELP}")
     @click.option("--to", "end", default="", help="Where it ends; as --from.")
     @output_option(*LISTS)
-    @click.pass_obj
     def usage(context: Context, name: str, by: str, bucket: str, start: str, end: str, output: str) -> None:
         """Show GPU time held, used and not observed, by time."""
         client = timekeeper(context)
@@ -234,7 +228,6 @@ def _add_lists(group: click.Group) -> None:
     @click.argument("name", metavar=METAVAR, required=False, shell_complete=known_namespaces)
     @uid_option
     @output_option(*LISTS)
-    @click.pass_obj
     def audit(context: Context, name: str | None, uid: str, output: str) -> None:
         """Show who did what and why, oldest first: to one namespace's budget, or to all."""
         asked = {key: value for key, value in (("namespace", name), ("uid", uid)) if value}
@@ -255,7 +248,6 @@ def _add_rates(group: click.Group) -> None:
     @click.argument("rate", required=False)
     @click.option("--from", "start", default="", help="From when on. Default: now. RFC 3339, or a date in UTC.")
     @change_options("set on the command line")
-    @click.pass_obj
     def rates(context: Context, model: str | None, rate: str | None, start: str, reason: str, output: str) -> None:
         """List the rates of GPU models, or set the rate of MODEL to RATE (an integer or a ratio such as 3/2)."""
         client = timekeeper(context)

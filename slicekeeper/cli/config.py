@@ -34,7 +34,6 @@ def value_of(settings: Section, key: Key) -> Any:
 
 @config.command("show")
 @output_option()
-@click.pass_obj
 def show_config(context: Context, output: str) -> None:
     """Print the settings in force and the source of each."""
     loaded = context.loaded

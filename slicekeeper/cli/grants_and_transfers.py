@@ -11,15 +11,8 @@ import click
 from slicekeeper.cli.connection import timekeeper
 from slicekeeper.cli.dates import HELP, instant_of
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.options import amount_argument, booking_options, change_options, show_budget, uid_option, zone_of
-from slicekeeper.cli.output import (
-    LISTS,
-    Column,
-    instant_columns,
-    output_option,
-    show_list,
-    show_one,
-)
+from slicekeeper.cli.options import amount_argument, book, booking_options, change_options, uid_option, zone_of
+from slicekeeper.cli.output import LISTS, Column, instant_columns, output_option, show_list, show_one
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget, Grant, Parent
 
@@ -51,7 +44,6 @@ def add_grants(
     @group.command("grants")
     @optional_with_uid
     @output_option(*LISTS)
-    @click.pass_obj
     def grants(context: Context, name: str, output: str, uid: str = "") -> None:
         """List its grants, newest first."""
         found = list(timekeeper(context).grants(kind, name, uid))
@@ -63,30 +55,16 @@ def add_grants(
     @click.option("--from", "start", default=None, help=f"When it begins. Default: now. {HELP}")
     @click.option("--until", default=None, help="When the rest expires; format as for --from.")
     @booking_options("granted on the command line")
-    @click.pass_obj
-    def grant(
-        context: Context,
-        name: str,
-        amount: int,
-        start: str | None,
-        until: str | None,
-        reason: str,
-        key: str,
-        output: str,
-    ) -> None:
+    def grant(context: Context, name: str, amount: int, start: str | None, until: str | None, **booking: str) -> None:
         """Grant AMOUNT (for example 2h) in addition to the budget; a team's grant is for all budgets below it."""
-        client = timekeeper(context)
-        zone = zone_of(client, kind, name)
+        zone = zone_of(timekeeper(context), kind, name)
         edges = {key: instant_of(at, zone) if at else None for key, at in (("validFrom", start), ("validTo", until))}
-        body = {"amountMs": amount, "reason": reason, **edges}
-        changed = client.move_time(kind, name, "grants", body, key)
-        show_budget(changed, output, columns)
+        book(context, kind, name, "grants", {"amountMs": amount, **edges}, columns, **booking)
 
     @group.command("withdraw")
     @with_uid
     @click.argument("key", metavar="ID", type=int)
     @change_options("withdrawn on the command line")
-    @click.pass_obj
     def withdraw(context: Context, name: str, key: int, reason: str, output: str, uid: str = "") -> None:
         """Withdraw the grant ID, which has not begun; see `grants`."""
         gone = timekeeper(context).withdraw(kind, name, key, reason, uid)
@@ -103,14 +81,9 @@ def add_movements(
     @amount_argument
     @click.option("--take", is_flag=True, help="Deduct AMOUNT instead of adding it; at most what is left.")
     @booking_options("adjusted on the command line")
-    @click.pass_obj
-    def adjust(
-        context: Context, name: str, amount: int, take: bool, reason: str, key: str, output: str, uid: str = ""
-    ) -> None:
+    def adjust(context: Context, name: str, amount: int, take: bool, **booking: str) -> None:
         """Adjust its GPU time by AMOUNT (for example 2h)."""
-        body = {"amountMs": -amount if take else amount, "reason": reason}
-        changed = timekeeper(context).move_time(kind, name, "adjustments", body, key, uid)
-        show_budget(changed, output, columns)
+        book(context, kind, name, "adjustments", {"amountMs": -amount if take else amount}, columns, **booking)
 
     @group.command("transfer")
     @name_argument
@@ -119,24 +92,13 @@ def add_movements(
     @click.option("--to-kind", type=click.Choice(["namespace", "parent"]), help="Kind of TO. Default: the same kind.")
     @click.option("--until", default=None, help=f"When the rest expires there. {HELP}")
     @booking_options("transferred on the command line")
-    @click.pass_obj
     def transfer(
-        context: Context,
-        name: str,
-        amount: int,
-        to: str,
-        to_kind: str | None,
-        until: str | None,
-        reason: str,
-        key: str,
-        output: str,
+        context: Context, name: str, amount: int, to: str, to_kind: str | None, until: str | None, **booking: str
     ) -> None:
         """Move AMOUNT (for example 2h) from its budget to the budget of TO."""
-        client = timekeeper(context)
-        valid_to = instant_of(until, zone_of(client, kind, name)) if until else None
-        body = {"to": to, "toKind": to_kind, "amountMs": amount, "reason": reason, "validTo": valid_to}
-        changed = client.move_time(kind, name, "transfers", body, key)
-        show_budget(changed, output, columns)
+        valid_to = instant_of(until, zone_of(timekeeper(context), kind, name)) if until else None
+        body = {"to": to, "toKind": to_kind, "amountMs": amount, "validTo": valid_to}
+        book(context, kind, name, "transfers", body, columns, **booking)
 
     if kind is Budget:  # pods are charged to namespaces
 
@@ -146,11 +108,6 @@ def add_movements(
         @click.argument("pod_uid")
         @uid_option
         @booking_options("refunded on the command line")
-        @click.pass_obj
-        def refund(
-            context: Context, namespace: str, amount: int, pod_uid: str, uid: str, reason: str, key: str, output: str
-        ) -> None:
+        def refund(context: Context, namespace: str, amount: int, pod_uid: str, **booking: str) -> None:
             """Refund AMOUNT of the charge of the ended pod POD_UID; in total never more than its charge."""
-            body = {"podUid": pod_uid, "amountMs": amount, "reason": reason}
-            changed = timekeeper(context).move_time(kind, namespace, "refunds", body, key, uid)
-            show_budget(changed, output, columns)
+            book(context, kind, namespace, "refunds", {"podUid": pod_uid, "amountMs": amount}, columns, **booking)

@@ -42,7 +42,6 @@ _COLUMNS: Final[Sequence[Column[_Row]]] = (
 @click.command()
 @cluster_options
 @output_option(*LISTS)
-@click.pass_obj
 def nodes(context: Context, output: str) -> None:
     """Show the GPUs of nodes: model, memory, the allocated share, and its current usage."""
     settings = context.loaded.settings

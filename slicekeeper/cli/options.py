@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import click
 
+from slicekeeper.cli.connection import timekeeper
+from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import LISTS, Column, brief, output_option, rounded, show_one
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from slicekeeper.units import format_duration, parse_duration
@@ -123,6 +125,24 @@ def figure_columns(kind: type[B]) -> list[Column[B]]:
         Column("RUNS-OUT", lambda b: brief(b.run_out_at), narrow=kind is Budget, wide=kind is not Budget),
         Column("RUNS-OUT-AT", lambda b: b.run_out_at or "-", wide=True),
     ]
+
+
+def book(
+    context: Context,
+    kind: type[B],
+    name: str,
+    movement: str,
+    body: Mapping[str, object],
+    columns: Sequence[Column[B]],
+    *,
+    reason: str,
+    key: str,
+    output: str,
+    uid: str = "",
+) -> None:
+    """Move GPU time as the `booking_options` of a command say, and print the budget."""
+    changed = timekeeper(context).move_time(kind, name, movement, {**body, "reason": reason}, key, uid)
+    show_budget(changed, output, columns)
 
 
 def uid_option(command: F) -> F:

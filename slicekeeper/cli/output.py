@@ -25,7 +25,6 @@ import yaml
 from slicekeeper.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, parse_instant
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 _AT_ONCE = 1000
 _SHOWN_EACH: Final = 100
 WIDTH: Final = 80
@@ -56,17 +55,13 @@ def key_column(head: str, key: str, *, wide: bool = False) -> Column[dict[str, A
     return Column(head, lambda row: row[key] or "-", wide=wide)
 
 
-def output_option(*formats: str) -> Callable[[F], F]:
-    """Return the `-o` option; the first format is the default."""
+def output_option(*formats: str) -> Callable[[Callable[..., Any]], Any]:
+    """Return the `-o` option, whose first format is the default; a command that prints also gets the `Context`."""
     choices = formats or ("table", "json", "yaml")
-    return click.option(
-        "-o",
-        "--output",
-        type=click.Choice(choices),
-        default=choices[0],
-        show_default=True,
-        help="Output format.",
+    option = click.option(
+        "-o", "--output", type=click.Choice(choices), default=choices[0], show_default=True, help="Output format."
     )
+    return lambda command: option(click.pass_obj(command))
 
 
 def show(data: Any, output: str, table: Callable[[], str]) -> None:

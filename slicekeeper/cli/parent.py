@@ -10,13 +10,7 @@ import click
 from slicekeeper.cli.budget_commands import add_commands
 from slicekeeper.cli.connection import ClusterGroup, timekeeper
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.options import (
-    GpuTime,
-    figure_columns,
-    rule_of,
-    rule_options,
-    show_budget,
-)
+from slicekeeper.cli.options import GpuTime, figure_columns, rule_of, rule_options, show_budget
 from slicekeeper.cli.output import LISTS, Column, output_option, show, table
 from slicekeeper.errors import NotFound
 from slicekeeper.units import format_duration
@@ -38,7 +32,6 @@ def parent() -> None:
 @parent.command("children")
 @click.argument("name")
 @output_option()
-@click.pass_obj
 def children(context: Context, name: str, output: str) -> None:
     """Show the budgets directly below a team or an organisation, and how much of its budget each has consumed."""
     found = timekeeper(context).children(name).items
@@ -52,7 +45,6 @@ def children(context: Context, name: str, output: str) -> None:
 @click.option("--kind", type=click.Choice(["team", "organisation"]), help="Kind of a new one. Default: team.")
 @rule_options
 @output_option(*LISTS)
-@click.pass_obj
 def set_parent(context: Context, /, name: str, amount: int | None, kind: str | None, output: str, **rule: Any) -> None:
     """Create the team NAME with a budget of AMOUNT (for example 200h) per period, or change its budget.
 

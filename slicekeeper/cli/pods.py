@@ -50,7 +50,6 @@ _COLUMNS: Final[Sequence[Column[_Row]]] = (
 @uid_option
 @cluster_options
 @output_option(*LISTS)
-@click.pass_obj
 def pods(context: Context, namespace: str, uid: str, output: str) -> None:
     """Show GPU pods: budget state, class, GPU, its current usage, and charged time."""
     settings = context.loaded.settings

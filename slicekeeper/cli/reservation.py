@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from slicekeeper.cli.connection import ClusterGroup, timekeeper
@@ -30,10 +32,17 @@ def reservation() -> None:
     """Show, open and cancel reservations of GPU time."""
 
 
+def _one_reservation(command: Any) -> Any:
+    return click.argument("namespace")(click.argument("key", metavar="ID", type=int)(output_option(*LISTS)(command)))
+
+
+def _show(found: Reservation, output: str) -> None:
+    show_one(found, output, _COLUMNS, lambda r: str(r.id))
+
+
 @reservation.command("list")
 @click.argument("namespace")
 @output_option(*LISTS)
-@click.pass_obj
 def list_reservations(context: Context, namespace: str, output: str) -> None:
     """List a namespace's reservations, newest first."""
     found = list(timekeeper(context).reservations(namespace))
@@ -41,14 +50,10 @@ def list_reservations(context: Context, namespace: str, output: str) -> None:
 
 
 @reservation.command("show")
-@click.argument("namespace")
-@click.argument("key", metavar="ID", type=int)
-@output_option(*LISTS)
-@click.pass_obj
+@_one_reservation
 def show_reservation(context: Context, namespace: str, key: int, output: str) -> None:
     """Show one reservation."""
-    found = timekeeper(context).reservation(namespace, key)
-    show_one(found, output, _COLUMNS, lambda r: str(r.id))
+    _show(timekeeper(context).reservation(namespace, key), output)
 
 
 @reservation.command("open")
@@ -56,21 +61,15 @@ def show_reservation(context: Context, namespace: str, key: int, output: str) ->
 @amount_argument
 @click.option("--until", required=True, help="When it expires, RFC 3339; for example 2026-11-30T12:00:00Z.")
 @booking_options("set aside on the command line")
-@click.pass_obj
 def open_reservation(
     context: Context, namespace: str, amount: int, until: str, reason: str, key: str, output: str
 ) -> None:
     """Reserve AMOUNT (for example 2h) of NAMESPACE's GPU time. The namespace must have `enforcement: safe`."""
-    made = timekeeper(context).open_reservation(namespace, amount, until, reason, key)
-    show_one(made, output, _COLUMNS, lambda r: str(r.id))
+    _show(timekeeper(context).open_reservation(namespace, amount, until, reason, key), output)
 
 
 @reservation.command("cancel")
-@click.argument("namespace")
-@click.argument("key", metavar="ID", type=int)
-@output_option(*LISTS)
-@click.pass_obj
+@_one_reservation
 def cancel_reservation(context: Context, namespace: str, key: int, output: str) -> None:
     """Release a reservation that was opened by hand. A pod's reservation ends with the pod."""
-    ended = timekeeper(context).cancel_reservation(namespace, key)
-    show_one(ended, output, _COLUMNS, lambda r: str(r.id))
+    _show(timekeeper(context).cancel_reservation(namespace, key), output)

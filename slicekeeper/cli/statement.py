@@ -13,14 +13,7 @@ from slicekeeper.cli.connection import timekeeper
 from slicekeeper.cli.dates import HELP, instant_of
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.options import zone_of
-from slicekeeper.cli.output import (
-    Column,
-    gathered,
-    output_option,
-    rows_of,
-    show,
-    table,
-)
+from slicekeeper.cli.output import Column, gathered, output_option, rows_of, show, table
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget, Parent, Statement
 
@@ -36,7 +29,6 @@ def add_statement(group: click.Group, kind: type[B], name_argument: _Argument) -
     @click.option("--from", "start", default="", help=f"Where it begins. Default: the current period. {HELP}")
     @click.option("--to", "end", default="", help="Where it ends; as --from.")
     @output_option("table", "wide", "json", "yaml", "csv")
-    @click.pass_obj
     def statement(context: Context, name: str, start: str, end: str, output: str, uid: str = "") -> None:
         """Show the bookings of its budget, and the charge of each pod or of each budget below it."""
         client = timekeeper(context)

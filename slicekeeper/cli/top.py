@@ -36,7 +36,6 @@ _WIDE = 132
 @click.option("--once", is_flag=True, help="Show it once; also if the output is not a terminal, and with -o.")
 @cluster_options
 @output_option("table", "wide", "json", "yaml")
-@click.pass_obj
 def top(context: Context, node: str, interval: float, once: bool, output: str) -> None:
     """Show GPUs and their seats live: requested, given and used shares, memory, class."""
     client, agents = cluster(context), Agents(context)

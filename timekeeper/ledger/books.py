@@ -18,14 +18,7 @@ from timekeeper.core.hierarchy import IN_FORCE
 from timekeeper.core.record import AccountId, Forest, Revision
 from timekeeper.ledger.anchor import anchored, instant_of, rest_of
 from timekeeper.ledger.standing import Position, Together
-from timekeeper.store import (
-    accounts,
-    audit_chain,
-    budget_objects,
-    budget_rules,
-    memberships,
-    timelines,
-)
+from timekeeper.store import accounts, audit_chain, budget_objects, budget_rules, memberships, timelines
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.database import Database
 

@@ -121,7 +121,6 @@ class Finding:
 )
 @cluster_options
 @output_option()
-@click.pass_obj
 def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glass: bool, output: str) -> None:
     """Name what is missing, and what uses GPUs unmetered. Exit code 1: something was found.
 
