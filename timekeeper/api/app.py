@@ -25,7 +25,7 @@ from timekeeper.api.front_proxy import FrontProxy
 from timekeeper.api.handlers.openapi import DOCUMENT
 from timekeeper.api.identity import Identity
 from timekeeper.api.routes import PREFIX, ROUTES, Route
-from timekeeper.api.service import EXTENSION, Service
+from timekeeper.api.service import Service
 from timekeeper.cluster.controller import Controller
 from timekeeper.ledger import rate
 from timekeeper.ledger.books import Books
@@ -68,26 +68,25 @@ def routed(service: Service) -> Flask:
     app = Flask("timekeeper", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
     app.url_map.merge_slashes = False  # otherwise //x would be redirected, and our clients follow no redirects
-    app.extensions[EXTENSION] = service
     app.extensions[DOCUMENT] = msgspec.json.encode(openapi.document())
     problems.register(app)
     for route in ROUTES:
         rule = re.sub(r"{(\w+)}", r"<\1>", route.path)
         name = f"{route.method} {route.path}"
-        app.add_url_rule(rule, name, _checked(route), methods=[route.method], provide_automatic_options=False)
+        app.add_url_rule(rule, name, _view(route, service), methods=[route.method], provide_automatic_options=False)
         if route.aggregated:
             rule = f"/apis/{names.API}{rule.removeprefix(PREFIX)}"
             app.add_url_rule(rule, name, methods=[route.method], provide_automatic_options=False)
     return app
 
 
-def _checked(route: Route) -> Callable[..., Response]:
-    """Return a route's handler, called only with a query that the route knows."""
+def _view(route: Route, service: Service) -> Callable[..., Response]:
+    """Return a route's handler, called with the service, and only with a query that the route knows."""
 
     def view(**path: str) -> Response:
         if not route.public:
             requests.known_query(route.query)
-        return route.handler(**path)
+        return route.handler(service, **path)
 
     return view
 

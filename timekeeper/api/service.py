@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import Final
 
-from flask import current_app, request
+from flask import request
 
 from slicekeeper.clock import Clock
 from slicekeeper.config.policy_file import PolicyFile
@@ -21,7 +21,6 @@ from timekeeper.cluster.controller import Controller
 from timekeeper.core.caller import Caller
 from timekeeper.ledger.books import Books
 
-EXTENSION = "timekeeper"
 LONGEST_ACTOR: Final = 253
 
 
@@ -66,11 +65,3 @@ def kept_name(user: str) -> str:
         return user
     digest = hashlib.sha256(user.encode()).hexdigest()[:16]
     return f"{user[: LONGEST_ACTOR - len(digest) - 1]}…{digest}"
-
-
-def current_service() -> Service:
-    """Return the service of the application that runs this request."""
-    found = current_app.extensions[EXTENSION]
-    if not isinstance(found, Service):
-        raise TypeError("the application was made without its service")
-    return found

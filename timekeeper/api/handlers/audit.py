@@ -11,14 +11,13 @@ from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import named
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.audit import AuditEntry, AuditList
-from timekeeper.api.service import current_service
+from timekeeper.api.service import Service
 from timekeeper.store import accounts, audit_chain
 from timekeeper.store.db.models import AuditRecord
 
 
-def listed() -> Response:
+def listed(service: Service) -> Response:
     """Return a page of the audit log, of one namespace or parent if it is named."""
-    service = current_service()
     owner, above = named(service), request.args.get("parent", "")
     if owner and above:
         raise Problem(422, "query-invalid", "parent: name either a namespace or a parent", "parent")

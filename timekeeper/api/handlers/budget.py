@@ -12,7 +12,7 @@ from timekeeper.api.budget_owner import NamespaceOwner, owner_of
 from timekeeper.api.budget_rule import patched, rule_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.budget import BudgetBody, BudgetPatch, StatusBody
-from timekeeper.api.service import current_service
+from timekeeper.api.service import Service
 from timekeeper.api.views import budget
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import reservation
@@ -20,9 +20,8 @@ from timekeeper.ledger.budget import set_budget, set_status, unset_budget
 from timekeeper.ledger.budget_rule import ANY_VERSION, Change
 
 
-def listed() -> Response:
+def listed(service: Service) -> Response:
     """Return a page of budgets."""
-    service = current_service()
     service.allow("list")
     limit, after = paging.limit(), paging.cursor(tuple[str, int])
     positions = service.books.all_positions(after or ("", 0), limit + 1)
@@ -44,33 +43,30 @@ def listed() -> Response:
     return requests.answer(BudgetList(items=items, next_cursor=more))
 
 
-def shown(**path: str) -> Response:
+def shown(service: Service, **path: str) -> Response:
     """Return one budget."""
-    owner = owner_of(current_service(), **path)
+    owner = owner_of(service, **path)
     owner.allow("get")
     return answer(owner)
 
 
-def put(namespace: str) -> Response:
+def put(service: Service, namespace: str) -> Response:
     """Give a namespace a budget of its own."""
-    service = current_service()
     owner = NamespaceOwner(service, requests.namespace(namespace))
     caller = owner.allow("update")
     return _set(owner, rule_of(service, requests.body(BudgetBody)), caller)
 
 
-def patch(namespace: str) -> Response:
+def patch(service: Service, namespace: str) -> Response:
     """Give a namespace a budget of its own that differs from its current one in the fields of the body."""
-    service = current_service()
     owner = NamespaceOwner(service, requests.namespace(namespace))
     caller = owner.allow("update")
     given = requests.body(BudgetPatch)
     return answer(owner) if given == BudgetPatch() else _set(owner, patched(service, given), caller)
 
 
-def unset(namespace: str) -> Response:
+def unset(service: Service, namespace: str) -> Response:
     """Give a namespace the policy's budget again."""
-    service = current_service()
     owner = NamespaceOwner(service, requests.namespace(namespace))
     caller = owner.allow("delete")
     reason = requests.plain("reason", 1024) or "unset"
@@ -92,9 +88,8 @@ def _set(owner: NamespaceOwner, change: Change, caller: Caller) -> Response:
     return changed(owner)
 
 
-def status(**path: str) -> Response:
+def status(service: Service, **path: str) -> Response:
     """Suspend a budget, close it, or reactivate it."""
-    service = current_service()
     owner = owner_of(service, **path)
     caller = owner.allow("update")
     given = requests.body(StatusBody)

@@ -10,7 +10,7 @@ from timekeeper.api.budget_owner import NamespaceOwner, owner_of
 from timekeeper.api.budget_rule import rule_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.budget_object import ObjectBody, ParentObjectBody
-from timekeeper.api.service import Service, current_service, kept_name
+from timekeeper.api.service import Service, kept_name
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import budget_object
 from timekeeper.ledger.budget_object import Desired
@@ -19,18 +19,16 @@ from timekeeper.store.budget_objects import Kept
 _RIGHT = "objects"
 
 
-def put(namespace: str) -> Response:
+def put(service: Service, namespace: str) -> Response:
     """Let an object keep a namespace's budget."""
-    service = current_service()
     caller = service.allow("update", "", _RIGHT)
     owner = NamespaceOwner(service, requests.namespace(namespace))
     budget_object.keep(service.books, owner.place(), _desired(service, requests.body(ObjectBody), caller))
     return budget_answer.changed(owner)
 
 
-def put_parent(parent: str) -> Response:
+def put_parent(service: Service, parent: str) -> Response:
     """Let an object keep a team or an organisation, which is created if there is none."""
-    service = current_service()
     caller = service.allow("update", "", _RIGHT)
     owner = owner_of(service, parent=parent)
     given = requests.body(ParentObjectBody)
@@ -38,9 +36,8 @@ def put_parent(parent: str) -> Response:
     return budget_answer.changed(owner)
 
 
-def deleted(**path: str) -> Response:
+def deleted(service: Service, **path: str) -> Response:
     """Note that the object that kept a budget was deleted; a repetition changes nothing."""
-    service = current_service()
     caller = service.allow("delete", "", _RIGHT)
     owner = owner_of(service, **path)
     uid = requests.plain("object", 64)

@@ -12,16 +12,15 @@ from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import DecisionList
 from timekeeper.api import requests
 from timekeeper.api.budget_owner import NamespaceOwner
-from timekeeper.api.service import Service, current_service
+from timekeeper.api.service import Service
 from timekeeper.api.views import decision as decision_views
 from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.ledger import reservation
 from timekeeper.ledger.standing import Position
 
 
-def listed() -> Response:
+def listed(service: Service) -> Response:
     """Return all namespaces' decisions."""
-    service = current_service()
     service.allow("list")
     now = service.clock.now_ms()
     held = reservation.held(service.books, now)
@@ -36,9 +35,9 @@ def listed() -> Response:
     )
 
 
-def shown(namespace: str) -> Response:
+def shown(service: Service, namespace: str) -> Response:
     """Return one namespace's decision."""
-    service, name = current_service(), requests.namespace(namespace)
+    name = requests.namespace(namespace)
     service.allow("get", name)
     position = NamespaceOwner(service, name).position()
     if position is None or not _is_there(service, position):

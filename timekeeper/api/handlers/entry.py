@@ -12,16 +12,15 @@ from slicekeeper.units import format_if_known, format_instant
 from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.schemas.entry import EntryList, LedgerEntry
-from timekeeper.api.service import current_service
+from timekeeper.api.service import Service
 from timekeeper.core.record import AccountId
 from timekeeper.core.timeline import CHILD
 from timekeeper.store import accounts, bookings
 from timekeeper.store.bookings import StatementEntry
 
 
-def listed(**path: str) -> Response:
+def listed(service: Service, **path: str) -> Response:
     """Return a page of ledger entries."""
-    service = current_service()
     owner = owner_of(service, **path)
     owner.allow("get", "statement")
     limit, after = paging.limit(), paging.cursor(int)

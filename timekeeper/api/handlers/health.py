@@ -10,13 +10,12 @@ from slicekeeper import threads
 from slicekeeper.errors import SettingsError
 from timekeeper.api import requests
 from timekeeper.api.schemas.health import Health
-from timekeeper.api.service import current_service
+from timekeeper.api.service import Service
 from timekeeper.store.db import migrate
 
 
-def live() -> Response:
+def live(service: Service) -> Response:
     """Return whether the server does its work; a restart may help if it does not."""
-    service = current_service()
     reason = (
         threads.trouble()
         or service.controller.trouble()
@@ -25,9 +24,8 @@ def live() -> Response:
     return _answer(reason)
 
 
-def ready() -> Response:
+def ready(service: Service) -> Response:
     """Return whether the server is ready for requests."""
-    service = current_service()
     try:
         migrate.check(service.books.database.engine)
         reason = ""

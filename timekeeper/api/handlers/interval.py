@@ -12,15 +12,15 @@ from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.interval import IntervalBody
-from timekeeper.api.service import current_service
+from timekeeper.api.service import Service
 from timekeeper.ledger import interval_correction
 from timekeeper.ledger.interval_correction import RequestedInterval
 from timekeeper.store import corrections
 
 
-def listed(namespace: str) -> Response:
+def listed(service: Service, namespace: str) -> Response:
     """Return a page of corrected intervals."""
-    owner = owner_of(current_service(), namespace)
+    owner = owner_of(service, namespace)
     owner.allow("get", "intervals")
     rows, more = owner.page(corrections.page)
     items = [
@@ -40,9 +40,8 @@ def listed(namespace: str) -> Response:
     return requests.answer(IntervalCorrectionList(items=items, next_cursor=more))
 
 
-def correct(namespace: str) -> Response:
+def correct(service: Service, namespace: str) -> Response:
     """Correct a pod's interval; return the budget afterwards."""
-    service = current_service()
     owner = owner_of(service, namespace)
     caller = owner.allow("create", "intervals")
     given = requests.body(IntervalBody)

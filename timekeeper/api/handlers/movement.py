@@ -14,7 +14,7 @@ from timekeeper.api.budget_owner import BudgetOwner, ParentOwner, owner_of
 from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.movement import AdjustmentBody, GrantBody, Movement, MovementList, RefundBody, TransferBody
-from timekeeper.api.service import current_service
+from timekeeper.api.service import Service
 from timekeeper.core.refusal import Unknown
 from timekeeper.ledger import movement
 from timekeeper.ledger.refund import refund_pod
@@ -22,9 +22,9 @@ from timekeeper.store import movements as movements_store
 from timekeeper.store.db.models import BudgetGrant
 
 
-def grants(**path: str) -> Response:
+def grants(service: Service, **path: str) -> Response:
     """Return a page of grants."""
-    rows, more = _page(path, "grant", "grants")
+    rows, more = _page(service, path, "grant", "grants")
     return requests.answer(GrantList(items=list(map(_grant, rows)), next_cursor=more))
 
 
@@ -42,24 +42,24 @@ def _grant(row: BudgetGrant) -> Grant:
     )
 
 
-def refunds(namespace: str) -> Response:
+def refunds(service: Service, namespace: str) -> Response:
     """Return a page of refunds."""
-    return _moved({"namespace": namespace}, "refund", "refunds")
+    return _moved(service, {"namespace": namespace}, "refund", "refunds")
 
 
-def adjustments(**path: str) -> Response:
+def adjustments(service: Service, **path: str) -> Response:
     """Return a page of adjustments."""
-    return _moved(path, "adjustment", "adjustments")
+    return _moved(service, path, "adjustment", "adjustments")
 
 
-def transfers(**path: str) -> Response:
+def transfers(service: Service, **path: str) -> Response:
     """Return a page of transfers, in and out."""
-    return _moved(path, "transfer", "transfers")
+    return _moved(service, path, "transfer", "transfers")
 
 
-def _moved(path: dict[str, str], kind: str, right: str) -> Response:
+def _moved(service: Service, path: dict[str, str], kind: str, right: str) -> Response:
     """Return a page of movements of a kind."""
-    rows, more = _page(path, kind, right)
+    rows, more = _page(service, path, kind, right)
     items = [
         Movement(
             id=row.id,
@@ -75,15 +75,14 @@ def _moved(path: dict[str, str], kind: str, right: str) -> Response:
     return requests.answer(MovementList(items=items, next_cursor=more))
 
 
-def _page(path: dict[str, str], kind: str, right: str) -> tuple[list[BudgetGrant], str | None]:
-    owner = owner_of(current_service(), **path)
+def _page(service: Service, path: dict[str, str], kind: str, right: str) -> tuple[list[BudgetGrant], str | None]:
+    owner = owner_of(service, **path)
     owner.allow("get", right)
     return owner.page(partial(movements_store.grants, kind=kind))
 
 
-def grant(**path: str) -> Response:
+def grant(service: Service, **path: str) -> Response:
     """Book a grant; return the budget afterwards."""
-    service = current_service()
     owner = owner_of(service, **path)
     caller = owner.allow("create", "grants")
     given = requests.body(GrantBody)
@@ -94,9 +93,8 @@ def grant(**path: str) -> Response:
     return budget_answer.changed(owner, made=made)
 
 
-def withdraw(grant: str, **path: str) -> Response:
+def withdraw(service: Service, grant: str, **path: str) -> Response:
     """Withdraw a grant that has not begun."""
-    service = current_service()
     owner = owner_of(service, **path)
     caller = owner.allow("delete", "grants")
     key = int(grant) if grant.isascii() and grant.isdecimal() and len(grant) <= 18 else 0
@@ -108,9 +106,8 @@ def withdraw(grant: str, **path: str) -> Response:
     return requests.answer(_grant(row))
 
 
-def refund(namespace: str) -> Response:
+def refund(service: Service, namespace: str) -> Response:
     """Refund an ended pod's charge, or a part of it."""
-    service = current_service()
     owner = owner_of(service, namespace)
     caller = owner.allow("create", "refunds")
     given = requests.body(RefundBody)
@@ -118,9 +115,8 @@ def refund(namespace: str) -> Response:
     return budget_answer.changed(owner, made=refund_pod(service.books, owner.place(), order, pod_uid=given.pod_uid))
 
 
-def adjust(**path: str) -> Response:
+def adjust(service: Service, **path: str) -> Response:
     """Adjust GPU time by hand."""
-    service = current_service()
     owner = owner_of(service, **path)
     caller = owner.allow("create", "adjustments")
     given = requests.body(AdjustmentBody)
@@ -132,9 +128,8 @@ def adjust(**path: str) -> Response:
     return budget_answer.changed(owner, made=movement.adjust(service.books, owner.place(), order))
 
 
-def transfer(**path: str) -> Response:
+def transfer(service: Service, **path: str) -> Response:
     """Move GPU time into another budget; the right is needed in both."""
-    service = current_service()
     owner = owner_of(service, **path)
     caller = owner.allow("create", "transfers")
     given = requests.body(TransferBody)

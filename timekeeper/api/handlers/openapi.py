@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from flask import Response, current_app
 
+from timekeeper.api.service import Service
+
 DOCUMENT = "timekeeper-openapi"
 
 
-def shown() -> Response:
+def shown(_service: Service) -> Response:
     """Return the document."""
     return Response(current_app.extensions[DOCUMENT], content_type="application/json")

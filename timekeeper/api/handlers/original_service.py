@@ -13,15 +13,15 @@ from timekeeper.api.budget_owner import NamespaceOwner
 from timekeeper.api.idempotency import idempotency_key
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.original_service import IncreaseBody, OriginalBudget, SignOfLife, Terminate
-from timekeeper.api.service import Service, current_service
+from timekeeper.api.service import Service
 from timekeeper.ledger import movement
 from timekeeper.ledger.movement import Order
 from timekeeper.store import workloads
 
 
-def shown(namespace: str) -> Response:
+def shown(service: Service, namespace: str) -> Response:
     """Return a budget; a namespace never seen has the full default."""
-    service, name = current_service(), requests.namespace(namespace)
+    name = requests.namespace(namespace)
     service.allow("get", name)
     return _answer(service, name)
 
@@ -37,9 +37,9 @@ def _answer(service: Service, name: str) -> Response:
     )
 
 
-def report(namespace: str) -> Response:
+def report(service: Service, namespace: str) -> Response:
     """Accept a sign of life; it charges nothing."""
-    service, name = current_service(), requests.namespace(namespace)
+    name = requests.namespace(namespace)
     caller = usage_reporter.reporter(service)
     given = requests.body(SignOfLife)
     if not caller.operator and (caller.namespace, caller.pod_name) != (name, given.pod_name):
@@ -56,9 +56,9 @@ def report(namespace: str) -> Response:
     return requests.answer(Terminate(usage_reporter.may_leave(service, {uid})))
 
 
-def increase(namespace: str) -> Response:
+def increase(service: Service, namespace: str) -> Response:
     """Book a grant of some minutes; with an Idempotency-Key only once."""
-    service, name = current_service(), requests.namespace(namespace)
+    name = requests.namespace(namespace)
     caller = service.allow("create", name, "grants")
     given = requests.body(IncreaseBody)
     now = service.clock.now_ms()

@@ -15,7 +15,7 @@ from slicekeeper.wire.timekeeper import Child, ChildList, ParentList
 from timekeeper.api import budget_answer, budget_rule, paging, requests
 from timekeeper.api.budget_owner import ParentOwner, owner_of
 from timekeeper.api.schemas.parent import ParentBudgetBody, ParentPatch, PlaceBody
-from timekeeper.api.service import current_service
+from timekeeper.api.service import Service
 from timekeeper.api.views import budget
 from timekeeper.api.views.state import TRIES, state_name
 from timekeeper.ledger import hierarchy, reservation
@@ -24,9 +24,8 @@ from timekeeper.store import bookings
 _RIGHT = "parents"
 
 
-def listed() -> Response:
+def listed(service: Service) -> Response:
     """Return a page of teams and organisations."""
-    service = current_service()
     service.allow("list", "", _RIGHT)
     limit, after = paging.limit(), paging.cursor(str)
     positions, now = service.books.parents(after or "", limit + 1), service.clock.now_ms()
@@ -36,9 +35,8 @@ def listed() -> Response:
     return requests.answer(ParentList(items=items, next_cursor=more))
 
 
-def put(parent: str) -> Response:
+def put(service: Service, parent: str) -> Response:
     """Create a team or an organisation, or set its budget."""
-    service = current_service()
     owner = owner_of(service, parent=parent)
     caller = owner.allow("update")
     given = requests.body(ParentBudgetBody)
@@ -47,9 +45,8 @@ def put(parent: str) -> Response:
     return budget_answer.changed(owner, made=made)
 
 
-def patch(parent: str) -> Response:
+def patch(service: Service, parent: str) -> Response:
     """Change the fields in the body of a team's or an organisation's budget."""
-    service = current_service()
     owner = ParentOwner(service, requests.parent(parent))
     caller = owner.allow("update")
     given = requests.body(ParentPatch)
@@ -59,9 +56,8 @@ def patch(parent: str) -> Response:
     return budget_answer.changed(owner)
 
 
-def put_under(**path: str) -> Response:
+def put_under(service: Service, **path: str) -> Response:
     """Put a namespace or a team under another budget from now on, or under none."""
-    service = current_service()
     owner = owner_of(service, **path)
     caller = service.allow("update", "", _RIGHT)
     given = requests.body(PlaceBody)
@@ -72,9 +68,8 @@ def put_under(**path: str) -> Response:
     return budget_answer.changed(owner)
 
 
-def children(parent: str) -> Response:
+def children(service: Service, parent: str) -> Response:
     """Return the budgets directly below a team or an organisation, and how much of its budget each has consumed."""
-    service = current_service()
     owner = ParentOwner(service, requests.parent(parent))
     owner.allow("get")
     position, now = owner.position(), service.clock.now_ms()

@@ -13,7 +13,7 @@ from slicekeeper.units import GpuMilliseconds, Instant, format_instant
 from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import BudgetOwner, owner_of
 from timekeeper.api.schemas.period import Period, PeriodList, SealBody
-from timekeeper.api.service import current_service
+from timekeeper.api.service import Service
 from timekeeper.core.budget import period_bucket, rule_at
 from timekeeper.core.period_change import period_around
 from timekeeper.core.record import Rule
@@ -26,16 +26,15 @@ _GIVES: Final = ("allowance", "adjustment", "refund", "transfer-in")
 _TAKES: Final = ("withdrawal", "transfer-out")
 
 
-def periods(**path: str) -> Response:
+def periods(service: Service, **path: str) -> Response:
     """Return a page of periods."""
-    owner = owner_of(current_service(), **path)
+    owner = owner_of(service, **path)
     owner.allow("get", "statement")
     return _periods(owner, paging.limit(), paging.cursor(Instant))
 
 
-def seal(**path: str) -> Response:
+def seal(service: Service, **path: str) -> Response:
     """Seal periods that are over."""
-    service = current_service()
     owner = owner_of(service, **path)
     caller = owner.allow("update")
     given = requests.body(SealBody)

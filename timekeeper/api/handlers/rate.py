@@ -10,14 +10,13 @@ from slicekeeper.units import format_instant
 from timekeeper.api import paging, requests
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.rate import GpuRate, GpuRateList, RateBody
-from timekeeper.api.service import current_service
+from timekeeper.api.service import Service
 from timekeeper.ledger.rate import set_rate
 from timekeeper.store import rates
 
 
-def listed() -> Response:
+def listed(service: Service) -> Response:
     """Return a page of rates, of one model if it is named."""
-    service = current_service()
     service.allow("list", "", "rates")
     limit, after = paging.limit(), paging.cursor(int)
     with service.books.database.reading() as session:
@@ -36,9 +35,8 @@ def listed() -> Response:
     return requests.answer(GpuRateList(items=items, next_cursor=more))
 
 
-def put() -> Response:
+def put(service: Service) -> Response:
     """Set a GPU model's rate from an instant on that is not past."""
-    service = current_service()
     caller = service.allow("create", "", "rates")
     given = requests.body(RateBody)
     try:

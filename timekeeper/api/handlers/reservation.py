@@ -15,24 +15,24 @@ from timekeeper.api.budget_owner import NamespaceOwner, owner_of
 from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.reservation import ReservationBody
-from timekeeper.api.service import Service, current_service
+from timekeeper.api.service import Service
 from timekeeper.core.refusal import ReservationUnknown
 from timekeeper.ledger.reservation import open_by_hand, outcome_of, release
 from timekeeper.store import reservations as store
 from timekeeper.store.db.models import ReservationRow
 
 
-def listed(namespace: str) -> Response:
+def listed(service: Service, namespace: str) -> Response:
     """Return a page of reservations."""
-    service, name = current_service(), requests.namespace(namespace)
+    name = requests.namespace(namespace)
     service.allow("get", name, "reservations")
     rows, more = NamespaceOwner(service, name).page(store.page)
     return requests.answer(ReservationList(items=_views(service, rows), next_cursor=more))
 
 
-def opened(namespace: str) -> Response:
+def opened(service: Service, namespace: str) -> Response:
     """Set GPU time aside."""
-    service, name = current_service(), requests.namespace(namespace)
+    name = requests.namespace(namespace)
     caller = service.allow("create", name, "reservations")
     given = requests.body(ReservationBody)
     order = order_of(service, caller, given.amount_ms, given.reason)
@@ -49,9 +49,9 @@ def opened(namespace: str) -> Response:
     return requests.answer(_views(service, [row])[0], 201 if made else 200)
 
 
-def shown(namespace: str, reservation: str) -> Response:
+def shown(service: Service, namespace: str, reservation: str) -> Response:
     """Return one reservation."""
-    service, name = current_service(), requests.namespace(namespace)
+    name = requests.namespace(namespace)
     service.allow("get", name, "reservations")
     key = _key(name, reservation)
     with service.books.database.reading() as session:
@@ -68,9 +68,9 @@ def _key(name: str, reservation: str) -> int:
     return int(reservation)
 
 
-def released(namespace: str, reservation: str) -> Response:
+def released(service: Service, namespace: str, reservation: str) -> Response:
     """Release a reservation that was opened by hand."""
-    service, name = current_service(), requests.namespace(namespace)
+    name = requests.namespace(namespace)
     caller = service.allow("delete", name, "reservations")
     key = _key(name, reservation)
     row = release(

@@ -12,7 +12,7 @@ from slicekeeper.units import Instant, format_instant
 from slicekeeper.wire.timekeeper import Statement, StatementChild, StatementPod, StatementTotal
 from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import owner_of
-from timekeeper.api.service import Service, current_service
+from timekeeper.api.service import Service
 from timekeeper.api.views.statement_csv import csv_lines
 from timekeeper.core import posting
 from timekeeper.core.period_change import period_around
@@ -23,9 +23,8 @@ from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.statements import Charged
 
 
-def statement(**path: str) -> Response:
+def statement(service: Service, **path: str) -> Response:
     """Return the bookings of an interval; by default, of the current period."""
-    service = current_service()
     owner = owner_of(service, **path)
     owner.allow("get", "statement")
     limit, after = paging.limit(), paging.cursor(str) or ""

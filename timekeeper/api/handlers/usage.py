@@ -12,7 +12,7 @@ from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import NamespaceOwner
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.usage import Usage, UsageBucket, UsageList
-from timekeeper.api.service import current_service
+from timekeeper.api.service import Service
 from timekeeper.api.views.state import standing
 from timekeeper.core.period import PeriodName, bounds
 from timekeeper.store import usage, workloads
@@ -22,9 +22,8 @@ _BUCKETS: Final[tuple[PeriodName, ...]] = ("hour", "day", "month")
 _MOST_BUCKETS: Final = 1_000
 
 
-def listed() -> Response:
+def listed(service: Service) -> Response:
     """Return a page of usage by interval and group; without an interval of the current day, hour by hour."""
-    service = current_service()
     name = requests.namespace(request.args["namespace"]) if request.args.get("namespace") else ""
     service.allow("list", name)
     now, zone = service.clock.now_ms(), requests.time_zone(request.args.get("timeZone") or "UTC")
@@ -77,9 +76,9 @@ def _spans(start: Instant, end: Instant, bucket: PeriodName, zone: str) -> list[
     return spans
 
 
-def of_namespace(namespace: str) -> Response:
+def of_namespace(service: Service, namespace: str) -> Response:
     """Return a namespace's charges in this period, and its pods' usage."""
-    service, name = current_service(), requests.namespace(namespace)
+    name = requests.namespace(namespace)
     service.allow("get", name)
     now = service.clock.now_ms()
     position = NamespaceOwner(service, name).position()

@@ -8,16 +8,15 @@ from flask import Response
 from slicekeeper.wire.timekeeper import ReportAnswer, ReportBatch
 from timekeeper.api import requests
 from timekeeper.api.problems import Problem
-from timekeeper.api.service import current_service
+from timekeeper.api.service import Service
 from timekeeper.api.usage_reporter import may_leave, reporter
 from timekeeper.ledger.usage_report import take
 
 MOST_AT_ONCE = 1_000
 
 
-def taken() -> Response:
+def taken(service: Service) -> Response:
     """Accept one pod's reports."""
-    service = current_service()
     caller = reporter(service)
     given = requests.body(ReportBatch)
     if len(given.reports) > MOST_AT_ONCE:

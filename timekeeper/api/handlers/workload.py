@@ -9,14 +9,13 @@ from slicekeeper.units import Instant, format_instant
 from slicekeeper.wire.timekeeper import WorkloadList
 from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import named
-from timekeeper.api.service import current_service
+from timekeeper.api.service import Service
 from timekeeper.api.views import workload
 from timekeeper.store import workloads
 
 
-def listed() -> Response:
+def listed(service: Service) -> Response:
     """Return a page of workloads, newest first."""
-    service = current_service()
     owner = named(service)
     if owner is None:
         service.allow("list", "")
