@@ -118,7 +118,11 @@ class NvmlGpus:
     def memory_used(self, uuid: str) -> int | None:
         """Return how many bytes of a GPU's memory are in use; None if unknown."""
         handle = self._handle(uuid)
-        memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle) if handle is not None else None
+        if handle is None:
+            return None
+        # The first version adds what the driver keeps for itself, half a GiB or more of an idle GPU.
+        newer = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+        memory = newer if newer is not None else ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
         return None if memory is None or memory.used == UNKNOWN else int(memory.used)
 
     def _handle(self, uuid: str) -> Any:

@@ -41,10 +41,18 @@ LIBRARIES: Final = (
     "libcudadebugger.so",
     "libnvidia-gpucomp.so",
     "libnvidia-nvvm.so",
+    "libnvidia-nvvm70.so",
     "libnvidia-opencl.so",
+    "libnvidia-pkcs11.so",
+    "libnvidia-pkcs11-openssl3.so",
     "libnvidia-ptxjitcompiler.so",
+    "libnvidia-tileiras.so",
 )
+OF_ANY_VERSION: Final = ("libnvidia-nvvm.so.4.0.0", "libnvidia-nvvm70.so.4")
+"""Libraries that drivers have under these names, without their own version."""
 PROGRAM: Final = "usr/bin/nvidia-smi"
+PROGRAMS: Final = (PROGRAM, "usr/local/nvidia/bin/nvidia-smi", "home/kubernetes/bin/nvidia/bin/nvidia-smi")
+"""Where it is on nodes."""
 
 MIG_MINORS: Final = Path("/proc/driver/nvidia-caps/mig-minors")
 """Where the driver lists the `/dev/nvidia-caps/nvidia-capN` of each MIG slice; the same in all containers."""
@@ -79,8 +87,8 @@ class PlainDriver:
         mounts = [
             mount(self._on_node(file), f"{folder}/{name}") for folder in IN_CONTAINER for name, file in found.items()
         ]
-        program = self._root / PROGRAM
-        if program.is_file():
+        programs = (_resolved(self._root, self._root / place) for place in PROGRAMS)
+        if program := next((file for file in programs if file.is_file()), None):
             mounts.append(mount(self._on_node(program), f"/{PROGRAM}"))
         nodes = [self._device(name) for name in DEVICES]
         nodes += [f"/dev/{name}" for name in OPTIONAL_DEVICES if self._is_device(name)]
@@ -127,29 +135,43 @@ class PlainDriver:
 def libraries(root: Path) -> dict[str, Path]:
     """Return the driver's libraries below a node's root, each under all names by which programs load it.
 
-    The driver's version is that to which `libcuda.so.1` leads. The first folder that has one counts.
+    The driver's version is that of the file to which `libcuda.so.1` leads, and the others are beside the link or that
+    file. The first folder from which it leads to one counts.
     """
-    for folder in (root / name for name in FOLDERS):
-        names = {file.name for part in LIBRARIES for file in folder.glob(f"{part}*")}
-        version = _end(folder, f"{CUDA}.1").removeprefix(f"{CUDA}.")
-        if version[:1].isdecimal() and "." in version:
-            ends = {name: _end(folder, name) for name in sorted(names)}
+    for place in FOLDERS:
+        cuda = _resolved(root, root / place / f"{CUDA}.1")
+        version = cuda.name.removeprefix(f"{CUDA}.")
+        if version[:1].isdecimal() and "." in version and cuda.is_file():
+            links = [
+                file for folder in (root / place, cuda.parent) for part in LIBRARIES for file in folder.glob(f"{part}*")
+            ]
+            ends = {link.name: _resolved(root, link) for link in sorted(links)}
             return {
-                name: folder / end
+                name: end
                 for name, end in ends.items()
-                if end.endswith(f".so.{version}") and (folder / end).is_file()
+                if end.is_file() and (end.name.endswith(f".so.{version}") or end.name in OF_ANY_VERSION)
             }
     return {}
 
 
-def _end(folder: Path, name: str) -> str:
-    """Return the file of the same folder to which a name leads: links are those of the node, not of the agent."""
-    for _ in range(8):
+def _resolved(root: Path, path: Path) -> Path:
+    """Return the file to which a path below `root` leads: links are those of the node, not of the agent."""
+    at, rest, links_left = root, list(path.relative_to(root).parts), 40
+    while rest:
+        part = rest.pop(0)
         try:
-            name = (folder / name).readlink().name
+            target = (at / part).readlink() if links_left and part != ".." else None
         except OSError:
-            break
-    return name
+            target = None
+        if target is not None:
+            links_left -= 1
+            at = root if target.is_absolute() else at
+            rest = [*target.parts[target.is_absolute() :], *rest]
+        elif part != "..":
+            at /= part
+        elif at != root:
+            at = at.parent
+    return at
 
 
 def _handle(uuid: str) -> Any:

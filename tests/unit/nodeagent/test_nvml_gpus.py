@@ -127,6 +127,26 @@ def test_a_gpu_that_tells_nothing_of_its_health_is_lost_all_the_same(
     assert set(ill(gpus)) == {0, 1, 2, 3}
 
 
+def test_memory_in_use_is_without_what_the_driver_keeps_for_itself(
+    gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = False
+
+    def info(_handle: Any, version: int = 0) -> Any:
+        if old and version:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        memory = pynvml.c_nvmlMemory_v2_t() if version else pynvml.c_nvmlMemory_t()
+        memory.used = 100 if version else 700
+        return memory
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", info)
+    uuid = gpus.gpus()[0].uuid
+    assert gpus.memory_used(uuid) == 100
+    old = True
+    assert gpus.memory_used(uuid) == 700, "a driver from before 510 does not tell it apart"
+    assert gpus.memory_used("GPU-unknown") is None
+
+
 def test_words_that_are_no_text_stop_nothing(driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     garbled = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
     refuse(monkeypatch, garbled, "nvmlDeviceGetName", "nvmlSystemGetDriverVersion")

@@ -32,6 +32,8 @@ LINKS = {
     "libnvidia-ml.so.1": f"libnvidia-ml.so.{VERSION}",
     "libnvidia-nvvm.so.4": f"libnvidia-nvvm.so.{VERSION}",
 }
+NVVM70 = "libnvidia-nvvm70.so.4"
+"""Has no version of the driver's in its name."""
 
 
 @pytest.fixture
@@ -42,7 +44,8 @@ def root(tmp_path: Path) -> Path:
     folder.mkdir(parents=True)
     for name in ("libcuda", "libnvidia-ml"):
         shutil.copy(built() / "fake" / f"{name}.so.1", folder / f"{name}.so.{VERSION}")
-    (folder / f"libnvidia-nvvm.so.{VERSION}").touch()
+    for name in (f"libnvidia-nvvm.so.{VERSION}", NVVM70):
+        (folder / name).touch()
     for name, target in LINKS.items():
         (folder / name).symlink_to(target)
     (folder / "libnvidia-ptxjitcompiler.so.535.54.03").touch()  # left by the driver before
@@ -58,8 +61,50 @@ def root(tmp_path: Path) -> Path:
 def test_libraries_of_the_drivers_version_are_known_under_all_their_names(root: Path) -> None:
     found = {name: file.name for name, file in libraries(root).items()}
     versions = {name: name for name in LINKS.values() if name.endswith(VERSION)}
-    assert found == {**versions, **LINKS, "libcuda.so": f"libcuda.so.{VERSION}"}
+    assert found == {**versions, **LINKS, "libcuda.so": f"libcuda.so.{VERSION}", NVVM70: NVVM70}
     assert libraries(root / "nothing") == {}
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(["/usr/lib/nvidia/current/libcuda.so.1"], id="a link into another folder"),
+        pytest.param([f"/usr/lib/nvidia/current/libcuda.so.{VERSION}"], id="a link to the file in another folder"),
+        pytest.param(["../nvidia/current/libcuda.so.1"], id="a link that goes up"),
+        pytest.param(
+            ["/etc/alternatives/glx--libcuda.so.1", "/usr/lib/nvidia/current/libcuda.so.1"], id="Debian's alternatives"
+        ),
+        pytest.param(["/lib/nvidia/current/libcuda.so.1"], id="a folder that is a link"),
+    ],
+)
+def test_libraries_are_found_where_links_of_the_node_lead(root: Path, steps: list[str]) -> None:
+    folder, there = root / plain_driver.FOLDERS[0], root / "usr/lib/nvidia/current"
+    there.parent.mkdir()
+    folder.rename(there)
+    folder.mkdir()
+    gpucomp = folder / f"libnvidia-gpucomp.so.{VERSION}"
+    gpucomp.touch()
+    (root / "etc/alternatives").mkdir(parents=True)
+    (root / "lib").symlink_to("usr/lib")
+    link = folder / "libcuda.so.1"
+    for step in steps:
+        link.symlink_to(step)
+        link = root / step.lstrip("/")
+    found = libraries(root)
+    assert found["libcuda.so.1"] == there / f"libcuda.so.{VERSION}"
+    assert found[gpucomp.name] == gpucomp, "not all of them are there"
+    assert {"libnvidia-ml.so.1", "libnvidia-nvvm.so.4"} <= found.keys()
+
+
+def test_a_folder_whose_links_lead_nowhere_is_passed_over(root: Path) -> None:
+    other = root / plain_driver.FOLDERS[2]
+    (root / plain_driver.FOLDERS[0]).rename(root / "usr/driver")
+    other.mkdir(exist_ok=True)
+    (other / "libcuda.so.1").symlink_to(f"/usr/removed/libcuda.so.{VERSION}")
+    assert libraries(root) == {}
+    (root / "usr/local/nvidia").mkdir(parents=True)
+    (root / "usr/driver").rename(root / "usr/local/nvidia/lib64")
+    assert libraries(root)["libcuda.so.1"] == root / f"usr/local/nvidia/lib64/libcuda.so.{VERSION}"
 
 
 def test_devices_and_libraries_are_named_by_their_places_on_the_node(driver: Any, root: Path, tmp_path: Path) -> None:
@@ -73,6 +118,15 @@ def test_devices_and_libraries_are_named_by_their_places_on_the_node(driver: Any
         assert f"{folder}/libnvidia-nvvm.so.4" in there
     assert there["/usr/bin/nvidia-smi"] == "/usr/bin/nvidia-smi"
     assert not [path for path in there if "glcore" in path or "535" in path]
+
+
+def test_nvidia_smi_is_found_beside_the_libraries(driver: Any, root: Path, tmp_path: Path) -> None:
+    (root / "usr/local/nvidia/bin").mkdir(parents=True)
+    (root / "usr/bin/nvidia-smi").rename(root / "usr/local/nvidia/bin/nvidia-smi")
+    gpus = NvmlGpus(tmp_path / "withdrawn", PlainDriver(root, HostCdi([])))
+    mounts = gpus.edits([gpus.gpus()[0].uuid]).content["mounts"]
+    [smi] = [mount for mount in mounts if mount["containerPath"].endswith("nvidia-smi")]
+    assert (smi["hostPath"], smi["containerPath"]) == ("/usr/local/nvidia/bin/nvidia-smi", "/usr/bin/nvidia-smi")
 
 
 def test_nvidias_specification_goes_first(driver: Any, root: Path, tmp_path: Path) -> None:
