@@ -14,7 +14,7 @@ from typing import Final
 from slicekeeper import names
 from slicekeeper.errors import ServiceError, Unavailable
 from slicekeeper.kube.client import CONFIG_MAPS, NAMESPACES, KubeClient, Object
-from slicekeeper.kube.watch import Watch
+from slicekeeper.kube.watch import Seen, Watch
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class BundlePublisher:
     def __init__(self, client: KubeClient, home: str, wake: threading.Event) -> None:
         self._client = client
         self._home = home
-        self._namespaces, self._published = _Mirror(wake), _Mirror(wake)
+        self._namespaces, self._published = Seen(wake.set), Seen(wake.set)
         self._watches = (
             Watch(client, NAMESPACES, self._namespaces),
             Watch(client, CONFIG_MAPS, self._published, field_selector=f"metadata.name={names.CA_CONFIG_MAP}"),
@@ -59,10 +59,10 @@ class BundlePublisher:
         """Publish the last bundle again: to namespaces that are new, and those in which it was changed."""
         if not self._bundle:
             return
-        namespaces, published = self._namespaces.all(), self._published.all()
+        namespaces = {found["metadata"]["name"]: found for found in self._namespaces.all()}
         wanted = self._config_map(namespaces.get(self._home))
         for name, namespace in namespaces.items():
-            found = published.get(name)
+            found = self._published.find(name, names.CA_CONFIG_MAP)
             if namespace["metadata"].get("deletionTimestamp") or _has(found, wanted):
                 continue
             try:
@@ -86,36 +86,6 @@ class BundlePublisher:
         metadata = {"name": names.CA_CONFIG_MAP, "ownerReferences": owners}
         data = {names.CA_KEY: self._bundle.decode()}
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
-
-
-class _Mirror:
-    """The newest state of objects of which each namespace has one, by the namespace's name."""
-
-    def __init__(self, wake: threading.Event) -> None:
-        self._wake = wake
-        self._lock = threading.Lock()
-        self._objects: dict[str, Object] = {}
-
-    def on_list(self, objects: list[Object]) -> None:
-        with self._lock:
-            self._objects = {_namespace_of(obj): obj for obj in objects}
-        self._wake.set()
-
-    def on_event(self, kind: str, obj: Object) -> None:
-        with self._lock:
-            if kind == "DELETED":
-                self._objects.pop(_namespace_of(obj), None)
-            else:
-                self._objects[_namespace_of(obj)] = obj
-        self._wake.set()
-
-    def all(self) -> dict[str, Object]:
-        with self._lock:
-            return dict(self._objects)
-
-
-def _namespace_of(obj: Object) -> str:
-    return str(obj["metadata"].get("namespace") or obj["metadata"]["name"])
 
 
 def _has(found: Object | None, wanted: Object) -> bool:

@@ -25,9 +25,10 @@ from nodeagent.run_folder import check_run_folder
 from nodeagent.seat_store import SeatStore
 from nodeagent.seats import Seats, seat_ids
 from nodeagent.shares import Shares
-from nodeagent.stray_processes import Audit
-from nodeagent.usage_files import UsageFiles
+from nodeagent.stray_processes import AUDIT_SECONDS, Audit
+from nodeagent.usage_files import WRITE_SECONDS, UsageFiles
 from nodeagent.whole_gpu_usage import WholeGpus
+from slicekeeper import threads
 from slicekeeper.clock import Clock
 from slicekeeper.config.policy import NamespacePolicy, PolicyBook
 from slicekeeper.config.policy_file import PolicyFile
@@ -104,6 +105,7 @@ class Agent:
             self._client, mine.node_name, arbiter, self._pods, source, settings.resources, self._audits, self._tell
         )
         self._stopping = False
+        self._ended = threading.Event()
 
     def run(self, stop: threading.Event) -> None:
         """Run until `stop`. Raises RunFolderRemoved if the folder of the seats was removed."""
@@ -112,13 +114,13 @@ class Agent:
         self._plugin.start()  # before the rest: kubelet fails pods that arrive before
         self._publisher.start()
         self._pods.start()
-        self._gpus.start()
+        threads.repeat("gpu-health", self._gpus.look, self._ended)
         self._shares.start(self._pods)
-        self._usage.start()
+        threads.repeat("usage", self._usage.write, self._ended, WRITE_SECONDS)
         self._policy.start()
         if self._policy_objects is not None:
             self._policy_objects.start()
-        self._audit.start()
+        threads.repeat("audit", self._audit.look, self._ended, AUDIT_SECONDS)
         self._serve()
         try:
             while not self._pause(stop):
@@ -129,12 +131,10 @@ class Agent:
             self._linger()
         finally:  # a thread that kubelet's stream holds would keep the process
             self._files.probe.stop()
-            self._audit.stop()
+            self._ended.set()
             self._policy.stop()
             if self._policy_objects is not None:
                 self._policy_objects.stop()
-            self._gpus.stop()
-            self._usage.stop()
             self._shares.stop()
             self._plugin.stop()
             self._pods.stop()

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Final
 
 from nodeagent.booked_gpus import holds, may_start
 from nodeagent.gpu_source import GpuSource
 from nodeagent.node_pods import NodePods
-from slicekeeper import threads
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.inventory import is_slice
 from slicekeeper.kube.client import Object
@@ -22,7 +20,7 @@ _GONE: Final = "this MIG slice is gone, or shares its memory with another one"
 
 
 class GpuHealthWatch:
-    """Checks the GPUs repeatedly, in a daemon thread."""
+    """Compares the GPUs with those before, look by look."""
 
     def __init__(
         self,
@@ -39,17 +37,8 @@ class GpuHealthWatch:
         self._pause = pause_seconds
         self._changed = changed
         self._ill = ill
-        self._stop = threading.Event()
         self._seen = source.gpus()
         self._reported: set[tuple[str, str]] = set()
-
-    def start(self) -> None:
-        """Start checking."""
-        threads.keep("gpu-health", self._run, self._stop.is_set)
-
-    def stop(self) -> None:
-        """Stop checking."""
-        self._stop.set()
 
     def look(self) -> None:
         """Wait for news and check once; pass on changes."""
@@ -81,7 +70,3 @@ class GpuHealthWatch:
                 if key not in self._reported and may_start(pod):
                     self._ill(pod, f"GPU {uuid}, which this pod holds, gets no new pods: {troubles[uuid]}")
         self._reported = there
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            self.look()

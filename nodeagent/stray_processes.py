@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterGpu, Telemetry
 from nodeagent.booked_gpus import holds, may_start
 from nodeagent.gpu_source import GpuSource
 from nodeagent.node_pods import PodsOfNode
-from slicekeeper import threads
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Conflict, Forbidden, NotFound, ServiceError
@@ -31,7 +29,7 @@ from slicekeeper.untyped import as_list, as_map
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 0.5
+AUDIT_SECONDS: Final = 0.5
 UNKNOWN_SECONDS: Final = 2.5
 """How long kubelet may take to report a container to the API server: until then an unknown one is not judged."""
 LIST_SECONDS: Final = 60.0
@@ -104,7 +102,6 @@ class Audit:
         self._policy_of = policy_of
         self._say = say
         self._now = now
-        self._stop = threading.Event()
         self._since: dict[tuple[str, str, str], float] = {}
         """Since when each stray has been found at every check, by key."""
         self._logged_at: dict[tuple[str, str, str], float] = {}
@@ -121,14 +118,6 @@ class Audit:
         """Control groups of no known pod, and since when."""
         self.strays: list[Stray] = []
         """As last seen and reported."""
-
-    def start(self) -> None:
-        """Start polling."""
-        threads.keep("audit", self._run, self._stop.is_set)
-
-    def stop(self) -> None:
-        """Stop polling."""
-        self._stop.set()
 
     def look(self) -> None:
         """Check once; report and evict what is due."""
@@ -186,7 +175,7 @@ class Audit:
             now = self._now()
             fresh = now - self._sought.setdefault(cgroup, now) < 2 * UNKNOWN_SECONDS
             # A new control group is soon in the list. One that is not may never be: a static pod without its mirror.
-            if now - self._listed > (LOOK_SECONDS / 2 if fresh else LIST_SECONDS):
+            if now - self._listed > (AUDIT_SECONDS / 2 if fresh else LIST_SECONDS):
                 self._listed = now
                 try:
                     self._others, _ = self._client.list(PODS, field_selector=f"spec.nodeName={self._node}")
@@ -230,10 +219,6 @@ class Audit:
                 log.error("the audit may evict no pod: add components/audit-evictions (%s)", error)
             elif error.status != TOO_MANY_REQUESTS:
                 log.warning("audit: pod %s/%s is not evicted: %s", metadata["namespace"], metadata["name"], error)
-
-    def _run(self) -> None:
-        while not self._stop.wait(LOOK_SECONDS):
-            self.look()
 
 
 def _in_pod(cgroup: str) -> bool:

@@ -8,7 +8,6 @@ agent is down, the file becomes stale; while the arbiter is down, it has no coun
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterable
 from typing import Final
@@ -21,7 +20,7 @@ from nodeagent.container_usage import Count, of_arbiter
 from nodeagent.live_seats import Live
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.whole_gpu_usage import WholeGpus
-from slicekeeper import names, threads
+from slicekeeper import names
 from slicekeeper.wire.usage_file import FILE, Counter, PodUsage
 
 log = logging.getLogger(__name__)
@@ -41,15 +40,6 @@ class UsageFiles:
         self._store = store
         self._files = files
         self._live = live
-        self._stop = threading.Event()
-
-    def start(self) -> None:
-        """Start writing, in a daemon thread."""
-        threads.keep("usage", self._run, self._stop.is_set)
-
-    def stop(self) -> None:
-        """Stop writing; the files become outdated."""
-        self._stop.set()
 
     def write(self) -> None:
         """Write every pod's usage up to now."""
@@ -84,10 +74,6 @@ class UsageFiles:
             return []
         limited = {seat.name for seat in seats if seat.limited}
         return [count for count in counts if count.seat in limited]
-
-    def _run(self) -> None:
-        while not self._stop.wait(WRITE_SECONDS):
-            self.write()
 
 
 def _counter(counts: list[Count], busy_ns: int) -> Counter:

@@ -28,6 +28,16 @@ def keep(name: str, run: Callable[[], object], stopped: Callable[[], bool]) -> t
     return thread
 
 
+def repeat(name: str, work: Callable[[], object], stop: threading.Event, seconds: float = 0.0) -> threading.Thread:
+    """Keep a thread that does some work every so often, until `stop` is set."""
+
+    def run() -> None:
+        while not stop.wait(seconds):
+            work()
+
+    return keep(name, run, stop.is_set)
+
+
 def trouble() -> str:
     """Return a message that names the threads that have ended by themselves; empty if there are none."""
     ended = []

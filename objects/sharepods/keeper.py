@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from objects.sharepods.newest_versions import Seen
 from objects.sharepods.status import has_outcome, outcome_of, status_of
 from objects.sharepods.template import MADE, SHAREPODS, Template, owner_reference, template_of
 from slicekeeper.clock import Clock
@@ -21,7 +20,7 @@ from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Conflict, NotFound, ServiceError, Unavailable
 from slicekeeper.kube.client import JSON_PATCH, PODS, KubeClient, Object
 from slicekeeper.kube.pod import controller_of, guarded, has_ended
-from slicekeeper.kube.watch import Watch
+from slicekeeper.kube.watch import Seen, Watch
 from slicekeeper.units import Instant, parse_instant
 from slicekeeper.untyped import as_list, as_map
 

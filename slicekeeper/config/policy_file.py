@@ -175,7 +175,7 @@ class PolicyFile:
     def start(self) -> None:
         """Start watching the file, in a daemon thread."""
         if self._settings.file:
-            threads.keep("policy-file", self._run, self._stop.is_set)
+            threads.repeat("policy-file", self.refresh, self._stop, self._settings.reload_seconds)
 
     def stop(self) -> None:
         """Stop watching."""
@@ -207,10 +207,6 @@ class PolicyFile:
     def _refuse(self, error: SettingsError) -> None:
         self.error = str(error)
         log.error("policy file refused, the old policy stays in force: %s", error)
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._settings.reload_seconds):
-            self.refresh()
 
     def _mark(self) -> tuple[int, int, int]:
         """Return values that change when the file does; a ConfigMap swaps a link, so the inode is among them."""

@@ -48,28 +48,25 @@ class AnnotationReader:
         sharing = self._choice(names.SHARING, names.SHARING_MODES, "adaptive")
         has_whole_gpus = any(not request.is_fraction for request in requests)
         if sharing == "shared" and has_whole_gpus:
-            self._refusals.add(
-                code="shared-whole-gpu",
-                field=f"metadata.annotations[{names.SHARING}]",
-                value=sharing,
+            self._refuse(
+                "shared-whole-gpu",
+                names.SHARING,
                 rule="whole GPUs are not shared; request 1 to 99 percent or choose another mode",
                 example=f"{names.SHARING}: exclusive",
             )
         affinity = self._label(names.GPU_AFFINITY)
         if sharing == names.MIG and has_whole_gpus:
-            self._refusals.add(
-                code="mig-whole-gpu",
-                field=f"metadata.annotations[{names.SHARING}]",
-                value=sharing,
+            self._refuse(
+                "mig-whole-gpu",
+                names.SHARING,
                 rule="a MIG slice is a part of one GPU, for a container that asks for 1 to 99 percent of it; whole "
                 "GPUs are allocated undivided",
                 example=f"{names.SHARING}: {names.EXCLUSIVE}",
             )
         if sharing == names.MIG and affinity:
-            self._refusals.add(
-                code="mig-affinity",
-                field=f"metadata.annotations[{names.GPU_AFFINITY}]",
-                value=affinity,
+            self._refuse(
+                "mig-affinity",
+                names.GPU_AFFINITY,
                 rule="a MIG slice holds one container, so pods cannot share it",
                 example=f"{names.SHARING}: {names.SHARED} beside {names.GPU_AFFINITY}: {affinity}",
             )
@@ -80,10 +77,9 @@ class AnnotationReader:
         text = self._text(names.GPU_MODEL, "A100,H100")
         models = tuple(model.strip() for model in text.split(",") if model.strip())
         if text and not models:
-            self._refusals.add(
-                code="text-invalid",
-                field=f"metadata.annotations[{names.GPU_MODEL}]",
-                value=self._annotations[names.GPU_MODEL],
+            self._refuse(
+                "text-invalid",
+                names.GPU_MODEL,
                 rule="it must name at least one model, several separated by commas",
                 example=f"{names.GPU_MODEL}: A100,H100",
             )
@@ -94,10 +90,9 @@ class AnnotationReader:
         uuid = self._text(names.GPU_UUID, _UUID)
         if re.search(r"[\s,;]", uuid):
             first = next((part for part in re.split(r"[\s,;]+", uuid) if part), _UUID)
-            self._refusals.add(
-                code="text-invalid",
-                field=f"metadata.annotations[{names.GPU_UUID}]",
-                value=self._annotations[names.GPU_UUID],
+            self._refuse(
+                "text-invalid",
+                names.GPU_UUID,
                 rule="it must name one GPU or MIG slice by its UUID, as `slicekeeper nodes` shows it; "
                 "no pod can be on each of several",
                 example=f"{names.GPU_UUID}: {first}",
@@ -114,10 +109,9 @@ class AnnotationReader:
             size = int(value)
             if 2 <= size <= MAX_GANG:
                 return size
-        self._refusals.add(
-            code="gang-size-invalid",
-            field=f"metadata.annotations[{key}]",
-            value=value,
+        self._refuse(
+            "gang-size-invalid",
+            key,
             rule=f"a gang's size is how many of its pods are placed together or not at all, a whole number from 2 to "
             f"{MAX_GANG}, as a string",
             example=f'{key}: "8"',
@@ -129,10 +123,9 @@ class AnnotationReader:
         if value in allowed and isinstance(value, str):
             return value
         reason = f" ({value} is planned but not available yet)" if value in names.PLANNED_SHARING_MODES else ""
-        self._refusals.add(
-            code="choice-unknown",
-            field=f"metadata.annotations[{key}]",
-            value=value,
+        self._refuse(
+            "choice-unknown",
+            key,
             rule=f"it must be one of {', '.join(allowed)}{reason}",
             example=f"{key}: {default}",
         )
@@ -142,10 +135,9 @@ class AnnotationReader:
         value = self._annotations.get(key, "")
         if value == "" or (isinstance(value, str) and LABEL.fullmatch(value)):
             return str(value)
-        self._refusals.add(
-            code="label-invalid",
-            field=f"metadata.annotations[{key}]",
-            value=value,
+        self._refuse(
+            "label-invalid",
+            key,
             rule="it must be a label: up to 63 letters, digits, '-', '_' or '.', a letter or digit at both ends",
             example=f"{key}: training",
         )
@@ -160,11 +152,14 @@ class AnnotationReader:
             and (value.strip() or key not in self._annotations)
         ):
             return value.strip()
-        self._refusals.add(
-            code="text-invalid",
-            field=f"metadata.annotations[{key}]",
-            value=value,
+        self._refuse(
+            "text-invalid",
+            key,
             rule="it must be a non-empty line of at most 1,024 printable characters",
             example=f"{key}: {example}",
         )
         return ""
+
+    def _refuse(self, code: str, key: str, rule: str, example: str) -> None:
+        field = f"metadata.annotations[{key}]"
+        self._refusals.add(code=code, field=field, value=self._annotations.get(key), rule=rule, example=example)

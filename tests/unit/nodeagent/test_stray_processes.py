@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from nodeagent.host_cdi import HostCdi
 from nodeagent.metrics import StrayMetrics
 from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.stray_processes import Audit, owner
-from slicekeeper import names
+from slicekeeper import names, threads
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources
 from slicekeeper.kube import events
@@ -103,7 +104,7 @@ class Bench:
 
     def looks(self, times: int = 2) -> list[str]:
         for _ in range(times):
-            self.now += module.LOOK_SECONDS
+            self.now += module.AUDIT_SECONDS
             self.audit.look()
         return [stray.note for stray in self.audit.strays]
 
@@ -308,12 +309,13 @@ def test_what_the_arbiter_finds_is_named(bench: Bench, arbiter: Any, driver: Any
     tenant = subprocess.Popen(
         [str(built() / "fake" / "tenant"), "--seconds", "600"], env=environ, stdout=subprocess.DEVNULL
     )
+    stopped = threading.Event()
     try:
-        audit.start()
+        threads.repeat("audit", audit.look, stopped, module.AUDIT_SECONDS)
         (stray,) = wait_for(lambda: audit.strays, "it is named")
         assert stray.processes == 1
         assert "without a slice of it" in stray.note
     finally:
-        audit.stop()
+        stopped.set()
         tenant.kill()
         tenant.wait()
