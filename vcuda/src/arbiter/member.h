@@ -51,7 +51,6 @@ struct ar_sched {
   struct ar_pauses in_budget;
   uint64_t at;
   int64_t interference, allowance;
-  uint64_t quantum;
 };
 
 /* Whether it has a ceiling below the whole GPU. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "saved_processes.h"
-#include "process.h"
+#include "seat_processes.h"
 #include "procfs.h"
 #include "usage_page.h"
 

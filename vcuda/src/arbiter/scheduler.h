@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One GPU's time: which gate is open, what its holder is charged, when the next one gets it.
+ * One GPU's time, step by step: what is seen of each seat is charged, and decides whose gate is open.
  *
  * Pure state and arithmetic: what is seen goes in, gates come out, and time is an argument.
  */

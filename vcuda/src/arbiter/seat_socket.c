@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "seat_socket.h"
 #include "event_loop.h"
-#include "process.h"
+#include "seat_processes.h"
 #include "seats.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "seats.h"
 #include "pages.h"
-#include "process.h"
+#include "seat_processes.h"
 #include "procfs.h"
 #include "saved_processes.h"
 #include "usage_page.h"

@@ -4,7 +4,7 @@
 #include "control.h"
 #include "event_loop.h"
 #include "nvml_library.h"
-#include "probe.h"
+#include "context_probe.h"
 #include "seat_socket.h"
 #include "seats.h"
 #include "unlimited_processes.h"
@@ -66,7 +66,7 @@ static bool open_gpus(bool fake, const char **why) {
     ar_beside(cuda, sizeof cuda, "fake/libcuda.so.1");
   }
   if (!ar_nvml_open(library, why)) return false;
-  ar_probe(cuda);
+  ar_context_probe(cuda);
   return true;
 }
 

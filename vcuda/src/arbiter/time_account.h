@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What seats are owed and what they used: their credit, ceiling, window and demand, and what background may cost. */
-#ifndef AR_ACCOUNT_H
-#define AR_ACCOUNT_H
+/* What seats are owed and what they used: their credit, ceiling, window and demand. */
+#ifndef AR_TIME_ACCOUNT_H
+#define AR_TIME_ACCOUNT_H
 
 #include "member.h"
 #include "os.h"
-
-#define AR_ALLOWANCE_MAX_NS (20 * VC_MS) /* for how long background may hold up in-budget work at once */
 
 /* Charge every seat for its time on the GPU since it was last charged. */
 void ar_account_charge(const struct ar_sched *sched, uint64_t now);
@@ -16,7 +14,5 @@ void ar_account_accrue(struct ar_member *member, uint64_t span, uint64_t now);
 void ar_account_weigh_demand(struct ar_member *member, uint64_t span);
 /* A seat that was idle wants the GPU: it starts level with the others. */
 void ar_account_join(struct ar_sched *sched, struct ar_member *member);
-/* Add to background's allowances what a span of time brings, and take from them what it cost. */
-void ar_account_interfere(struct ar_sched *sched, uint64_t span);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "process.h"
+#include "seat_processes.h"
 #include "event_loop.h"
 #include "procfs.h"
 #include "usage_page.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "probe.h"
+#include "context_probe.h"
 #include "gpu.h"
 #include "nvml_library.h"
 
@@ -66,7 +66,7 @@ static uint64_t held_by(int gpu, pid_t pid) {
   return bytes;
 }
 
-void ar_probe(const char *library) {
+void ar_context_probe(const char *library) {
   struct child child[AR_GPUS];
   char byte;
   for (int i = 0; i < ar_gpu_count; i++) child[i] = start(library, ar_gpus[i].uuid_text);

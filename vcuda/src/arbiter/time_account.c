@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "account.h"
+#include "time_account.h"
 
 #define SAID_MAX_NS (1000 * VC_MS)
 #define WINDOW_NS (1000 * VC_MS)      /* within it a seat gets its request, however it pauses */
@@ -10,10 +10,6 @@
 #define DEMAND_NS (200 * VC_MS)       /* a seat's demand is its mean over about this time */
 #define DEMANDING 0.85                /* a seat that wants at least this part of its request is helped to get it */
 #define UNDEMANDING 0.75              /* until it wants less than this part */
-/* How long background may hold up in-budget work: in all, and with launches known to be long. */
-#define ALLOWANCE_PERMILLE 30
-#define INTERFERENCE_PERMILLE 15
-#define INTERFERENCE_MAX_NS (20 * VC_MS)
 
 static void window(struct ar_member *m, uint64_t amount, uint64_t now) {
   const uint64_t width = AR_WINDOW_NS / AR_BUCKETS;
@@ -130,23 +126,4 @@ void ar_account_join(struct ar_sched *s, struct ar_member *m) {
       least = o->share.excess;
   }
   if (least != INT64_MAX && m->share.excess < least) m->share.excess = least;
-}
-
-/* Time by which background work holds up in-budget seats is taken from its allowances. The span counts
- * as it was seen when it began: a seat that begins to wait rings, so a wait begins with a span. */
-void ar_account_interfere(struct ar_sched *s, uint64_t span) {
-  bool behind = false;
-  for (int i = 0; i < s->count; i++)
-    behind |= s->member[i]->share.vclass == VC_BACKGROUND && s->member[i]->share.present;
-  if (behind) {
-    s->interference += (int64_t)(span * INTERFERENCE_PERMILLE / VC_PERMILLE);
-    s->allowance += (int64_t)(span * ALLOWANCE_PERMILLE / VC_PERMILLE);
-  }
-  if (s->held_up) {
-    s->interference -= (int64_t)span;
-    s->allowance -= (int64_t)span;
-  }
-  if (s->allowance > (int64_t)AR_ALLOWANCE_MAX_NS) s->allowance = (int64_t)AR_ALLOWANCE_MAX_NS;
-  if (s->interference > (int64_t)INTERFERENCE_MAX_NS)
-    s->interference = (int64_t)INTERFERENCE_MAX_NS;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The processes of a seat: the programs for which it was made, and those that sit in it, each in a slot of its page. */
-#ifndef AR_PROCESS_H
-#define AR_PROCESS_H
+#ifndef AR_SEAT_PROCESSES_H
+#define AR_SEAT_PROCESSES_H
 
 #include "seat.h"
 

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How much work a seat may have on the GPU at once, by when others will want the GPU again. */
+#ifndef AR_QUEUE_DEPTH_H
+#define AR_QUEUE_DEPTH_H
+
+#include "member.h"
+#include "os.h"
+
+#define AR_DEPTH_QUIET_NS (4 * VC_MS) /* the depth of a seat if others are seated, and idle */
+
+/* Nanoseconds of work that a seat may have in flight. */
+uint64_t ar_depth(const struct ar_sched *sched, const struct ar_member *member, uint64_t now);
+/* How much may be in flight in a pause, so that little of it is left when the pause ends: a part of the pause. */
+uint64_t ar_depth_in_pause(const struct ar_pauses *pauses, uint64_t now);
+
+#endif
