@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from scheduler.gang_places import Muster, Trial, muster, places_for
+from scheduler.gang_members import Muster, muster
+from scheduler.gang_places import Trial, places_for
 from scheduler.held_places import HoldKind
 from scheduler.node_fit import admits, closed_because, fields_judged
 from scheduler.node_names import Roster

@@ -9,6 +9,7 @@ from itertools import islice
 
 import numpy as np
 
+from scheduler.gang_members import Muster
 from scheduler.node_fit import NodeFacts, admits, fields_judged
 from scheduler.node_names import Roster
 from scheduler.placement.bin_completion import Space
@@ -21,71 +22,9 @@ from scheduler.placement.policy import Policy
 from scheduler.placement.prices import Prices
 from scheduler.placement.search import StepBudget
 from scheduler.placement.survey import Survey, shareable
-from scheduler.pods import Gang, Hold, Pod, chosen_hold, gpu_rows
+from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
 from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.names import MIG
-from slicekeeper.untyped import as_list, as_map
-
-
-@dataclass(frozen=True)
-class Muster:
-    """The existing pods of a gang."""
-
-    gang: Gang
-    placed: int
-    """Pods that run, are being bound, or have succeeded."""
-    waiting: tuple[Pod, ...]
-    """Pods that kube-scheduler may place, those with the largest requests first."""
-    held_back: int = 0
-    """Pods that wait for something else first: a scheduling gate."""
-    schedulers: tuple[str, ...] = ()
-    """Those that the waiting pods name: none of several could place them all."""
-
-    @property
-    def needed(self) -> int:
-        """How many of the waiting ones must find a place together; 0: the gang has started."""
-        return max(self.gang.size - self.placed, 0)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether enough pods of the gang exist."""
-        return len(self.waiting) >= self.needed
-
-
-def muster(pods: Iterable[Pod], is_given: Callable[[Pod], bool]) -> Muster | None:
-    """Return the existing pods of one gang, None if there are none; `is_given` returns whether a pod is being bound.
-
-    A pod that succeeded counts while the gang exists: while another runs, or its controller creates more. A later gang
-    of the same name begins with no pods.
-    """
-    there = list(pods)
-    gangs = [pod.gang for pod in there if pod.gang is not None]
-    if not gangs:
-        return None
-    alive = [pod for pod in there if not (pod.finished or pod.leaving)]
-    placed = [pod for pod in alive if pod.node or is_given(pod)]
-    free = [pod for pod in alive if not (pod.node or is_given(pod) or pod.refusal)]
-    waiting = [pod for pod in free if not _is_gated(pod)]
-    makers = {pod.controller for pod in free if pod.controller}
-    done = sum(pod.succeeded and (bool(placed) or pod.controller in makers) for pod in there)
-    waiting.sort(key=_hardest_first)
-    return Muster(
-        max(gangs, key=lambda gang: gang.size),
-        len(placed) + done,
-        tuple(waiting),
-        len(free) - len(waiting),
-        tuple(sorted({pod.scheduler for pod in waiting})),
-    )
-
-
-def _is_gated(pod: Pod) -> bool:
-    return bool(as_list(as_map(as_map(pod.waiting).get("spec")).get("schedulingGates")))
-
-
-def _hardest_first(pod: Pod) -> tuple[int, int, int, int, str]:
-    slices = pod.demand.slices
-    wholes = sum(piece.whole for piece in slices)
-    return -wholes, -sum(s.core for s in slices), -sum(s.memory_mib for s in slices), pod.created_ms, pod.key
 
 
 @dataclass(frozen=True)

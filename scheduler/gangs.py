@@ -20,7 +20,8 @@ from typing import Final
 
 import numpy as np
 
-from scheduler.gang_places import Muster, Near, places_for
+from scheduler.gang_members import Muster
+from scheduler.gang_places import Near, places_for
 from scheduler.gang_turns import REST, Turns
 from scheduler.pending_bindings import NoPlace
 from scheduler.pods import Hold, Pod

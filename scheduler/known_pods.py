@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scheduler.gang_places import Muster, muster
+from scheduler.gang_members import Muster, muster
 from scheduler.pods import Pod
 from slicekeeper import names as marks
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data for `filter` and `prioritize`: every node's price for a pod, from a published version of the fleet.
+"""Find the cheapest nodes for a pod in a published version of the fleet, and those for the next pod in advance.
 
 Nothing here takes a lock: versions are immutable, and data kept between calls is only ever replaced.
 """
@@ -77,6 +77,10 @@ class Finder:
         """The last result of `cheapest`."""
         self._seen: dict[str, tuple[Demand, Survey, int]] = {}
         """The last results for a few pods, the latest last: `prioritize` follows `filter` at once."""
+        self._last: Demand | None = None
+        """What was asked for last."""
+        self._next: Demand | None = None
+        """What is probably asked for next, if it is priced quickly: `look_ahead` keeps other calls waiting."""
 
     def roster(self, fleet: FleetVersion) -> Roster:
         """Return the nodes of a version by row."""
@@ -103,6 +107,17 @@ class Finder:
         found = Cheapest(roster, judged, version, equal[rank.argsort()].tolist(), len(fitting))
         self._cheapest = demand, found
         return found
+
+    def expect_another(self, demand: Demand) -> None:
+        """Expect what was asked for twice a third time: pods of one controller come together."""
+        self._next = demand if demand == self._last and not demand.is_unequal else None
+        self._last = demand
+
+    def look_ahead(self, fleet: FleetVersion, policy: Policy) -> None:
+        """Price a version for what is expected, if anything is."""
+        expected = self._next
+        if expected is not None:
+            self.cheapest(fleet, expected, policy)
 
     def seen(self, pod: Pod) -> tuple[Survey, int] | None:
         """Return the last result for a pod, and its version; None if there is none."""

@@ -18,14 +18,14 @@ from typing import Final
 
 import numpy as np
 
-from scheduler.gang_places import Muster, Near, Trial, places_for
+from scheduler.gang_members import Muster
+from scheduler.gang_places import Near, Trial, places_for
 from scheduler.held_gpus import Held
 from scheduler.held_places import FIRM, HoldKind, Place, is_tentative, nodes_of
 from scheduler.node_finder import Cheapest, Finder, Found
 from scheduler.node_fit import admits
 from scheduler.pending_bindings import PendingBindings
 from scheduler.placement.best_fit import BestFit
-from scheduler.placement.demand import Demand
 from scheduler.placement.fleet_version import Ints
 from scheduler.placement.learner import Learner
 from scheduler.placement.policy import Policy
@@ -67,10 +67,6 @@ class SchedulerState:
         self.bindings = PendingBindings(
             held, self._finder, learner, resources, clock, hold_seconds=hold_seconds, lost_seconds=lost_seconds
         )
-        self._last: Demand | None = None
-        """What was asked for last."""
-        self._next: Demand | None = None
-        """What is probably asked for next, if it is priced quickly: `look_ahead` keeps other calls waiting."""
 
     # Calls of the extender and the binder.
 
@@ -108,13 +104,8 @@ class SchedulerState:
         return found
 
     def look_ahead(self) -> None:
-        """Price for the pod that comes next what the last one has changed, if they are probably alike.
-
-        Pods of one controller come together, so a shape that was asked for twice is expected a third time.
-        """
-        expected = self._next
-        if expected is not None:
-            self._finder.cheapest(self._held.published, expected, self._learner.policy)
+        """Price for the pod that comes next what the last one has changed."""
+        self._finder.look_ahead(self._held.published, self._learner.policy)
 
     def best(self, pod: Pod, names: bytes) -> str:
         """Return the best node for `pod`, and hold its place (TENTATIVE); empty if only `find` can tell.
@@ -124,7 +115,7 @@ class SchedulerState:
         `look_ahead` has made it.
         """
         self._held.end_due()
-        self._expect(pod.demand)
+        self._finder.expect_another(pod.demand)
         if self._nodes.avoided or self._places.of(pod.uid):
             return ""
         for _ in range(TRIES):
@@ -135,10 +126,6 @@ class SchedulerState:
             if self._hold_best(pod, found, row, found.fitting, found.version):
                 return found.roster.names[row]
         return ""
-
-    def _expect(self, demand: Demand) -> None:
-        self._next = demand if demand == self._last and not demand.is_unequal else None
-        self._last = demand
 
     def _judge(self, pod: Pod, rows: Ints) -> tuple[Survey, int]:
         """Return the answer for the whole fleet, without what is held for the pod itself, and the version it is of.

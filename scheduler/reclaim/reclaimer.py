@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from scheduler.gang_places import Muster, places_for
+from scheduler.gang_members import Muster
+from scheduler.gang_places import places_for
 from scheduler.held_places import HoldKind
 from scheduler.placement.demand import Demand
 from scheduler.placement.policy import Policy
