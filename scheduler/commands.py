@@ -13,13 +13,15 @@ import click
 from starlette.types import ASGIApp
 
 from scheduler.app import make_app
-from scheduler.explain_wait import ROOM, Outlook, deadlines, outlook
+from scheduler.explain_wait import Outlook, outlook
 from scheduler.extender import UNMANAGED, placeable
 from scheduler.gang_places import places_for
 from scheduler.placement.learner import Learner
 from scheduler.pods import Pod
 from scheduler.service import Scheduler
 from scheduler.state import SchedulerState
+from scheduler.wait_forecast import deadlines
+from scheduler.wait_remedies import ROOM
 from scheduler.watches import BOUND
 from slicekeeper import log, names
 from slicekeeper.cli.connection import cluster, cluster_options

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from scheduler.pods import Gang, Pod
-from slicekeeper.untyped import as_list, as_map
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def muster(pods: Iterable[Pod], is_given: Callable[[Pod], bool]) -> Muster | Non
     alive = [pod for pod in there if not (pod.finished or pod.leaving)]
     placed = [pod for pod in alive if pod.node or is_given(pod)]
     free = [pod for pod in alive if not (pod.node or is_given(pod) or pod.refusal)]
-    waiting = [pod for pod in free if not _is_gated(pod)]
+    waiting = [pod for pod in free if not pod.gates]
     makers = {pod.controller for pod in free if pod.controller}
     done = sum(pod.succeeded and (bool(placed) or pod.controller in makers) for pod in there)
     waiting.sort(key=_hardest_first)
@@ -59,10 +58,6 @@ def muster(pods: Iterable[Pod], is_given: Callable[[Pod], bool]) -> Muster | Non
         len(free) - len(waiting),
         tuple(sorted({pod.scheduler for pod in waiting})),
     )
-
-
-def _is_gated(pod: Pod) -> bool:
-    return bool(as_list(as_map(as_map(pod.waiting).get("spec")).get("schedulingGates")))
 
 
 def _hardest_first(pod: Pod) -> tuple[int, int, int, int, str]:

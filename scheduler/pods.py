@@ -24,7 +24,7 @@ from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.pod import controller_of, has_ended
 from slicekeeper.units import CORES_PER_GPU, MS_PER_SECOND, parse_instant
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped import as_list, as_map
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,26 @@ class Pod:
     """The manifest, kept while the pod is not bound."""
 
     @property
+    def spec(self) -> Mapping[str, Any]:
+        """The spec in its manifest; empty if it is bound."""
+        return as_map(as_map(self.waiting).get("spec"))
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """The scheduling gates that it waits for before kube-scheduler may place it."""
+        return tuple(str(as_map(gate).get("name")) for gate in as_list(self.spec.get("schedulingGates")))
+
+    @property
+    def is_placeable(self) -> bool:
+        """Whether kube-scheduler may place it, and it needs a place on GPUs."""
+        return not (self.node or self.finished or self.leaving or self.refusal or self.gates) and bool(
+            self.demand.slices
+        )
+
+    @property
     def scheduler(self) -> str:
         """The scheduler that places it; empty if it is bound."""
-        return _text(as_map(as_map(self.waiting).get("spec")).get("schedulerName"))
+        return _text(self.spec.get("schedulerName"))
 
     @property
     def key(self) -> str:

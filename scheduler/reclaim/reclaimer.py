@@ -19,6 +19,7 @@ from typing import Final
 from scheduler.gang_members import Muster
 from scheduler.gang_places import places_for
 from scheduler.held_places import HoldKind
+from scheduler.node_fit import fields_judged
 from scheduler.placement.demand import Demand
 from scheduler.placement.policy import Policy
 from scheduler.pods import Pod
@@ -31,7 +32,6 @@ from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.leader import LeaderElection
-from slicekeeper.untyped import as_list, as_map
 
 log = logging.getLogger(__name__)
 
@@ -125,8 +125,7 @@ class Reclaimer:
         """Nudge the pods for which there is room when no pod could give way."""
         known: dict[tuple[Demand, str], bool] = {}
         for pod in waiting:
-            spec = as_map(as_map(pod.waiting).get("spec"))
-            shape = (pod.demand, repr([spec.get(key) for key in ("nodeSelector", "affinity", "tolerations")]))
+            shape = pod.demand, fields_judged(pod.waiting or {})
             if shape not in known:
                 known[shape] = self._state.fits_now(pod)
             if known[shape]:
@@ -183,14 +182,11 @@ class Reclaimer:
         service.put_off(self._clock.monotonic_ns(), self._hold_ns, LONGEST_PAUSE)
 
     def _is_waiting(self, pod: Pod) -> bool:
-        spec = as_map(as_map(pod.waiting).get("spec"))
         after_ms = int(self._settings.scheduler.reclaim_after_seconds * 1000)
         return (
-            not (pod.node or pod.finished or pod.leaving or pod.refusal)
-            and bool(pod.demand.slices)
+            pod.is_placeable
             and pod.managed
             and pod.scheduler == self._name
-            and not as_list(spec.get("schedulingGates"))
             and self._clock.now_ms() - pod.created_ms >= after_ms
         )
 

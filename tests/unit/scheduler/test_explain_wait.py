@@ -8,11 +8,12 @@ import pytest
 from click.testing import CliRunner
 from support.small_cluster import NAMESPACE, small_cluster
 
-from scheduler.explain_wait import deadlines, outlook
+from scheduler.explain_wait import outlook
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.learner import Learner
 from scheduler.pods import chosen_hold
 from scheduler.state import SchedulerState
+from scheduler.wait_forecast import deadlines
 from slicekeeper import names
 from slicekeeper.cli.main import cli
 from slicekeeper.clock import ManualClock

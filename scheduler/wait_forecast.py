@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forecast when a waiting pod starts: pods end at their deadlines, and those that are served before it take room first.
+
+A gang gets room for all that it needs or for none.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Final
+
+import numpy as np
+
+from scheduler.gang_places import Trial, places_for
+from scheduler.node_fit import fields_judged
+from scheduler.node_names import Roster
+from scheduler.placement.demand import Demand
+from scheduler.placement.fleet import Fleet
+from scheduler.placement.policy import Policy
+from scheduler.placement.prices import Prices
+from scheduler.placement.ranking import best_of
+from scheduler.placement.survey import survey
+from scheduler.pods import Hold, Pod, chosen_hold, end_of
+from scheduler.snapshot import Snapshot
+from scheduler.wait_nodes import NodesForPod
+from scheduler.wait_turns import WaitTurn
+from slicekeeper.units import MS_PER_SECOND, Instant
+from slicekeeper.untyped import as_list, as_map
+
+MOST_ENDS: Final = 2_000
+"""The maximum number of ends of pods in the forecast."""
+
+FARTHEST_MS: Final = 100 * 365 * 86_400 * MS_PER_SECOND
+"""The forecast looks a century ahead: a Job's deadline has no bound, and some have no date."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """When and where there is room: `after` is the pod whose end makes room, empty if there is room now."""
+
+    at_ms: Instant
+    node: str
+    after: str = ""
+    is_leaving: bool = False
+    """Whether that pod is being deleted, so that its deadline does not matter."""
+
+
+def deadlines(pods: Iterable[Mapping[str, Any]], jobs: Iterable[Mapping[str, Any]] = ()) -> dict[str, int]:
+    """Return when pods end at the latest, in milliseconds by UID: by their own deadlines, or their Jobs'."""
+    of_jobs = {as_map(job.get("metadata")).get("uid"): end_of(job) for job in jobs}
+    found: dict[str, int] = {}
+    for pod in pods:
+        metadata = as_map(pod.get("metadata"))
+        owners = [as_map(owner).get("uid") for owner in as_list(metadata.get("ownerReferences"))]
+        ends = [end for end in (end_of(pod), *map(of_jobs.get, owners)) if end is not None]
+        if ends:
+            found[str(metadata.get("uid"))] = min(ends)
+    return found
+
+
+class StartForecast(NodesForPod):
+    """The nodes as they change until the pod starts."""
+
+    def __init__(self, snapshot: Snapshot, pod: Pod, policy: Policy) -> None:
+        super().__init__(snapshot, pod, policy)
+        self._leaving = {other.uid for other in snapshot.pods if other.leaving}
+        self._ever: dict[tuple[Demand, str], bool] = {}
+        """Whether there would ever be room for pods of some shapes."""
+        self._prices = Prices()
+
+    def may_ever_fit(self, turn: WaitTurn) -> bool:
+        """Whether there would be room if other pods ended."""
+        if turn.gang is not None:
+            begin = partial(self._trial, self._idle, Prices(), lambda _: ())
+            return len(places_for(begin, turn.gang, {}, self._policy)[1]) >= turn.gang.needed
+        [pod] = turn.pods
+        shape = _shape(pod)
+        if shape not in self._ever:
+            judged = self._judged(pod, self._open_to(pod, self._snapshot.nodes))
+            self._ever[shape] = any(not why.unresolvable for _, why in judged)
+        return self._ever[shape]
+
+    @cached_property
+    def _idle(self) -> Fleet:
+        """The nodes without pods."""
+        fleet = self._fleet.idle()
+        for name, (facts, _) in self._snapshot.nodes.items():
+            if facts.offered is not None:
+                fleet.set_beside(name, facts.offered[0] / 1000, facts.offered[1])
+        return fleet
+
+    @cached_property
+    def _roster(self) -> Roster:
+        return Roster(self._fleet.publish().names)
+
+    def _trial(self, fleet: Fleet, prices: Prices, holds_of: Callable[[str], Iterable[Hold]]) -> Trial:
+        nodes = self._snapshot.nodes
+        return Trial(
+            Fleet(fleet.publish()),
+            prices.copy(),
+            self._roster,
+            facts={name: facts for name, (facts, _) in nodes.items()},
+            gpus_of=lambda node: nodes[node][1],
+            holds_of=lambda node: list(holds_of(node)),
+            minds_beside=True,
+        )
+
+    def forecast(self, turns: Sequence[WaitTurn], ends: Mapping[str, int], now_ms: int) -> Expected | None:
+        """Return where and when the pod, of the last turn, finds room. Pods that are being deleted count as gone."""
+        waiting = list(turns)
+        known = {pod.uid: pod for pod in self._snapshot.pods}
+        due: list[tuple[int, str, str]] = [
+            (now_ms if uid in self._leaving else max(ends[uid], now_ms), uid, node)
+            for node, held in self._held.items()
+            for uid in held
+            if uid in ends or uid in self._leaving
+        ]
+        heapq.heapify(due)
+        at_ms, uid, changed = now_ms, "", set(self._snapshot.nodes)
+        for _ in range(MOST_ENDS):
+            waiting = [left for turn in waiting if (left := turn.at(at_ms, ends)) is not None]
+            node = self._fill(waiting, changed, due, at_ms, ends)
+            if node:
+                after = known[uid].key if uid in known else uid
+                return Expected(Instant(at_ms), node, after, uid in self._leaving)
+            if not due or due[0][0] > now_ms + FARTHEST_MS:
+                return None
+            at_ms, uid, where = heapq.heappop(due)
+            changed = {where}
+            self._held[where].pop(uid, None)
+            if uid in known:
+                self._use_beside(known[uid], where, -1)
+            self._count(where)
+        return None
+
+    def _fill(
+        self,
+        waiting: list[WaitTurn],
+        nodes: Set[str],
+        due: list[tuple[int, str, str]],
+        at_ms: int,
+        ends: Mapping[str, int],
+    ) -> str:
+        """Give room that `nodes` got to the waiting pods, in their order; return the pod's own node, or nothing."""
+        hopeless: set[object] = set()
+        for turn in list(waiting):
+            found = self._places(turn, nodes, hopeless)
+            if not found:
+                continue
+            index, given = waiting.index(turn), {pod.uid for pod, _ in found}
+            waiting[index : index + 1] = [WaitTurn((pod,)) for pod in turn.pods if pod.uid not in given]
+            for pod, hold in found:
+                if pod.uid == self.pod.uid:
+                    return hold.node
+                self._held[hold.node][pod.uid] = hold
+                self._use_beside(pod, hold.node, 1)
+                self._count(hold.node)
+                seconds = pod.spec.get("activeDeadlineSeconds")
+                own = at_ms + seconds * MS_PER_SECOND if isinstance(seconds, int) else None
+                end = min((end for end in (own, ends.get(pod.uid)) if end is not None), default=None)
+                if end is not None:
+                    heapq.heappush(due, (end, pod.uid, hold.node))
+        return ""
+
+    def _places(self, turn: WaitTurn, nodes: Set[str], hopeless: set[object]) -> list[tuple[Pod, Hold]]:
+        """Return places for the pods of a turn: for one on `nodes`, for as many as a gang needs anywhere; or none.
+
+        Places for a gang are sought only if one of its pods fits on `nodes`. What finds none, of pods and of gangs, is
+        added to `hopeless`, and not tried again.
+        """
+        fitting: list[tuple[Pod, Hold]] = []
+        for shape, pod in {_shape(pod): pod for pod in turn.pods}.items():
+            hold = None if shape in hopeless else self._best(pod, nodes)
+            if hold is None:
+                hopeless.add(shape)
+            else:
+                fitting.append((pod, hold))
+        if turn.gang is None or not fitting:
+            return fitting
+        shapes = turn.gang.needed, frozenset(Counter(map(_shape, turn.pods)).items())
+        if shapes in hopeless:
+            return []
+        for pod in turn.pods:  # what has changed is priced once, not again in each trial
+            self._prices.survey(self._fleet.publish(), pod.demand, self._policy)
+        there = replace(turn.gang, waiting=turn.pods)
+        begin = partial(self._trial, self._fleet, self._prices, lambda node: self._held[node].values())
+        _, found = places_for(begin, there, {}, self._policy)
+        if len(found) < there.needed:
+            hopeless.add(shapes)
+            return []
+        return found
+
+    def _best(self, pod: Pod, nodes: Set[str]) -> Hold | None:
+        """Return what a pod would hold on the cheapest of some nodes, None if it fits on none."""
+        near = sorted(name for name in self._open_to(pod, nodes) if self._has_beside(pod, name))
+        result = survey(self._fleet.view(near, pod.demand), pod.demand, self._policy, reasons=False)
+        best = best_of(result.fits, result.price, np.arange(len(near)))
+        if best is None:
+            return None
+        uuids = self._fleet.publish().uuids(near[best])
+        return chosen_hold(pod, near[best], [uuids[column] for column in result.gpus[best].tolist()])[0]
+
+    def _use_beside(self, pod: Pod, node: str, times: int) -> None:
+        cpu, ram = self._beside[node]
+        self._beside[node] = cpu - times * pod.demand.cpu_milli / 1000, ram - times * pod.demand.ram_mib
+
+
+def _shape(pod: Pod) -> tuple[Demand, str]:
+    """Return what decides where there is room for a pod."""
+    return pod.demand, fields_judged(pod.waiting or {})
