@@ -2,7 +2,10 @@
 """What several tests of the scheduler begin with."""
 
 import pytest
+from support.scheduler_state import new_state
 from support.small_cluster import small_cluster
+
+from slicekeeper.clock import ManualClock
 
 
 @pytest.fixture
@@ -12,3 +15,15 @@ def cluster():
         made.node("n0")
         made.node("n1")
         yield made
+
+
+@pytest.fixture
+def clock():
+    """Return a clock that tests set."""
+    return ManualClock()
+
+
+@pytest.fixture
+def state(clock):
+    """Return the state of a scheduler with two nodes of one GPU each."""
+    return new_state(clock)

@@ -57,11 +57,6 @@ def pod(name, core=14, blocks=36, annotations=None, *, containers=1, on="", gpus
     )
 
 
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
 def new_state(clock, *nodes):
     made = SchedulerState(Resources(), Learner("best-fit"), clock, hold_seconds=30, lost_seconds=60)
     made.intake.set_nodes(nodes)
