@@ -7,19 +7,15 @@ binary needs is listed here and seen on a real cluster, for it is none of our co
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
-from copy import deepcopy
-from dataclasses import dataclass, field
+from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-import yaml
+from support.rbac_server import GRANTED, HOME, READ, TEAM, Right, Server, documents, pod, world
 
 from certificates.keeper import CertificateKeeper
 from certificates.namespace_bundles import BundlePublisher
@@ -41,11 +37,9 @@ from slicekeeper.clock import ManualClock
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import PolicySettings, Resources, Settings
-from slicekeeper.errors import Forbidden, NotFound
-from slicekeeper.gpu import inventory
+from slicekeeper.errors import Forbidden
 from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.kube import break_glass_record, events
-from slicekeeper.kube.client import KubeClient, Object, Resource
 from slicekeeper.kube.eviction import evict
 from slicekeeper.kube.leader import LeaderElection
 from slicekeeper.kube.policy_watch import GPU_POLICIES, PolicyObjects
@@ -54,7 +48,6 @@ from slicekeeper.net.tls import ClientCas
 from slicekeeper.wire.timekeeper import Budget, KeptBy, Parent
 from timekeeper.api.front_proxy import FrontProxy
 from timekeeper.api.identity import Identity
-from timekeeper.api.routes import PREFIX, ROUTES
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.break_glass_records import Released
 from timekeeper.cluster.controller import Controller
@@ -65,174 +58,7 @@ from timekeeper.cluster.watches import ClusterNodes, Namespaces, Pods
 from timekeeper.core.caller import Caller
 from webhook import priority_classes as classes
 
-MANIFESTS = Path(__file__).parents[3] / "manifests"
-FILES = [*(MANIFESTS / "base").glob("*.yaml"), *(MANIFESTS / "components").rglob("*.yaml")]
-HOME, TEAM = "slicekeeper-system", "team"
 NOW = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
-
-
-@dataclass(frozen=True, order=True)
-class Right:
-    """One verb on one resource, as RBAC grants it."""
-
-    account: str
-    namespace: str
-    group: str
-    resource: str
-    verb: str
-    names: tuple[str, ...] = ()
-
-    def covers(self, verb: str, group: str, resource: str, namespace: str, name: str) -> bool:
-        return (
-            (self.verb, self.group, self.resource) == (verb, group, resource)
-            and self.namespace in ("", namespace)
-            and (not self.names or name in self.names)
-        )
-
-
-def _documents() -> Iterator[Object]:
-    for file in FILES:
-        yield from (doc for doc in yaml.safe_load_all(file.read_text()) if doc and "kind" in doc)
-
-
-def granted() -> list[Right]:
-    """Return every right that the manifests give an account of ours by a role of ours."""
-    documents = list(_documents())
-    roles = {(d["kind"], d["metadata"]["name"]): d for d in documents if d["kind"] in ("Role", "ClusterRole")}
-    found = []
-    for binding in (d for d in documents if d["kind"] in ("RoleBinding", "ClusterRoleBinding")):
-        role = roles.get((binding["roleRef"]["kind"], binding["roleRef"]["name"]))
-        where = HOME if binding["kind"] == "RoleBinding" else ""
-        for rule in (role or {"rules": []})["rules"]:
-            only = tuple(rule.get("resourceNames", ()))
-            for subject, group, resource, verb in itertools.product(
-                binding["subjects"], rule["apiGroups"], rule["resources"], rule["verbs"]
-            ):
-                if subject["kind"] == "ServiceAccount":
-                    found.append(Right(subject["name"], where, group, resource, verb, only))
-    return found
-
-
-@dataclass
-class Server:
-    """An API server in memory that asks RBAC."""
-
-    rights: list[Right]
-    objects: dict[tuple[str, str, str], Object] = field(default_factory=dict)
-    used: set[Right] = field(default_factory=set)
-    missed: list[str] = field(default_factory=list)
-    versions: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-
-    def may(self, verb: str, resource: Resource, sub: str = "", namespace: str = "", name: str = "") -> None:
-        group = resource.prefix.split("/")[2] if resource.prefix.startswith("/apis/") else ""
-        what = f"{resource.plural}/{sub}" if sub else resource.plural
-        self.ask(verb, group, what, namespace, name)
-
-    def ask(self, verb: str, group: str, what: str, namespace: str = "", name: str = "") -> None:
-        using = {right for right in self.rights if right.covers(verb, group, what, namespace, name)}
-        self.used |= using
-        if not using:
-            self.missed.append(f"{verb} {what}.{group}")
-            raise Forbidden(f"cannot {verb} {what} in {namespace or 'all namespaces'}", 403)
-
-    def put(self, plural: str, obj: Object) -> Object:
-        metadata = obj["metadata"]
-        metadata.setdefault("uid", f"uid-{metadata['name']}")
-        metadata["resourceVersion"] = str(next(self.versions))
-        self.objects[plural, metadata.get("namespace", ""), metadata["name"]] = deepcopy(obj)
-        return deepcopy(obj)
-
-    def get(self, resource: Resource, name: str, namespace: str = "") -> Object:
-        self.may("get", resource, "", namespace, name)
-        found = self.objects.get((resource.plural, namespace, name))
-        if found is None:
-            raise NotFound("not there", 404)
-        return deepcopy(found)
-
-    def find(self, resource: Resource, name: str, namespace: str = "", *, uid: str = "") -> Object | None:
-        return KubeClient.find(self, resource, name, namespace, uid=uid)  # type: ignore[arg-type]
-
-    def list(
-        self, resource: Resource, *, namespace: str = "", label_selector: str = "", field_selector: str = "", **_: Any
-    ) -> tuple[list[Object], str]:
-        name = field_selector.partition("metadata.name=")[2].partition(",")[0]
-        self.may("list", resource, "", namespace, name)
-        there = [o for (plural, where, _), o in self.objects.items() if plural == resource.plural]
-        selected = [o for o in there if not namespace or o["metadata"].get("namespace") == namespace]
-        if label_selector.endswith("=true"):
-            key = label_selector.removesuffix("=true")
-            selected = [o for o in selected if (o["metadata"].get("labels") or {}).get(key) == "true"]
-        return deepcopy([o for o in selected if not name or o["metadata"]["name"] == name]), "1"
-
-    def pages(self, resource: Resource, **asked: Any) -> Iterator[tuple[list[Object], str]]:
-        yield self.list(resource, **asked)
-
-    @contextmanager
-    def watch(self, resource: Resource, _version: str, *, field_selector: str = "", **_: Any) -> Iterator[Any]:
-        self.may("watch", resource, "", "", field_selector.partition("metadata.name=")[2].partition(",")[0])
-        yield iter(())
-
-    def create(
-        self, resource: Resource, body: Object, namespace: str = "", *, name: str = "", subresource: str = ""
-    ) -> Object:
-        self.may("create", resource, subresource, namespace)
-        if resource.plural == "tokenreviews":
-            user = {"username": "jane", "groups": []}
-            return {"status": {"authenticated": True, "audiences": ["timekeeper"], "user": user}}
-        if resource.plural == "subjectaccessreviews":
-            return {"status": {"allowed": True}}
-        if subresource:
-            return {}
-        where = {"namespace": namespace} if namespace else {}
-        return self.put(resource.plural, {**body, "metadata": {**body["metadata"], **where}})
-
-    def replace(self, resource: Resource, body: Object) -> Object:
-        self.may("update", resource, "", body["metadata"].get("namespace", ""), body["metadata"]["name"])
-        return self.put(resource.plural, body)
-
-    def patch(
-        self, resource: Resource, name: str, _body: Any, namespace: str = "", *, subresource: str = "", **_: Any
-    ) -> Object:
-        self.may("patch", resource, subresource, namespace, name)
-        if (resource.plural, namespace, name) not in self.objects:
-            raise NotFound("not there", 404)
-        return deepcopy(self.objects[resource.plural, namespace, name])
-
-    def delete(self, resource: Resource, name: str, namespace: str = "", **_: Any) -> None:
-        self.may("delete", resource, "", namespace, name)
-        self.objects.pop((resource.plural, namespace, name), None)
-
-
-def world(rights: list[Right]) -> Server:
-    """Return a server with two namespaces, a node with a GPU, and a pod on it."""
-    server = Server(rights)
-    for name in (HOME, TEAM):
-        server.put("namespaces", {"metadata": {"name": name}})
-    listed = inventory.encode([inventory.Gpu("GPU-1", "A100", 8192)])
-    server.put("nodes", {"metadata": {"name": "n", "annotations": {names.NODE_GPUS: listed}}})
-    server.put("pods", pod())
-    for kind in ("mutating", "validating"):
-        hooks = [{"clientConfig": {}}]
-        server.put(f"{kind}webhookconfigurations", {"metadata": {"name": "slicekeeper"}, "webhooks": hooks})
-    server.put("apiservices", {"metadata": {"name": names.API_SERVICE}, "spec": {}})
-    return server
-
-
-def pod(state: str = names.OVER_BUDGET, node: str = "n") -> Object:
-    limits = {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "4"}
-    return {
-        "metadata": {
-            "name": "p",
-            "namespace": TEAM,
-            "uid": "uid-p",
-            "resourceVersion": "1",
-            "finalizers": [names.FINALIZER],
-            "labels": {names.MANAGED_LABEL: "true"},
-            "annotations": {names.BUDGET_STATE: state},
-        },
-        "spec": {"nodeName": node, "containers": [{"name": "c", "resources": {"limits": limits}}]},
-        "status": {"phase": "Running"},
-    }
 
 
 def follow(watch: Watch) -> None:
@@ -462,8 +288,6 @@ RUNS = {
     "objects": run_objects,
     "sharepods": run_sharepods,
 }
-GRANTED = granted()
-_READ = ("get", "list", "watch")
 
 
 def _kube_scheduler(right: Right) -> bool:
@@ -494,7 +318,7 @@ def _kube_scheduler(right: Right) -> bool:
     ours = {("nodes", "list"), ("nodes", "watch"), ("poddisruptionbudgets", "list")}
     if right.account != "scheduler" or (right.resource, right.verb) in ours:
         return False
-    in_reads = right.verb in _READ and right.resource in read.get(right.group, ())
+    in_reads = right.verb in READ and right.resource in read.get(right.group, ())
     return in_reads or (right.group, right.resource, right.verb) in others
 
 
@@ -538,54 +362,7 @@ def test_no_account_has_a_right_of_another_kind() -> None:
     assert reviews == {"timekeeper"}
     by_kubernetes = {
         document["roleRef"]["name"]
-        for document in _documents()
+        for document in documents()
         if document["kind"] == "ClusterRoleBinding" and document["roleRef"]["name"].startswith("system:")
     }
     assert by_kubernetes == {"system:volume-scheduler"}
-
-
-def test_everybody_is_let_in_to_every_route_that_the_api_server_offers_and_to_nothing_else() -> None:
-    """How the API server classifies a path (k8s.io/apiserver, RequestInfo), and the role that admits all users."""
-    verbs = {"GET": {"get", "list"}, "POST": {"create"}, "PUT": {"update"}, "PATCH": {"patch"}, "DELETE": {"delete"}}
-    documents = list(_documents())
-    bindings = [d for d in documents if d["kind"].endswith("Binding") and "subjects" in d]
-    [everybodys] = [d for d in bindings if d["subjects"][0]["kind"] == "Group"]
-    assert (everybodys["kind"], len(everybodys["subjects"])) == ("ClusterRoleBinding", 1)
-    assert everybodys["subjects"][0]["name"] == "system:authenticated"
-    [role] = [
-        d for d in documents if d["kind"] == "ClusterRole" and d["metadata"] == {"name": everybodys["roleRef"]["name"]}
-    ]
-    [rule] = role["rules"]
-    group, _, version = names.API.partition("/")
-    assert (rule["apiGroups"], set(rule["verbs"])) == ([group], set.union(*verbs.values()))
-    paths = [route.path.removeprefix(f"{PREFIX}/").split("/") for route in ROUTES if route.aggregated]
-    assert set(rule["resources"]) == {"/".join((path[0], *path[2:3])) for path in paths}
-    [service] = [d for d in documents if d["kind"] == "APIService"]
-    assert service["metadata"]["name"] == names.API_SERVICE == f"{version}.{group}"
-    assert (service["spec"]["group"], service["spec"]["version"]) == (group, version)
-    assert "insecureSkipTLSVerify" not in service["spec"]
-
-
-def test_objects_come_only_by_their_component_and_their_rights_are_those_of_the_rest_interface() -> None:
-    documents = list(_documents())
-    editor = next(d for d in documents if d.get("metadata", {}).get("name") == "slicekeeper-budget-editor")
-    [rule] = editor["rules"]
-    assert (rule["apiGroups"], rule["resources"]) == ([names.GROUP], ["gpubudgets"])
-    operators = {right for right in GRANTED if right.account == "objects" and right.group == names.GROUP}
-    assert {r.resource for r in operators if r.verb not in _READ} == {
-        "gpubudgets/objects",
-        "gpubudgets/status",
-        "clustergpubudgets/status",
-        "gpupolicies/status",
-    }
-    base = "".join(file.read_text() for file in (MANIFESTS / "base").glob("*.yaml"))
-    assert "CustomResourceDefinition" not in base
-    assert "gpubudgets/objects" not in base
-
-
-@pytest.mark.parametrize("part", ["timekeeper", "nodeagent"])
-def test_evictions_and_quotas_come_only_by_components(part: str) -> None:
-    base = [yaml.safe_load_all(file.read_text()) for file in (MANIFESTS / "base").glob(f"{part}.yaml")]
-    rules = [rule for docs in base for d in docs if d["kind"] == "ClusterRole" for rule in d["rules"]]
-    resources = {resource for rule in rules for resource in rule["resources"]}
-    assert not {"pods/eviction", "resourcequotas"} & resources
