@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from support.quiet_handler import QuietHandler
 
 from slicekeeper import names
-from slicekeeper.cli.check import command as module
+from slicekeeper.cli.check import webhooks_and_guards
 from slicekeeper.cli.main import cli
 from slicekeeper.config.settings import Classes
 from slicekeeper.gpu import inventory, machine
@@ -125,7 +125,7 @@ class Server:
         for kind in ("mutating", "validating"):
             hooks = {"webhooks": [{"clientConfig": {"caBundle": "eA=="}}]}
             self.objects[f"{ADMISSION}/{kind}webhookconfigurations/slicekeeper"] = hooks
-        for guard in module._GUARD_NAMES:
+        for guard in webhooks_and_guards._GUARD_NAMES:
             binding = {"metadata": {"name": guard}, "spec": {"validationActions": ["Deny", "Audit"]}}
             self.objects[f"{ADMISSION}/validatingadmissionpolicybindings/{guard}"] = binding
             self.objects[f"{ADMISSION}/validatingadmissionpolicies/{guard}"] = {"metadata": {"name": guard}}

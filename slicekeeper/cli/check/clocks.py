@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from slicekeeper.cli.check.remedies import Remedy
+from slicekeeper.cli.check.remedies import Finding
 from slicekeeper.clock import NODE_CLOCK_MS
 from slicekeeper.kube.client import Object
 from slicekeeper.kube.node_lease import reading
 
 
-def wrong(leases: Iterable[Object]) -> Iterator[tuple[str, Remedy | str]]:
+def wrong(leases: Iterable[Object]) -> Iterator[Finding]:
     """Yield the nodes whose clock differs from the API server's."""
     for lease in leases:
         found = reading(lease)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import yaml
 
-from slicekeeper.cli.check.remedies import KUBE_SCHEDULER, REGISTRY, RENDER, Difference
+from slicekeeper.cli.check.remedies import KUBE_SCHEDULER, REGISTRY, RENDER, Finding
 from slicekeeper.cli.config import value_of
 from slicekeeper.config import manifests
 from slicekeeper.config.load import keys
@@ -38,7 +38,7 @@ def settings_of(
     workloads: Mapping[str, Object | None],
     given: Settings,
     origin: Mapping[str, str],
-) -> tuple[Settings, list[Difference]]:
+) -> tuple[Settings, list[Finding]]:
     """Return the settings to compare with, and where those that this command was given say something else.
 
     That is what the installation's own ConfigMap says; what the command was not given is no difference.
@@ -50,7 +50,7 @@ def settings_of(
         own = manifests.parse(text, f"configmap {manifests.CONFIG_MAP}")
     except SettingsError as error:
         return given, [(str(error), RENDER)]
-    differences: list[Difference] = []
+    differences: list[Finding] = []
     for key in keys():
         if key.dotted.startswith(COMPARED) and key.dotted in origin:
             theirs, ours = _shown(value_of(own, key)), _shown(value_of(given, key))
@@ -69,7 +69,7 @@ def differences(
     workloads: Mapping[str, Object],
     webhooks: Mapping[str, Object],
     guards: Mapping[str, Object],
-) -> Iterator[Difference]:
+) -> Iterator[Finding]:
     """Yield where the installed images, webhooks, guards, tokens and kube-scheduler are not as the settings say."""
     resources, spared = settings.resources, manifests.left_alone(settings, namespace)
     yield from _images(workloads, settings)
@@ -106,7 +106,7 @@ def differences(
     yield from _skew(client, workloads)
 
 
-def class_differences(installed: Object, settings: PriorityClassSettings) -> Iterator[Difference]:
+def class_differences(installed: Object, settings: PriorityClassSettings) -> Iterator[Finding]:
     """Yield how an installed PriorityClass differs from the settings' one of its name; neither field can be changed."""
     for key, ours in (("value", settings.value), ("preemptionPolicy", settings.preemption_policy)):
         if installed.get(key) != ours:
@@ -131,7 +131,7 @@ def _text_of(guards: Mapping[str, Object], name: str) -> str:
     return " ".join(_strings((guards.get(name) or {}).get("spec") or {}))
 
 
-def _tokens(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Difference]:
+def _tokens(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Finding]:
     """Yield parts whose tokens have another audience than the timekeeper's."""
     for name, workload in workloads.items():
         for volume in _pod_of(workload).get("volumes") or []:
@@ -142,7 +142,7 @@ def _tokens(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Dif
                     yield f"{problem}, and timekeeper.audience is {settings.timekeeper.audience}", RENDER
 
 
-def _images(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Difference]:
+def _images(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Finding]:
     unset = settings.images.registry == UNSET_REGISTRY
     for name, workload in workloads.items():
         for container in _pod_of(workload).get("containers") or []:
@@ -162,7 +162,7 @@ def _images(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Dif
 
 def _scheduler(
     client: KubeClient, namespace: str, settings: Settings, workloads: Mapping[str, Object]
-) -> Iterator[Difference]:
+) -> Iterator[Finding]:
     """Yield what differs in the configuration of our kube-scheduler."""
     text = mounted(client, namespace, workloads.values(), _SCHEDULER_MAP, "kube-scheduler.yaml")
     if text is None:
@@ -185,7 +185,7 @@ def _scheduler(
         )
 
 
-def _skew(client: KubeClient, workloads: Mapping[str, Object]) -> Iterator[Difference]:
+def _skew(client: KubeClient, workloads: Mapping[str, Object]) -> Iterator[Finding]:
     """Yield a kube-scheduler that Kubernetes does not support beside this API server: newer, or two versions older."""
     images = [
         str(container.get("image", ""))
@@ -206,7 +206,7 @@ def _skew(client: KubeClient, workloads: Mapping[str, Object]) -> Iterator[Diffe
                 )
 
 
-def _compared(what: str, places: Iterable[tuple[str, ...]], wanted: tuple[str, ...]) -> Iterator[Difference]:
+def _compared(what: str, places: Iterable[tuple[str, ...]], wanted: tuple[str, ...]) -> Iterator[Finding]:
     """Yield how places that name resources differ from the settings; equal places once."""
     listed = list(places)
     if not listed:

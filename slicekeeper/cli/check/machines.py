@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.cli.check.remedies import Difference, Remedy, component
+from slicekeeper.cli.check.remedies import Finding, Remedy, component
 from slicekeeper.gpu import inventory, machine
 from slicekeeper.gpu.machine import Machine
 from slicekeeper.gpu.pod_manifest import annotations_of
@@ -36,7 +36,7 @@ def version(text: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def wanting(nodes: Iterable[Object], cdi_dir: str, runtime_class: str) -> Iterator[Difference]:
+def wanting(nodes: Iterable[Object], cdi_dir: str, runtime_class: str) -> Iterator[Finding]:
     """Yield problems of GPU nodes. `runtime_class` is that of the node agent's pods, empty if they have the default."""
     listed = list(nodes)
     if not any(inventory.readable_of(node) for node in listed):
@@ -60,7 +60,7 @@ def _has(node: Object, label: str) -> bool:
     return as_map(as_map(node.get("metadata")).get("labels")).get(label) == "true"
 
 
-def _damaged(node: Object) -> Iterator[Difference]:
+def _damaged(node: Object) -> Iterator[Finding]:
     name = node["metadata"]["name"]
     try:
         inventory.of_node(node)
@@ -68,7 +68,7 @@ def _damaged(node: Object) -> Iterator[Difference]:
         yield f"node {name}: {error}", f"kubectl annotate node {name} {names.NODE_GPUS}-; its agent writes it again"
 
 
-def _no_gpus(nodes: list[Object]) -> Difference:
+def _no_gpus(nodes: list[Object]) -> Finding:
     if any(_has(node, LABEL) for node in nodes):
         return "no node shows GPUs", "look at the node agents' logs: kubectl logs -n slicekeeper-system ds/nodeagent"
     signs = [node["metadata"]["name"] for node in nodes if any(_has(node, sign) for sign in SIGNS)]
@@ -78,7 +78,7 @@ def _no_gpus(nodes: list[Object]) -> Difference:
     )
 
 
-def _versions(where: str, kubelet: str, runtime: str) -> Iterator[Difference]:
+def _versions(where: str, kubelet: str, runtime: str) -> Iterator[Finding]:
     without = f"kubectl label {where} {LABEL}-"
     reported = version(kubelet)
     if reported and reported < OLDEST_KUBERNETES:
@@ -94,7 +94,7 @@ def _versions(where: str, kubelet: str, runtime: str) -> Iterator[Difference]:
         yield f"{where} has the container runtime {runtime}: it must be containerd or CRI-O, with CDI", without
 
 
-def _driver(where: str, found: Machine, runtime_class: str) -> Iterator[Difference]:
+def _driver(where: str, found: Machine, runtime_class: str) -> Iterator[Finding]:
     reported = version(found.driver)
     if found.driver_trouble:
         yield f"{where} has no NVIDIA driver that answers: {found.driver_trouble}", _mended(found, runtime_class)
@@ -119,7 +119,7 @@ def _mended(found: Machine, runtime_class: str) -> Remedy | str:
     return install
 
 
-def _cdi(where: str, runtime: str, found: Machine | None, cdi_dir: str) -> Iterator[Difference]:
+def _cdi(where: str, runtime: str, found: Machine | None, cdi_dir: str) -> Iterator[Finding]:
     kind, _, number = runtime.partition("://")
     switched = kind == "containerd" and OLDEST_CONTAINERD <= (version(number) or ALWAYS_CDI) < ALWAYS_CDI
     turn_on = "nvidia-ctk runtime configure --runtime=containerd --cdi.enabled; systemctl restart containerd"

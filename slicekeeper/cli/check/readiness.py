@@ -6,16 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from slicekeeper.cli.check.remedies import APPLY, Remedy
+from slicekeeper.cli.check.remedies import APPLY, Finding
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.untyped import as_list, as_map
 
 _NO_IMAGE: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 
 
-def not_ready(
-    client: KubeClient, name: str, workload: Object | None, namespace: str
-) -> Iterator[tuple[str, Remedy | str]]:
+def not_ready(client: KubeClient, name: str, workload: Object | None, namespace: str) -> Iterator[Finding]:
     """Yield that a workload is missing or has too few ready pods; `name` is its kind and name, with a space between."""
     status, agents = as_map(as_map(workload).get("status")), name.startswith("daemonset")
     if workload is None:

@@ -25,7 +25,7 @@ class Remedy:
         return Remedy(f"{command}; {self.by_kubectl}", f"{command}; {self.by_helm}")
 
 
-Difference = tuple[str, Remedy | str]
+Finding = tuple[str, Remedy | str]
 """A problem, and its remedy."""
 
 APPLY: Final = Remedy("apply your overlay again: kubectl apply -k OVERLAY", _UPGRADE)

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from slicekeeper import names
-from slicekeeper.cli.check.remedies import APPLY, Remedy, component
+from slicekeeper.cli.check.remedies import APPLY, Finding, component
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import ACCESS_REVIEWS, KubeClient
 from slicekeeper.untyped import as_map
@@ -64,7 +64,7 @@ ALWAYS: Final = (
 )
 
 
-def lacking(client: KubeClient, namespace: str, settings: Settings, policy: str) -> Iterator[tuple[str, Remedy | str]]:
+def lacking(client: KubeClient, namespace: str, settings: Settings, policy: str) -> Iterator[Finding]:
     """Yield rights that a part lacks; `policy` is the text of the installed policy file, which may ask for more."""
     for right in ALWAYS:
         if not _allowed(client, namespace, right):
