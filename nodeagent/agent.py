@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from nodeagent.arbiter import Arbiter
+from nodeagent.arbiter_client import Arbiter
 from nodeagent.booked_gpus import SeatRefused
 from nodeagent.cdi import SeatFiles
 from nodeagent.device_plugin import PodResources, SeatPlugin

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from nodeagent.arbiter import Telemetry
+from nodeagent.arbiter_client import Telemetry
 
 
 class Count(msgspec.Struct, frozen=True):

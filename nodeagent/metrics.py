@@ -13,7 +13,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterSeat
+from nodeagent.arbiter_client import Arbiter, ArbiterAway, ArbiterSeat
 from nodeagent.gpu_source import GpuSource
 from nodeagent.live_seats import Live
 from nodeagent.seat_store import Seat, SeatStore

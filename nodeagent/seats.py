@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from nodeagent.arbiter import ArbiterAway, ArbiterRefused
+from nodeagent.arbiter_client import ArbiterAway, ArbiterRefused
 from nodeagent.booked_gpus import ContainerHold, SeatRefused, check, holds, may_start, slice_memory
 from nodeagent.cdi import SeatFiles
 from nodeagent.gpu_source import GpuSource

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterRefused, ArbiterSeat, SeatPolicy
+from nodeagent.arbiter_client import Arbiter, ArbiterAway, ArbiterRefused, ArbiterSeat, SeatPolicy
 from nodeagent.node_pods import PodsOfNode
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shared_call import SharedCall

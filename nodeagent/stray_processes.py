@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterGpu, Telemetry
+from nodeagent.arbiter_client import Arbiter, ArbiterAway, ArbiterGpu, Telemetry
 from nodeagent.booked_gpus import holds, may_start
 from nodeagent.gpu_source import GpuSource
 from nodeagent.node_pods import PodsOfNode

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from nodeagent.arbiter import Arbiter, ArbiterAway
+from nodeagent.arbiter_client import Arbiter, ArbiterAway
 from nodeagent.cdi import SeatFiles
 from nodeagent.container_usage import Count, of_arbiter
 from nodeagent.live_seats import Live

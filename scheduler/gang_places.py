@@ -18,9 +18,9 @@ from scheduler.placement.fleet import Fleet
 from scheduler.placement.fleet_version import Bools, Ints
 from scheduler.placement.gang_search import SEARCH_DEMANDS, SEARCH_NODES, SEARCH_STEPS, place_together
 from scheduler.placement.links import relinked
+from scheduler.placement.node_search import StepBudget
 from scheduler.placement.policy import Policy
 from scheduler.placement.prices import Prices
-from scheduler.placement.search import StepBudget
 from scheduler.placement.survey import Survey, shareable
 from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
 from slicekeeper.gpu.inventory import Gpu

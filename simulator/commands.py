@@ -14,7 +14,7 @@ import click
 
 from simulator import closing_report, story
 from simulator import submit as submitting
-from simulator.inventory import MODELS
+from simulator.initial_objects import MODELS
 from simulator.local import Interrupted, LocalCluster, Options
 from simulator.narrator import Narrator
 from slicekeeper import threads

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, Self
 
 import yaml
 
-from simulator import certificates, inventory
+from simulator import certificates, initial_objects
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from simulator.controllers import Controllers
@@ -139,7 +139,7 @@ class LocalCluster:
         self._webhook = JsonClient(f"https://{addresses['webhook']}", ca_file=str(files.ca))
         self.cluster = Cluster(clocks.from_settings(settings.clock), self._webhook)
         wanted = self.options
-        inventory.fill(self.cluster.store, settings, wanted.nodes, wanted.gpus, wanted.model, wanted.mig)
+        initial_objects.fill(self.cluster.store, settings, wanted.nodes, wanted.gpus, wanted.model, wanted.mig)
         server = ApiServer(Api(self.cluster), extra={"/simulator/processes": self.processes})
         self.config = self._write_config(settings, server.url, addresses, files)
         self.settings = load(self.config, os.environ).settings

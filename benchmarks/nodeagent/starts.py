@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import grpc
 
-from nodeagent.arbiter import Arbiter
+from nodeagent.arbiter_client import Arbiter
 from nodeagent.cdi import SeatFiles
 from nodeagent.device_plugin import PodResources, SeatPlugin
 from nodeagent.host_cdi import Edits

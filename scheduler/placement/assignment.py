@@ -14,8 +14,8 @@ import numpy as np
 
 from scheduler.placement.demand import Demand, Slice
 from scheduler.placement.fleet_version import Bools, Ints
+from scheduler.placement.node_search import Bin, StepBudget, pack
 from scheduler.placement.policy import Gpus, Piece, Policy
-from scheduler.placement.search import Bin, StepBudget, pack
 
 NOWHERE: Final = 1 << 50
 """The price of a GPU on which a slice does not fit."""

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from scheduler.placement.search import StepBudget
+from scheduler.placement.node_search import StepBudget
 
 GPUS_PER_STEP: Final = 8
 """A look at so many GPUs takes as long as another step."""

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from scheduler.placement.bin_completion import Portion, Space, complete
 from scheduler.placement.demand import Demand, Slice
-from scheduler.placement.search import MOST_SLICES, StepBudget
+from scheduler.placement.node_search import MOST_SLICES, StepBudget
 from slicekeeper.units import CORES_PER_GPU
 
 SEARCH_STEPS: Final = (6_000, 100)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from scheduler.placement.search import StepBudget
+from scheduler.placement.node_search import StepBudget
 
 Amounts = tuple[int, ...]
 

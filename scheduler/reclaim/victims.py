@@ -15,7 +15,7 @@ from typing import Final
 
 from scheduler.placement.demand import Demand, Slice
 from scheduler.placement.mig import MigRow, in_order, suits
-from scheduler.placement.search import StepBudget
+from scheduler.placement.node_search import StepBudget
 from scheduler.pods import Hold, Pod, gpu_rows
 from scheduler.reclaim.smallest_set import fewest
 from slicekeeper import names

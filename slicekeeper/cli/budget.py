@@ -8,15 +8,9 @@ from typing import Any
 
 import click
 
-from slicekeeper.cli.budget_commands import add_commands
+from slicekeeper.cli.budget_and_parent import add_commands
 from slicekeeper.cli.budget_files import changes
-from slicekeeper.cli.budget_reports import add_records
-from slicekeeper.cli.connection import timekeeper
-from slicekeeper.cli.dates import instant_of
-from slicekeeper.cli.files import files_option
-from slicekeeper.cli.main import Context
-from slicekeeper.cli.namespaces import METAVAR, BudgetGroup, namespace_argument
-from slicekeeper.cli.options import (
+from slicekeeper.cli.budget_options import (
     GpuTime,
     book,
     booking_options,
@@ -28,6 +22,12 @@ from slicekeeper.cli.options import (
     uid_option,
     zone_of,
 )
+from slicekeeper.cli.budget_reports import add_records
+from slicekeeper.cli.connection import timekeeper
+from slicekeeper.cli.dates import instant_of
+from slicekeeper.cli.files import files_option
+from slicekeeper.cli.main import Context
+from slicekeeper.cli.namespaces import METAVAR, BudgetGroup, namespace_argument
 from slicekeeper.cli.output import LISTS, Column, gathered, instant_columns, output_option, show_list
 from slicekeeper.wire.timekeeper import Budget, IntervalCorrection
 

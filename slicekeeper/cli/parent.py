@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from slicekeeper.cli.budget_commands import add_commands
+from slicekeeper.cli.budget_and_parent import add_commands
+from slicekeeper.cli.budget_options import GpuTime, figure_columns, rule_of, rule_options, show_budget
 from slicekeeper.cli.connection import ClusterGroup, timekeeper
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.options import GpuTime, figure_columns, rule_of, rule_options, show_budget
 from slicekeeper.cli.output import LISTS, Column, output_option, show, table
 from slicekeeper.errors import NotFound
 from slicekeeper.units import format_duration

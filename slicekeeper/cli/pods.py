@@ -10,9 +10,9 @@ from typing import Any, Final
 import click
 
 from slicekeeper import names
+from slicekeeper.cli.budget_options import uid_option
 from slicekeeper.cli.connection import cluster, cluster_options, timekeeper
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.options import uid_option
 from slicekeeper.cli.output import LISTS, Column, key_column, output_option, rounded, show_list
 from slicekeeper.cli.seat_usage import Agents, figure_columns, figures, short
 from slicekeeper.config.settings import Resources, Settings

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
+from slicekeeper.cli.budget_options import amount_argument, booking_options
 from slicekeeper.cli.connection import ClusterGroup, timekeeper
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.options import amount_argument, booking_options
 from slicekeeper.cli.output import LISTS, Column, instant_columns, output_option, show_list, show_one
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Reservation

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import click
 from msgspec.structs import replace
 
+from slicekeeper.cli.budget_options import zone_of
 from slicekeeper.cli.connection import timekeeper
 from slicekeeper.cli.dates import HELP, instant_of
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.options import zone_of
 from slicekeeper.cli.output import Column, gathered, output_option, rows_of, show, table
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget, Parent, Statement

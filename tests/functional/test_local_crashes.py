@@ -16,7 +16,7 @@ from support.charge_oracle import charges, instant, interval
 from support.local_cluster import PATIENCE, delete_all, kill, namespace, pod, pods, records, start, until
 
 from simulator.errors import ObjectNotFound
-from simulator.inventory import MODELS
+from simulator.initial_objects import MODELS
 from simulator.local import LocalCluster
 from slicekeeper import names
 from slicekeeper.errors import ServiceError

@@ -12,7 +12,7 @@ import pytest
 from support.charge_oracle import interval
 from support.local_cluster import namespace, pod, pods, start, until
 
-from simulator.inventory import MODELS
+from simulator.initial_objects import MODELS
 from simulator.local import LocalCluster
 from simulator.store import phase
 from simulator.story import is_evicted

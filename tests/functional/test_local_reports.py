@@ -16,7 +16,7 @@ import pytest
 from support.charge_oracle import charges, interval
 from support.local_cluster import PATIENCE, delete_all, namespace, pod, pods, records, start, until
 
-from simulator.inventory import MODELS
+from simulator.initial_objects import MODELS
 from simulator.local import LocalCluster
 from simulator.store import phase
 from slicekeeper.errors import Forbidden, ServiceError

@@ -8,7 +8,7 @@ from typing import Any
 
 from support.small_cluster import wait_for
 
-from nodeagent.arbiter import Arbiter
+from nodeagent.arbiter_client import Arbiter
 from nodeagent.host_cdi import HostCdi
 from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.seat_store import Seat, SeatStore

@@ -17,7 +17,7 @@ import pytest
 from support.sharing import Sharing
 from support.vcuda_programs import built
 
-from nodeagent.arbiter import Arbiter, ArbiterAway, Telemetry
+from nodeagent.arbiter_client import Arbiter, ArbiterAway, Telemetry
 from nodeagent.arbiter_keeper import ArbiterKeeper
 from nodeagent.cdi import SeatFiles
 from nodeagent.device_plugin import PodResources, SeatPlugin

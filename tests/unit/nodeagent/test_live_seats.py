@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nodeagent.arbiter import ArbiterGpu, ArbiterSeat, Telemetry
+from nodeagent.arbiter_client import ArbiterGpu, ArbiterSeat, Telemetry
 from nodeagent.container_usage import of_arbiter
 from nodeagent.live_seats import OLD_SECONDS, SAMPLES, Live
 from nodeagent.seat_store import Seat, SeatStore

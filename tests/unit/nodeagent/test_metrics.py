@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 from support.sharing import GIB, Sharing
 
-from nodeagent.arbiter import Arbiter
+from nodeagent.arbiter_client import Arbiter
 from nodeagent.container_usage import Count
 from nodeagent.live_seats import Live
 from nodeagent.metrics import SeatMetrics, ShareMetrics

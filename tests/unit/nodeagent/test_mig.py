@@ -16,7 +16,7 @@ import yaml
 from support.vcuda_programs import built
 
 from nodeagent import plain_driver
-from nodeagent.arbiter import ArbiterGpu
+from nodeagent.arbiter_client import ArbiterGpu
 from nodeagent.booked_gpus import SeatRefused
 from nodeagent.fake_driver import FakeDevices, parse
 from nodeagent.gpu_health_events import GpuHealthWatch

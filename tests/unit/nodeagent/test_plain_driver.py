@@ -18,7 +18,7 @@ from support.small_cluster import wait_for
 from support.vcuda_programs import built
 
 from nodeagent import plain_driver
-from nodeagent.arbiter import Arbiter, ArbiterAway
+from nodeagent.arbiter_client import Arbiter, ArbiterAway
 from nodeagent.arbiter_keeper import ArbiterKeeper
 from nodeagent.booked_gpus import SeatRefused
 from nodeagent.host_cdi import HostCdi

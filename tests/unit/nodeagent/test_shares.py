@@ -22,7 +22,7 @@ from support.small_cluster import wait_for
 from support.vcuda_programs import built
 
 from nodeagent import shares as module
-from nodeagent.arbiter import CONNECTIONS, Arbiter, ArbiterAway, ArbiterRefused
+from nodeagent.arbiter_client import CONNECTIONS, Arbiter, ArbiterAway, ArbiterRefused
 from nodeagent.node_pods import NodePods
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shares import policy
@@ -57,14 +57,14 @@ def test_containers_that_start_together_are_all_held(sharing: Sharing) -> None:
 def test_who_finds_others_waiting_for_an_arbiter_that_hangs_gives_up_before_kubelet_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nodeagent.arbiter.ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr("nodeagent.arbiter_client.ANSWER_SECONDS", 60.0)
     arbiter = Arbiter(tmp_path)
     with socket.socket(socket.AF_UNIX) as hangs, ThreadPoolExecutor(CONNECTIONS) as pool:
         hangs.bind(str(tmp_path / "control.sock"))
         hangs.listen(CONNECTIONS)
         others = [pool.submit(arbiter.read) for _ in range(CONNECTIONS)]
         connections = [hangs.accept()[0] for _ in others]
-        monkeypatch.setattr("nodeagent.arbiter.TURN_SECONDS", 0.1)
+        monkeypatch.setattr("nodeagent.arbiter_client.TURN_SECONDS", 0.1)
         with pytest.raises(ArbiterAway, match=f"has not answered {CONNECTIONS} others for 0.1 s"):
             arbiter.read()
         for connection in connections:

@@ -15,7 +15,7 @@ from support.small_cluster import NAMESPACE, SmallCluster, protected, small_clus
 from support.vcuda_programs import built
 
 from nodeagent import stray_processes as module
-from nodeagent.arbiter import ArbiterAway, ArbiterGpu, StrayProcess, Telemetry
+from nodeagent.arbiter_client import ArbiterAway, ArbiterGpu, StrayProcess, Telemetry
 from nodeagent.host_cdi import HostCdi
 from nodeagent.metrics import StrayMetrics
 from nodeagent.nvml_gpus import NvmlGpus

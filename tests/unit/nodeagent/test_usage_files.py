@@ -17,7 +17,7 @@ import pytest
 from support.small_cluster import wait_for
 from support.vcuda_programs import built
 
-from nodeagent.arbiter import Arbiter
+from nodeagent.arbiter_client import Arbiter
 from nodeagent.cdi import SeatFiles
 from nodeagent.host_cdi import HostCdi
 from nodeagent.live_seats import Live

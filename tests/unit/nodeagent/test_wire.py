@@ -20,7 +20,7 @@ import grpc
 import pytest
 from support.small_cluster import wait_for
 
-from nodeagent.arbiter import Arbiter, ArbiterRefused, SeatPolicy
+from nodeagent.arbiter_client import Arbiter, ArbiterRefused, SeatPolicy
 from nodeagent.device_plugin import SOCKET, PodResources, call
 from nodeagent.kubelet_protocol import REGISTER, VERSION, plugin
 

@@ -11,7 +11,7 @@ from support.json_server import JsonServer
 
 from simulator.cluster import Cluster
 from simulator.errors import ApiError, Denied, Invalid
-from simulator.inventory import fill
+from simulator.initial_objects import fill
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import DEPLOYMENTS, JOBS, PODS, Object

@@ -12,7 +12,7 @@ from support.small_cluster import wait_for
 
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
-from simulator.inventory import fill
+from simulator.initial_objects import fill
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.settings import KubernetesSettings, Settings
 from slicekeeper.errors import Conflict, Gone, NotFound, ServiceError

@@ -7,7 +7,7 @@ import pytest
 
 from simulator.cluster import Cluster
 from simulator.controllers import JOB_TRACKING, Controllers
-from simulator.inventory import fill
+from simulator.initial_objects import fill
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import DEPLOYMENTS, EVENTS, JOBS, PODS, Object

@@ -13,7 +13,7 @@ from support.small_cluster import wait_for
 
 from simulator import kubescheduler
 from simulator.cluster import Cluster
-from simulator.inventory import fill
+from simulator.initial_objects import fill
 from simulator.kubescheduler import KubeScheduler, effective_request
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Settings

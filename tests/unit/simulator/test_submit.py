@@ -10,7 +10,7 @@ from support.small_cluster import api_served
 from simulator.api import Api, Call
 from simulator.cluster import Cluster, TokenBook
 from simulator.commands import examples_folder
-from simulator.inventory import fill, node
+from simulator.initial_objects import fill, node
 from simulator.sidecar_process import environment, field, mount_volumes, on_host
 from simulator.story import read
 from simulator.submit import create, documents

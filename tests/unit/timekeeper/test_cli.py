@@ -15,8 +15,8 @@ from support.openings import opening
 from support.timekeeper_service import serving
 from werkzeug.serving import make_server
 
+from slicekeeper.cli.budget_options import PERIODS
 from slicekeeper.cli.main import cli
-from slicekeeper.cli.options import PERIODS
 from slicekeeper.clock import ManualClock
 from timekeeper.api.app import routed
 from timekeeper.api.schemas.budget import BudgetBody

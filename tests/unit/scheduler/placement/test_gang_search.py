@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler.placement.bin_completion import Space
 from scheduler.placement.demand import Demand, Slice
 from scheduler.placement.gang_search import place_together
-from scheduler.placement.search import StepBudget
+from scheduler.placement.node_search import StepBudget
 
 EVERYBODY = (1 << 40) - 1
 

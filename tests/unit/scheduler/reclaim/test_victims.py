@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.demand import demand_of
 from scheduler.placement.fleet import Fleet
-from scheduler.placement.search import StepBudget
+from scheduler.placement.node_search import StepBudget
 from scheduler.placement.survey import survey
 from scheduler.pods import Hold, Share, gpu_rows
 from scheduler.reclaim.smallest_set import fewest

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import click
 
+from slicekeeper.cli.budget_options import change_options, name_of, show_budget, uid_option
 from slicekeeper.cli.connection import timekeeper
 from slicekeeper.cli.grants_and_transfers import add_grants, add_movements
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.namespaces import namespace_argument
-from slicekeeper.cli.options import change_options, name_of, show_budget, uid_option
 from slicekeeper.cli.output import LISTS, Column, gathered, output_option, show_list
 from slicekeeper.cli.statement import add_statement
 from slicekeeper.wire.timekeeper import Budget, Parent
