@@ -2,17 +2,7 @@
 """The place of a pod that is being bound: kept until its end is known, and freed if it was refused."""
 
 import pytest
-from support.scheduler_state import (
-    HOLD,
-    LOST,
-    fitting,
-    free,
-    new_state,
-    node,
-    placed,
-    pod,
-    read,
-)
+from support.scheduler_state import HOLD, LOST, fitting, free, new_state, node, placed, pod, read
 
 from scheduler.held_places import HoldKind
 from scheduler.pending_bindings import NoPlace

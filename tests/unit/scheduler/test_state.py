@@ -5,18 +5,7 @@ import random
 import threading
 
 import pytest
-from support.scheduler_state import (
-    GPU_MIB,
-    HOLD,
-    fitting,
-    free,
-    new_state,
-    node,
-    placed,
-    pod,
-    points,
-    read,
-)
+from support.scheduler_state import GPU_MIB, HOLD, fitting, free, new_state, node, placed, pod, points, read
 
 from scheduler.held_places import HoldKind
 from scheduler.pending_bindings import NoPlace
