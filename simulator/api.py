@@ -22,8 +22,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
-from simulator.cluster import Cluster, access_review
+from simulator.cluster import Cluster
 from simulator.errors import ApiError, Expired, Invalid, Malformed, ObjectNotFound
+from simulator.identities import access_review
 from simulator.kinds import BY_PATH, ObjectKind
 from simulator.patch import PatchError, apply, clone, merge
 from simulator.selectors import Selector, SelectorError, compile_selectors

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated cluster as its components use it: a store behind admission, with bindings, evictions and identities."""
+"""The simulated cluster as its components use it: a store behind admission, with bindings and evictions."""
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import dataclass
-from typing import Any, Final
-
-import msgspec
+from typing import Any
 
 from simulator.admission import Attributes, SimulatedAdmission
 from simulator.errors import Malformed, ObjectConflict, ObjectNotFound
+from simulator.identities import USER, TokenBook
 from simulator.kinds import BY_RESOURCE
 from simulator.patch import clone
 from simulator.store import Store
@@ -18,9 +15,6 @@ from slicekeeper.clock import Clock
 from slicekeeper.kube.client import NAMESPACES, PODS, Object, Resource
 from slicekeeper.net.http import JsonClient
 from slicekeeper.units import format_seconds
-
-USER: Final = "kubernetes-admin"
-"""The user of every request over the API: loopback knows only one."""
 
 
 class Cluster:
@@ -132,70 +126,3 @@ def set_condition(pod: Object, kind: str, status: str, now_ms: int, reason: str 
         conditions.append(condition)
     else:
         conditions[conditions.index(before)] = condition
-
-
-class Claims(msgspec.Struct, frozen=True):
-    """The identity in a projected token."""
-
-    audience: str
-    namespace: str
-    account: str
-    pod: str
-    uid: str
-    node: str
-
-
-@dataclass
-class TokenBook:
-    """Projected tokens. They are valid as long as their pod's object exists."""
-
-    store: Store
-
-    def __post_init__(self) -> None:
-        self._tokens: dict[str, Claims] = {}
-
-    def issue(self, pod: Object, audience: str) -> str:
-        """Return a new token of a pod's service account, bound to the pod."""
-        metadata, spec = pod["metadata"], pod["spec"]
-        token = secrets.token_urlsafe(32)
-        self._tokens[token] = Claims(
-            audience,
-            metadata["namespace"],
-            spec.get("serviceAccountName", "default"),
-            metadata["name"],
-            metadata["uid"],
-            spec["nodeName"],
-        )
-        return token
-
-    def review(self, spec: Object) -> Object:
-        """Return the status of a TokenReview."""
-        claims = self._tokens.get(str(spec.get("token", "")))
-        if claims is None:
-            return {"authenticated": False, "error": "invalid bearer token"}
-        asked = spec.get("audiences") or ["https://kubernetes.default.svc"]
-        if claims.audience not in asked:
-            return {"authenticated": False, "error": f"token audiences {[claims.audience]} is invalid for {asked}"}
-        pod = self.store.find(PODS, claims.pod, claims.namespace)
-        if pod is None or pod["metadata"]["uid"] != claims.uid:
-            return {"authenticated": False, "error": "pod not found or UID changed"}
-        prefix = "authentication.kubernetes.io/"
-        return {
-            "authenticated": True,
-            "audiences": [claims.audience],
-            "user": {
-                "username": f"system:serviceaccount:{claims.namespace}:{claims.account}",
-                "groups": ["system:serviceaccounts", f"system:serviceaccounts:{claims.namespace}"],
-                "extra": {
-                    prefix + "credential-id": ["JTI=" + claims.uid],
-                    prefix + "node-name": [claims.node],
-                    prefix + "pod-name": [claims.pod],
-                    prefix + "pod-uid": [claims.uid],
-                },
-            },
-        }
-
-
-def access_review(spec: Object) -> Object:
-    """Return the status of a SubjectAccessReview: loopback's one user may do all, others nothing."""
-    return {"allowed": spec.get("user") == USER, "reason": "local mode has no RBAC"}

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from simulator.cluster import TokenBook
+from simulator.identities import TokenBook
 from simulator.processes import COMMAND, Spawner
 from slicekeeper import names
 from slicekeeper.config.settings import SidecarSettings
