@@ -21,7 +21,7 @@ import yaml
 
 from slicekeeper import names
 from slicekeeper.config import shards
-from slicekeeper.config.dialects import DIALECTS
+from slicekeeper.config.foreign_dialects import DIALECTS
 from slicekeeper.config.load import load
 from slicekeeper.config.patterns import is_pattern
 from slicekeeper.config.resource_names import is_named

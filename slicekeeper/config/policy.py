@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from slicekeeper import names
-from slicekeeper.config.dialects import DialectName
+from slicekeeper.config.foreign_dialects import DialectName
 from slicekeeper.config.settings import Name, PolicySettings, Section, about
 from slicekeeper.units import GpuMilliseconds, Instant, parse_duration, parse_instant, parse_quantity
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from slicekeeper import __version__, names
-from slicekeeper.config.dialects import DialectName
+from slicekeeper.config.foreign_dialects import DialectName
 from slicekeeper.config.resource_names import is_named
 
 LONGEST: Final = 1e9

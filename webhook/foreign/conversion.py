@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.config.dialects import DIALECTS
+from slicekeeper.config.foreign_dialects import DIALECTS
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Violation

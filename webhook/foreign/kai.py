@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Final
 
-from slicekeeper.config.dialects import DIALECTS
+from slicekeeper.config.foreign_dialects import DIALECTS
 from slicekeeper.gpu.foreign_amounts import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
 from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers
 from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slicekeeper.config.dialects import DIALECTS
+from slicekeeper.config.foreign_dialects import DIALECTS
 from slicekeeper.config.policy import ForeignPolicy, NamespacePolicy
 from slicekeeper.config.policy_file import read_book
 from slicekeeper.config.settings import PolicySettings, Settings
