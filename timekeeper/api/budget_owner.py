@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from flask import request
+from sqlalchemy import ColumnElement
 from sqlalchemy.orm import Session
 
 from slicekeeper.config.policy import NamespacePolicy
@@ -19,17 +18,14 @@ from timekeeper.api.problems import Problem
 from timekeeper.api.service import Service
 from timekeeper.api.views import budget as budget_views
 from timekeeper.core.caller import Caller
-from timekeeper.core.record import AccountId
 from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.ledger import reservation
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.budget_rule import version_of
 from timekeeper.ledger.standing import Position
-from timekeeper.store import accounts
+from timekeeper.store import accounts, requested
 from timekeeper.store.accounts import BudgetAccount
-from timekeeper.store.db.models import BudgetGrant, IntervalCorrectionRow, ReservationRow
-
-Row = TypeVar("Row", BudgetGrant, IntervalCorrectionRow, ReservationRow)
+from timekeeper.store.requested import Row
 
 
 @dataclass(frozen=True)
@@ -65,12 +61,13 @@ class BudgetOwner(ABC):
     def current(self) -> tuple[Budget | Parent, str]:
         """Return the budget as it is, and its entity tag."""
 
-    def page(self, query: Callable[[Session, AccountId, int | None, int], list[Row]]) -> tuple[list[Row], str | None]:
-        """Return a page of what is booked in its account, newest first, and the cursor of the next one."""
+    def page(self, kind: type[Row], *conditions: ColumnElement[bool]) -> tuple[list[Row], str | None]:
+        """Return a page of what requests have booked in its account, newest first, and the cursor of the next one."""
         limit, before = paging.limit(), paging.cursor(int)
         with self.service.books.database.reading() as session:
-            account = self.find(session)
-            rows = query(session, account.id, before, limit + 1) if account else []
+            rows: list[Row] = []
+            if account := self.find(session):
+                rows = requested.page(session, kind, account.id, *conditions, before=before, limit=limit + 1)
         return paging.page(rows, limit, lambda row: row.id)
 
 

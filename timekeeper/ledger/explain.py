@@ -30,7 +30,7 @@ from timekeeper.store import (
     budget_rules,
     corrections,
     memberships,
-    movements,
+    requested,
     seals,
     timelines,
     workloads,
@@ -130,7 +130,7 @@ class _Causes:
         self._grants: dict[str, BudgetGrant] = {
             f"{row.kind}:{row.id}": row
             for kind in ("grant", "refund", "adjustment", "transfer")
-            for row in movements.grants(session, namespace, kind=kind)
+            for row in requested.page(session, BudgetGrant, namespace, BudgetGrant.kind == kind)
         }
 
     def of_booking(self, booked: Caused) -> BalanceStep:

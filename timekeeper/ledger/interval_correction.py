@@ -8,7 +8,6 @@ corrected start or end.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -17,12 +16,13 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.units import Instant, format_instant
-from timekeeper.core.refusal import IntervalImplausible, KeyReused, PodRunning, PodUnknown
+from timekeeper.core.refusal import IntervalImplausible, PodRunning, PodUnknown
 from timekeeper.ledger import settlement
 from timekeeper.ledger.books import Books
-from timekeeper.store import corrections, movements, workloads
+from timekeeper.ledger.movement import Order, repeated
+from timekeeper.store import corrections, movements, requested, workloads
 from timekeeper.store.accounts import BudgetAccount
-from timekeeper.store.db.models import WorkloadRow
+from timekeeper.store.db.models import IntervalCorrectionRow, WorkloadRow
 
 FLAG: Final = "corrected"
 
@@ -34,11 +34,7 @@ class RequestedInterval:
     pod_uid: str
     start: Instant | None
     end: Instant | None
-    reason: str
-    key: str
-    body: bytes
-    actor: str
-    now: Instant
+    order: Order
 
 
 def correct(books: Books, find: Callable[[Session], BudgetAccount], wanted: RequestedInterval) -> bool:
@@ -50,10 +46,7 @@ def correct(books: Books, find: Callable[[Session], BudgetAccount], wanted: Requ
 
     def change(session: Session) -> bool:
         account = find(session)
-        digest = hashlib.sha256(b"interval\0" + wanted.body).hexdigest()
-        earlier = corrections.under(session, account.id, wanted.key)
-        if earlier is not None:
-            KeyReused.check(wanted.key, earlier.request_hash, digest)
+        if repeated(session, IntervalCorrectionRow, account, wanted.order, "interval"):
             return False
         pod = workloads.by_uid(session, [wanted.pod_uid]).get(wanted.pod_uid)
         if pod is None or pod.namespace_id != account.id:
@@ -64,10 +57,10 @@ def correct(books: Books, find: Callable[[Session], BudgetAccount], wanted: Requ
         before, after = (pod.started_at, pod.ended_at), (start, end)
         if before == after:
             return False
-        _record(books, session, account, pod, start, end, wanted, digest)
+        _record(books, session, account, pod, start, end, wanted.order)
         # All that lies between an edge and where it was is charged differently.
         moved = [at for edges in zip(before, after, strict=True) if edges[0] != edges[1] for at in edges]
-        settlement.settle_in(books, session, account.id, min(at for at in moved if at is not None), wanted.now)
+        settlement.settle_in(books, session, account.id, min(at for at in moved if at is not None), wanted.order.now)
         return True
 
     return books.database.write(change)
@@ -80,31 +73,31 @@ def _record(
     pod: WorkloadRow,
     start: Instant,
     end: Instant | None,
-    wanted: RequestedInterval,
-    digest: str,
+    order: Order,
 ) -> None:
     """Append the correction, apply it to the pod's interval, and write it to the audit log."""
     started_before, ended_before = pod.started_at, pod.ended_at
-    values = {
-        "namespace_id": account.id,
-        "pod_uid": pod.pod_uid,
-        "started_at": start,
-        "ended_at": end,
-        "started_before": started_before,
-        "ended_before": ended_before,
-        "reason": wanted.reason,
-        "idempotency_key": wanted.key,
-        "request_hash": digest,
-        "actor": wanted.actor,
-        "booked_at": wanted.now,
-    }
-    row = corrections.add(session, values)
+    row = requested.add(
+        session,
+        IntervalCorrectionRow,
+        namespace_id=account.id,
+        pod_uid=pod.pod_uid,
+        started_at=start,
+        ended_at=end,
+        started_before=started_before,
+        ended_before=ended_before,
+        reason=order.reason,
+        idempotency_key=order.key,
+        request_hash=order.digest("interval"),
+        actor=order.actor,
+        booked_at=order.now,
+    )
     flags = ",".join(sorted({*filter(None, pod.flags.split(",")), FLAG}))
     workloads.correct(session, pod.pod_uid, start, end, flags)
-    detail = {"id": row, "podUid": pod.pod_uid, "startMs": start, "startedMs": started_before, "reason": wanted.reason}
+    detail = {"id": row, "podUid": pod.pod_uid, "startMs": start, "startedMs": started_before, "reason": order.reason}
     if end is not None and ended_before is not None:
         detail |= {"endMs": end, "endedMs": ended_before}
-    books.note(session, actor=wanted.actor, action="interval", about=account, detail=detail, now=wanted.now)
+    books.note(session, actor=order.actor, action="interval", about=account, detail=detail, now=order.now)
 
 
 def _check(session: Session, pod: WorkloadRow, start: Instant, end: Instant | None, wanted: RequestedInterval) -> None:
@@ -117,7 +110,8 @@ def _check(session: Session, pod: WorkloadRow, start: Instant, end: Instant | No
         )
     begun = [pod.started_at, *(row.started_before for row in corrections.of_pod(session, pod.pod_uid))]
     first = min(begun) if pod.created_at is None else pod.created_at
-    last = wanted.now if pod.closed_at is None else min(Instant(pod.closed_at + CLOCK_SKEW_MS), wanted.now)
+    now = wanted.order.now
+    last = now if pod.closed_at is None else min(Instant(pod.closed_at + CLOCK_SKEW_MS), now)
     refunds = movements.refunds(session, [pod.namespace_id]).get(pod.pod_uid, [])
     last = min([last, *(row.valid_from for row in refunds)])  # the refunded interval had ended by then
     if start < first and wanted.start is not None:

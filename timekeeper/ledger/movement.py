@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from sqlalchemy.orm import Session
 
@@ -32,19 +32,21 @@ from timekeeper.core.refusal import (
 from timekeeper.ledger import coverage, settlement
 from timekeeper.ledger.account import NamespaceRef, ensure_account
 from timekeeper.ledger.books import Books
-from timekeeper.store import budget_rules, memberships, movements
+from timekeeper.store import budget_rules, memberships, movements, requested
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import BudgetGrant
+from timekeeper.store.requested import Row
 
 CLOCKS_MS: Final = 1_000
 """How far before now a grant may begin: the clock of its sender may be behind ours."""
 
 MovementKind = Literal["grant", "refund", "adjustment", "transfer"]
+OrderKind = MovementKind | Literal["interval"]
 
 
 @dataclass(frozen=True)
 class Order:
-    """A requested movement. `key` and `body` distinguish a repeated request from another one."""
+    """A request to be executed once. `key` and `body` distinguish a repeated request from another one."""
 
     amount: GpuMilliseconds
     reason: str
@@ -53,7 +55,7 @@ class Order:
     actor: str
     now: Instant
 
-    def digest(self, kind: MovementKind) -> str:
+    def digest(self, kind: OrderKind) -> str:
         """Return the digest that distinguishes this request from another under the same key."""
         return hashlib.sha256((b"" if kind == "grant" else kind.encode() + b"\0") + self.body).hexdigest()
 
@@ -67,15 +69,11 @@ def grant(
     another request, the budget is closed, or sums grow beyond all bounds.
     """
 
-    def change(session: Session) -> bool:
-        account = ensure_account(books, session, place, order.now)
-        if repeated(session, account, order, "grant"):
-            return False
+    def book(session: Session, account: BudgetAccount) -> None:
         start = _start_of(order.now, valid_from, valid_to)
         append(books, session, account, order, "grant", valid_from=start, valid_to=valid_to, priority=priority)
-        return True
 
-    return books.database.write(change)
+    return once(books, place, order, "grant", book)
 
 
 def _start_of(now: Instant, valid_from: Instant, valid_to: Instant | None) -> Instant:
@@ -126,18 +124,14 @@ def adjust(books: Books, place: NamespaceRef, order: Order) -> bool:
     Raises Conflicting if more would be deducted than is left.
     """
 
-    def change(session: Session) -> bool:
-        account = ensure_account(books, session, place, order.now)
-        if repeated(session, account, order, "adjustment"):
-            return False
+    def book(session: Session, account: BudgetAccount) -> None:
         if order.amount < 0:
             _need(books, session, account, GpuMilliseconds(-order.amount), order.now)
         append(books, session, account, order, "adjustment")
         if order.amount < 0:
             _still_covered(books, session, account, order.now)
-        return True
 
-    return books.database.write(change)
+    return once(books, place, order, "adjustment", book)
 
 
 def transfer(
@@ -150,10 +144,7 @@ def transfer(
     twice.
     """
 
-    def change(session: Session) -> bool:
-        giver = ensure_account(books, session, source, order.now)
-        if repeated(session, giver, order, "transfer"):
-            return False
+    def book(session: Session, giver: BudgetAccount) -> None:
         if valid_to is not None and valid_to <= order.now:
             raise InstantPast("validTo is in the past", "validTo")
         taker = ensure_account(books, session, target, order.now)
@@ -161,18 +152,36 @@ def transfer(
         _need(books, session, giver, order.amount, order.now)
         append(books, session, giver, order, "transfer", amount=GpuMilliseconds(-order.amount), counterpart=taker.title)
         key = movements.other_side(giver.id, order.key)
-        if movements.grant_under(session, taker.id, key) is not None:
+        if requested.under(session, BudgetGrant, taker.id, key) is not None:
             raise KeyReused(f"{taker.title} already has a movement under this Idempotency-Key; send another key")
         append(books, session, taker, order, "transfer", key=key, counterpart=giver.title, valid_to=valid_to)
         _still_covered(books, session, giver, order.now)
+
+    return once(books, source, order, "transfer", book)
+
+
+def once(
+    books: Books,
+    place: NamespaceRef,
+    order: Order,
+    kind: MovementKind,
+    book: Callable[[Session, BudgetAccount], None],
+) -> bool:
+    """Book a movement; return False if the same request was booked before under its key."""
+
+    def change(session: Session) -> bool:
+        account = ensure_account(books, session, place, order.now)
+        if repeated(session, BudgetGrant, account, order, kind):
+            return False
+        book(session, account)
         return True
 
     return books.database.write(change)
 
 
-def repeated(session: Session, account: BudgetAccount, order: Order, kind: MovementKind) -> bool:
+def repeated(session: Session, table: type[Row], account: BudgetAccount, order: Order, kind: OrderKind) -> bool:
     """Return whether the same request was booked before under its key."""
-    before = movements.grant_under(session, account.id, order.key)
+    before = requested.under(session, table, account.id, order.key)
     if before is not None:
         KeyReused.check(order.key, before.request_hash, order.digest(kind))
     return before is not None
@@ -230,21 +239,22 @@ def append(
     if movements.granted_in_all(session, account.id) + abs(given) > 10_000 * MAX_AMOUNT_MS:
         raise AmountOverflow(f"movements of {account.title} would exceed what the ledger can hold")
     since = order.now if valid_from is None else valid_from
-    values: dict[str, Any] = {
-        "namespace_id": account.id,
-        "amount_ms": given,
-        "reason": order.reason,
-        "valid_from": since,
-        "valid_to": valid_to,
-        "idempotency_key": key or order.key,
-        "request_hash": order.digest(kind),
-        "actor": order.actor,
-        "booked_at": order.now,
-        "kind": kind,
-        "priority": priority,
-        "counterpart": counterpart,
-    }
-    row = movements.add_grant(session, values)
+    row = requested.add(
+        session,
+        BudgetGrant,
+        namespace_id=account.id,
+        amount_ms=given,
+        reason=order.reason,
+        valid_from=since,
+        valid_to=valid_to,
+        idempotency_key=key or order.key,
+        request_hash=order.digest(kind),
+        actor=order.actor,
+        booked_at=order.now,
+        kind=kind,
+        priority=priority,
+        counterpart=counterpart,
+    )
     detail = {"id": row, "amountMs": given, "reason": order.reason, "counterpart": counterpart}
     books.note(session, actor=order.actor, action=kind, about=account, detail=detail, now=order.now)
     settlement.settle_in(books, session, account.id, since, order.now)

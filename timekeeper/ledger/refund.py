@@ -8,10 +8,11 @@ from sqlalchemy.orm import Session
 from timekeeper.core.period import bounds
 from timekeeper.core.refusal import PodRunning, PodUnknown, RefundAboveCharge
 from timekeeper.ledger import settlement
-from timekeeper.ledger.account import NamespaceRef, ensure_account
+from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.movement import Order, append, repeated
+from timekeeper.ledger.movement import Order, append, once
 from timekeeper.store import bookings, budget_rules, movements, workloads
+from timekeeper.store.accounts import BudgetAccount
 
 
 def refund_pod(books: Books, place: NamespaceRef, order: Order, *, pod_uid: str) -> bool:
@@ -20,10 +21,7 @@ def refund_pod(books: Books, place: NamespaceRef, order: Order, *, pod_uid: str)
     Raises Unknown if the namespace had no such pod, Conflicting if more than its charge would be refunded.
     """
 
-    def change(session: Session) -> bool:
-        account = ensure_account(books, session, place, order.now)
-        if repeated(session, account, order, "refund"):
-            return False
+    def book(session: Session, account: BudgetAccount) -> None:
         pod = workloads.by_uid(session, [pod_uid]).get(pod_uid)
         if pod is None or pod.namespace_id != account.id:
             raise PodUnknown(f"namespace {place.name} had no pod {pod_uid} that held GPUs")
@@ -39,6 +37,5 @@ def refund_pod(books: Books, place: NamespaceRef, order: Order, *, pod_uid: str)
         rule = budget_rules.rules(session, account.id)[-1].rule
         around = bounds(order.now, *rule.calendar)
         append(books, session, account, order, "refund", valid_to=around and around[1], counterpart=pod_uid)
-        return True
 
-    return books.database.write(change)
+    return once(books, place, order, "refund", book)

@@ -33,7 +33,7 @@ from timekeeper.ledger.account import NamespaceRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.standing import Position
-from timekeeper.store import accounts, budget_rules
+from timekeeper.store import accounts, budget_rules, requested
 from timekeeper.store import reservations as store
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import ReservationRow
@@ -70,13 +70,14 @@ def open_for_pod(books: Books, place: NamespaceRef, uid: str, name: str, need: N
     def change(session: Session) -> bool:
         account = ensure_account(books, session, place, now)
         key = f"pod:{uid}"
-        if store.under(session, account.id, key) is not None:
+        if requested.under(session, ReservationRow, account.id, key) is not None:
             return True
         more = planned("new", account.id, need.amount, need.span, now)
         if coverage.settled(books, session, account.id, now).lack(more) is not None:
             return False
-        store.add(
+        requested.add(
             session,
+            ReservationRow,
             namespace_id=account.id,
             idempotency_key=key,
             amount_ms=need.amount,
@@ -118,7 +119,7 @@ def open_by_hand(
         account = ensure_account(books, session, place, order.now)
         key = key_of(order.key)
         digest = hashlib.sha256(order.body).hexdigest()
-        before = store.under(session, account.id, key)
+        before = requested.under(session, ReservationRow, account.id, key)
         if before is not None:
             KeyReused.check(order.key, before.request_hash, digest)
             return before.id, False
@@ -128,8 +129,9 @@ def open_by_hand(
         if status != "active":
             raise BudgetClosed(f"the budget of {account.name} is {status}")
         _check_free(books, session, account, order, expires_at)
-        row = store.add(
+        row = requested.add(
             session,
+            ReservationRow,
             namespace_id=account.id,
             idempotency_key=key,
             amount_ms=order.amount,

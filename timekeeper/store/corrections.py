@@ -5,34 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from timekeeper.core.record import AccountId
 from timekeeper.store.db.models import IntervalCorrectionRow, WorkloadRow
-
-
-def add(session: Session, values: dict[str, Any]) -> int:
-    """Append a correction; return its id."""
-    return session.execute(
-        insert(IntervalCorrectionRow).values(values).returning(IntervalCorrectionRow.id)
-    ).scalar_one()
-
-
-def under(session: Session, namespace: AccountId, key: str) -> IntervalCorrectionRow | None:
-    """Return the correction that was booked under an idempotency key."""
-    query = select(IntervalCorrectionRow).where(IntervalCorrectionRow.namespace_id == namespace)
-    return session.scalars(query.where(IntervalCorrectionRow.idempotency_key == key)).one_or_none()
-
-
-def page(session: Session, namespace: AccountId, before: int | None, limit: int) -> list[IntervalCorrectionRow]:
-    """Return a namespace's corrections, newest first, beginning before an id."""
-    query = select(IntervalCorrectionRow).where(IntervalCorrectionRow.namespace_id == namespace)
-    if before is not None:
-        query = query.where(IntervalCorrectionRow.id < before)
-    return list(session.scalars(query.order_by(IntervalCorrectionRow.id.desc()).limit(limit)))
 
 
 def newest(session: Session, namespace: AccountId) -> dict[str, IntervalCorrectionRow]:

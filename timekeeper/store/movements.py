@@ -6,34 +6,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 
-from sqlalchemy import func, insert, or_, select, update
+from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import GpuMilliseconds, Instant
 from timekeeper.core.record import AccountId
 from timekeeper.store.db.models import BudgetGrant, WorkloadRow
-
-
-def add_grant(session: Session, values: dict[str, object]) -> int:
-    """Append a grant; return its id."""
-    return session.execute(insert(BudgetGrant).values(values).returning(BudgetGrant.id)).scalar_one()
-
-
-def grant_under(session: Session, namespace: AccountId, key: str) -> BudgetGrant | None:
-    """Return the grant that was booked under an idempotency key."""
-    return session.scalars(
-        select(BudgetGrant).where(BudgetGrant.namespace_id == namespace, BudgetGrant.idempotency_key == key)
-    ).one_or_none()
-
-
-def grants(
-    session: Session, namespace: AccountId, before: int | None = None, limit: int | None = None, *, kind: str
-) -> list[BudgetGrant]:
-    """Return a namespace's movements of a kind, newest first, beginning before an id."""
-    query = select(BudgetGrant).where(BudgetGrant.namespace_id == namespace, BudgetGrant.kind == kind)
-    if before is not None:
-        query = query.where(BudgetGrant.id < before)
-    return list(session.scalars(query.order_by(BudgetGrant.id.desc()).limit(limit)))
 
 
 def grant_by_id(session: Session, namespace: AccountId, key: int) -> BudgetGrant | None:

@@ -8,9 +8,8 @@ over when the pod's interval is closed; one opened by hand is over when it expir
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
-from sqlalchemy import ColumnElement, case, insert, select, update
+from sqlalchemy import ColumnElement, case, select, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
@@ -22,31 +21,10 @@ from timekeeper.store.db.chunks import chunks
 from timekeeper.store.db.models import Namespace, ReservationRow, WorkloadRow
 
 
-def add(session: Session, **values: Any) -> int:
-    """Append a reservation; return its id."""
-    return session.execute(insert(ReservationRow).values(values).returning(ReservationRow.id)).scalar_one()
-
-
 def by_id(session: Session, namespace: AccountId, key: int) -> ReservationRow | None:
     """Return a namespace's reservation."""
     query = select(ReservationRow).where(ReservationRow.namespace_id == namespace, ReservationRow.id == key)
     return session.scalars(query).one_or_none()
-
-
-def under(session: Session, namespace: AccountId, key: str) -> ReservationRow | None:
-    """Return the reservation that was made under an idempotency key."""
-    query = select(ReservationRow).where(
-        ReservationRow.namespace_id == namespace, ReservationRow.idempotency_key == key
-    )
-    return session.scalars(query).one_or_none()
-
-
-def page(session: Session, namespace: AccountId, before: int | None, limit: int) -> list[ReservationRow]:
-    """Return a namespace's reservations, newest first, from the one before an id on."""
-    query = select(ReservationRow).where(ReservationRow.namespace_id == namespace)
-    if before is not None:
-        query = query.where(ReservationRow.id < before)
-    return list(session.scalars(query.order_by(ReservationRow.id.desc()).limit(limit)))
 
 
 def pods(session: Session, cluster: str) -> dict[str, tuple[str, str]]:

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.units import NO_TIME
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting, Unknown
 from timekeeper.ledger import hierarchy, seal, workload
@@ -58,7 +59,9 @@ def team(session: Session) -> accounts.BudgetAccount:
 def put_right(
     books: Books, uid: str, start: int | None, end: int | None, now: int, *, key: str = "k", body: bytes = b""
 ) -> bool:
-    return correct(books, team, RequestedInterval(uid, start, end, "the clock was wrong", key, body, "me", now))
+    return correct(
+        books, team, RequestedInterval(uid, start, end, Order(NO_TIME, "the clock was wrong", key, body, "me", now))
+    )
 
 
 def sums(books: Books, *uids: str) -> list[tuple[int, int]]:

@@ -24,9 +24,10 @@ from timekeeper.ledger import movement, reservation
 from timekeeper.ledger.account import NamespaceRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Order
-from timekeeper.store import reservations as store
+from timekeeper.store import requested
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
+from timekeeper.store.db.models import ReservationRow
 
 T0 = 1_767_225_600_000
 SAFE = "default: {budget: {amount: 200s, period: none, enforcement: safe}}"
@@ -120,7 +121,7 @@ class Stage:
 
     def outcomes(self) -> dict[str, str]:
         with self.books.database.reading() as session:
-            rows = store.page(session, self.books.require(NAMESPACE).account.id, None, 100)
+            rows = requested.page(session, ReservationRow, self.books.require(NAMESPACE).account.id, limit=100)
         return {row.pod_name: reservation.outcome_of(row, self.clock.now_ms()) for row in rows}
 
     def grant(self, amount: int) -> None:

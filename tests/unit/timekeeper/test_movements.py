@@ -24,11 +24,11 @@ from timekeeper.ledger.movement import Order
 from timekeeper.ledger.refund import refund_pod
 from timekeeper.ledger.verify import verify
 from timekeeper.ledger.workload import Closing
-from timekeeper.store import accounts, audit_chain, bookings, budget_rules
+from timekeeper.store import accounts, audit_chain, bookings, budget_rules, requested
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 from timekeeper.store.db.models import AuditRecord, BudgetGrant
-from timekeeper.store.movements import grant_under, other_side
+from timekeeper.store.movements import other_side
 
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
@@ -201,7 +201,7 @@ def later(books: Books, key: str, place: NamespaceRef = TEAM, begins: int = T0 +
     with books.database.reading() as session:
         known = accounts.find(session, "default", place.uid)
         assert known is not None
-        row = grant_under(session, known.id, key)
+        row = requested.under(session, BudgetGrant, known.id, key)
         assert row is not None
         return row.id
 

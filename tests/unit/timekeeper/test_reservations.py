@@ -24,7 +24,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.workload import Closing
-from timekeeper.store import accounts, audit_chain
+from timekeeper.store import accounts, audit_chain, requested
 from timekeeper.store import reservations as store
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import ReservationRow
@@ -53,7 +53,7 @@ def run(books: Books, uid: str, start: int, *, end: int | None = None, now: int,
 
 def outcomes(books: Books, now: int) -> dict[str, str]:
     with books.database.reading() as session:
-        rows = store.page(session, books.require("team").account.id, None, 100)
+        rows = requested.page(session, ReservationRow, books.require("team").account.id, limit=100)
     return {row.pod_uid or row.reason: reservation.outcome_of(row, now) for row in rows}
 
 
@@ -175,7 +175,7 @@ def test_by_hand_it_is_made_once_and_released_or_expires(books: Books) -> None:
         reservation.release(books, find_team, "team", 999, actor="me", now=T0)
     assert reservation.open_for_pod(books, TEAM, "p", "p", Need(1, 1), T0 + 20_000)
     with books.database.reading() as session:
-        row: ReservationRow = store.page(session, books.require("team").account.id, None, 1)[0]
+        row: ReservationRow = requested.page(session, ReservationRow, books.require("team").account.id, limit=1)[0]
     with pytest.raises(Conflicting, match="ends with it"):
         reservation.release(books, find_team, "team", row.id, actor="me", now=T0)
 

@@ -15,14 +15,14 @@ from timekeeper.api.schemas.interval import IntervalBody
 from timekeeper.api.service import Service
 from timekeeper.ledger import interval_correction
 from timekeeper.ledger.interval_correction import RequestedInterval
-from timekeeper.store import corrections
+from timekeeper.store.db.models import IntervalCorrectionRow
 
 
 def listed(service: Service, namespace: str) -> Response:
     """Return a page of corrected intervals."""
     owner = owner_of(service, namespace)
     owner.allow("get", "intervals")
-    rows, more = owner.page(corrections.page)
+    rows, more = owner.page(IntervalCorrectionRow)
     items = [
         IntervalCorrection(
             id=row.id,
@@ -54,5 +54,5 @@ def correct(service: Service, namespace: str) -> Response:
         None if value is None else requests.instant(value, field)
         for field, value in (("start", given.start), ("end", given.end))
     )
-    wanted = RequestedInterval(given.pod_uid, start, end, given.reason, order.key, order.body, order.actor, order.now)
+    wanted = RequestedInterval(given.pod_uid, start, end, order)
     return budget_answer.changed(owner, made=interval_correction.correct(service.books, owner.require, wanted))

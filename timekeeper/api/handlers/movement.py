@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from flask import Response
 
 from slicekeeper.units import format_if_known, format_instant
@@ -18,7 +16,6 @@ from timekeeper.api.service import Service
 from timekeeper.core.refusal import Unknown
 from timekeeper.ledger import movement
 from timekeeper.ledger.refund import refund_pod
-from timekeeper.store import movements as movements_store
 from timekeeper.store.db.models import BudgetGrant
 
 
@@ -78,7 +75,7 @@ def _moved(service: Service, path: dict[str, str], kind: str, right: str) -> Res
 def _page(service: Service, path: dict[str, str], kind: str, right: str) -> tuple[list[BudgetGrant], str | None]:
     owner = owner_of(service, **path)
     owner.allow("get", right)
-    return owner.page(partial(movements_store.grants, kind=kind))
+    return owner.page(BudgetGrant, BudgetGrant.kind == kind)
 
 
 def grant(service: Service, **path: str) -> Response:

@@ -26,7 +26,7 @@ def listed(service: Service, namespace: str) -> Response:
     """Return a page of reservations."""
     name = requests.namespace(namespace)
     service.allow("get", name, "reservations")
-    rows, more = NamespaceOwner(service, name).page(store.page)
+    rows, more = NamespaceOwner(service, name).page(ReservationRow)
     return requests.answer(ReservationList(items=_views(service, rows), next_cursor=more))
 
 
