@@ -142,13 +142,12 @@ def libraries(root: Path) -> dict[str, Path]:
         cuda = _resolved(root, root / place / f"{CUDA}.1")
         version = cuda.name.removeprefix(f"{CUDA}.")
         if version[:1].isdecimal() and "." in version and cuda.is_file():
-            links = [
-                file for folder in (root / place, cuda.parent) for part in LIBRARIES for file in folder.glob(f"{part}*")
-            ]
-            ends = {link.name: _resolved(root, link) for link in sorted(links)}
+            folders = dict.fromkeys((root / place, cuda.parent))
+            there = [file for folder in folders for file in folder.iterdir() if file.name.startswith(LIBRARIES)]
+            ends = {file.name: _resolved(root, file) for file in there}
             return {
                 name: end
-                for name, end in ends.items()
+                for name, end in sorted(ends.items())
                 if end.is_file() and (end.name.endswith(f".so.{version}") or end.name in OF_ANY_VERSION)
             }
     return {}

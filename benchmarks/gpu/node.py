@@ -88,6 +88,8 @@ def inventory_published(node: Node) -> str:
     wanted = inventory.amounts(gpus)
     need(tuple(map(int, capacity.values())) == wanted, f"capacity {capacity}, not {wanted}")
     FIGURES["GPUs published"] = str(len(gpus))
+    kept = pynvml.nvmlDeviceGetMemoryInfo(node.handle, pynvml.nvmlMemory_v2).reserved >> 20
+    FIGURES["Memory that is published, and that the driver keeps of it, MiB"] = f"{gpu.memory_mib}/{kept}"
     about = f"{gpu.model}, {gpu.memory_mib} MiB, NUMA node {gpu.numa_node}, {sum(gpu.links.values())} direct links"
     smi = shutil.which("nvidia-smi") or next((path for path in LOOKS if Path(path).exists()), None)
     if node.fake or smi is None:
@@ -141,7 +143,7 @@ def programs_started(node: Node) -> str:
     for tenant in node.pair():
         need(tenant.wait(40) == "ready", "a tenant did not begin with 'ready'")
     for name in ASKED:
-        until(lambda name=name: node.seat_of(name).processes == 1, f"the process of {name} is in its seat", 5)
+        until(lambda name=name: node.seat_of(name).processes, f"the process of {name} is in its seat", 5)
     return f"{'PyTorch' if node.torch else 'the driver API'}, {milliseconds(began) / 1e3:.1f} s until both are ready"
 
 
