@@ -19,12 +19,7 @@ from images.oci import Image
 from slicekeeper.config.settings import Images
 
 ROOT = Path(__file__).resolve().parent.parent
-ENVIRON = {
-    "PATH": "/usr/local/bin",
-    "LANG": "C.UTF-8",
-    "PYTHONUNBUFFERED": "1",
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
+ENVIRON = {"PATH": "/usr/local/bin", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def recipes() -> dict[str, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -78,8 +79,9 @@ class Agent:
         self._usage = UsageFiles(arbiter, WholeGpus(source, files), self._store, files, self._live)
         self._shares = Shares(arbiter, self._store, limits=limits, rule=mine.rule, ceiling_of=self._ceiling_of)
         self._pods = NodePods(self._client, mine.node_name, self._gone, self._shares.changed)
+        refused = partial(self._tell, "SeatRefused", "Start")
         self._seats = Seats(
-            self._store, files, self._pods, source, settings.resources, kubelet.owners, self._refused, self._shares
+            self._store, files, self._pods, source, settings.resources, kubelet.owners, refused, self._shares
         )
         self._plugin = SeatPlugin(Path(mine.plugin_dir), settings.resources.seat, seat_ids(mine.seats), self._seats)
         port = int(mine.metrics_bind.rpartition(":")[2] or 0)
@@ -94,8 +96,9 @@ class Agent:
             self._look_at,
             self._machine,
         )
+        ill = partial(self._tell, "GpuUnhealthy", "Withdraw")
         self._gpus = GpuHealthWatch(
-            source, self._pods, settings.resources, mine.reconcile_seconds, self._publisher.changed, self._ill
+            source, self._pods, settings.resources, mine.reconcile_seconds, self._publisher.changed, ill
         )
         # A broken file does not keep a node from its seats.
         self._policy = PolicyFile(settings.policy, PolicyBook(exempt=settings.policy.exempt_namespaces))
@@ -213,13 +216,7 @@ class Agent:
     def _gone(self) -> None:
         self._seats.free()
 
-    def _refused(self, pod: Object, why: str) -> None:
-        self._tell(pod, "SeatRefused", "Start", why)
-
-    def _ill(self, pod: Object, why: str) -> None:
-        self._tell(pod, "GpuUnhealthy", "Withdraw", why)
-
-    def _tell(self, pod: Object, reason: str, action: str, note: str) -> None:
+    def _tell(self, reason: str, action: str, pod: Object, note: str) -> None:
         events.write(
             self._client, self._clock, pod, kind="Warning", reason=reason, action=action, note=note, reporter=REPORTER
         )

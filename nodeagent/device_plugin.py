@@ -163,9 +163,7 @@ class SeatPlugin:
             "Allocate": unary(plugin.AllocateRequest, self._allocate),
             "PreStartContainer": unary(plugin.PreStartContainerRequest, self._pre_start),
             "ListAndWatch": grpc.unary_stream_rpc_method_handler(
-                lambda _request, context: self._list_and_watch(context),
-                plugin.Empty.FromString,
-                _serialise,
+                lambda _request, context: self._list_and_watch(context), plugin.Empty.FromString, _serialise
             ),
         }
         return grpc.method_handlers_generic_handler(DEVICE_PLUGIN_SERVICE, methods)
@@ -273,10 +271,7 @@ class PodResources:
 
 def _listed(channel: grpc.Channel) -> Any:
     return _asked(
-        channel,
-        LIST_POD_RESOURCES,
-        pod_resources.ListPodResourcesRequest(),
-        pod_resources.ListPodResourcesResponse,
+        channel, LIST_POD_RESOURCES, pod_resources.ListPodResourcesRequest(), pod_resources.ListPodResourcesResponse
     )
 
 

@@ -37,11 +37,7 @@ class NodePods:
         """By UID, pods that were asked for and that the watch has not shown yet."""
         self._changed = threading.Condition()
         self._watch = Watch(
-            client,
-            PODS,
-            self,
-            label_selector=names.MANAGED_SELECTOR,
-            field_selector=f"spec.nodeName={node}",
+            client, PODS, self, label_selector=names.MANAGED_SELECTOR, field_selector=f"spec.nodeName={node}"
         )
 
     @property

@@ -49,7 +49,7 @@ _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})")
 _CONFIG_HASH: Final = "kubernetes.io/config.hash"
 
 
-Say = Callable[[Object, str, str, str], None]
+Say = Callable[[str, str, Object, str], None]
 """Writes an event on a pod: reason, action, note."""
 
 
@@ -191,7 +191,7 @@ class Audit:
         metadata = stray.pod["metadata"]
         log.warning("audit: pod %s/%s: %s", metadata["namespace"], metadata["name"], stray.note)
         if self._policy_of(metadata["namespace"]).mode != "off":
-            self._say(stray.pod, "OutsideSlice", "Audit", stray.note)
+            self._say("OutsideSlice", "Audit", stray.pod, stray.note)
 
     def _evict(self, stray: Stray, pod: Object, now: float) -> None:
         metadata = pod["metadata"]
@@ -207,14 +207,14 @@ class Audit:
             for one in going:
                 evict(self._client, one)
                 log.warning("audit: pod %s/%s is evicted", metadata["namespace"], metadata["name"])
-                self._say(one, "AuditEviction", "Evict", f"Evicted: {stray.note}")
+                self._say("AuditEviction", "Evict", one, f"Evicted: {stray.note}")
         except (NotFound, Conflict):
             pass  # it has changed since it was seen; the next check sees how
         except ServiceError as error:
             if error.status == TOO_MANY_REQUESTS and uid not in self._put_off:
                 self._put_off.add(uid)
                 note = f"To be evicted: {stray.note}; a disruption budget does not allow it yet"
-                self._say(pod, "EvictionPutOff", "Evict", note)
+                self._say("EvictionPutOff", "Evict", pod, note)
             elif isinstance(error, Forbidden):
                 log.error("the audit may evict no pod: add components/audit-evictions (%s)", error)
             elif error.status != TOO_MANY_REQUESTS:

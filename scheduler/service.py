@@ -81,12 +81,7 @@ class Scheduler:
         renew_seconds = settings.scheduler.lease_seconds / RENEWALS
         self.fence = Fence(lease, self.watches.catch_up, idle_seconds=renew_seconds)
         after = settings.scheduler.reclaim_after_seconds
-        self.gangs = Gangs(
-            self.state,
-            clock,
-            Nudger(self.client, clock, pause_seconds=after),
-            hold_seconds=hold,
-        )
+        self.gangs = Gangs(self.state, clock, Nudger(self.client, clock, pause_seconds=after), hold_seconds=hold)
         # Half of what is left of a lease when its holder stops is for connecting, half for delivering.
         delivery_seconds = settings.scheduler.lease_seconds * (1 - LEADS) / 2
         binding = KubeClient(settings.kubernetes, delivery_seconds=delivery_seconds)

@@ -151,10 +151,7 @@ class Kubelet:
 
     def _start_sidecar(self, held: _Pod, pod: Object, container: Object) -> SidecarProcess:
         clock, metadata = self._settings.clock, pod["metadata"]
-        node_env = {
-            names.ENV_PREFIX + "CLOCK_ORIGIN": clock.origin,
-            names.ENV_PREFIX + "CLOCK_SPEED": str(clock.speed),
-        }
+        node_env = {names.ENV_PREFIX + "CLOCK_ORIGIN": clock.origin, names.ENV_PREFIX + "CLOCK_SPEED": str(clock.speed)}
         log_file = self._logs / f"{metadata['namespace']}_{metadata['name']}_{container['name']}.log"
         return SidecarProcess(self._spawner, pod, container, held.folder, log_file, self._cluster.tokens, node_env)
 

@@ -129,11 +129,7 @@ class LocalCluster:
     def _start(self) -> None:
         origin_ms = clocks.SystemClock().now_ms()
         files = certificates.make(self.home / "certificates", origin_ms)
-        listeners = {
-            "timekeeper": listen(TimekeeperSettings().bind),
-            "scheduler": listen(),
-            "webhook": listen(),
-        }
+        listeners = {"timekeeper": listen(TimekeeperSettings().bind), "scheduler": listen(), "webhook": listen()}
         addresses = {part: "{}:{}".format(*listener.getsockname()) for part, listener in listeners.items()}
         settings = Settings(clock=ClockSettings(origin=format_instant(origin_ms), speed=self.options.speed))
         self._webhook = JsonClient(f"https://{addresses['webhook']}", ca_file=str(files.ca))

@@ -90,10 +90,7 @@ def make_app(
 
 
 def make_shell(
-    reviewer: Reviewer,
-    max_body_bytes: int,
-    state: Callable[[], dict[str, object]],
-    turn: Turn | None = None,
+    reviewer: Reviewer, max_body_bytes: int, state: Callable[[], dict[str, object]], turn: Turn | None = None
 ) -> Starlette:
     """Return the routes of a reviewer; `state` returns the answer of /readyz."""
     bodies = Bodies(max_body_bytes, revocable=True)
@@ -141,12 +138,7 @@ def _state(decisions: Decisions, policies: PolicyFile) -> dict[str, object]:
     age = decisions.age_seconds
     known = "never fetched" if age is None else "stale" if decisions.stale else "fresh"
     objects = policies.objects_trouble() or ("known" if policies.complete.is_set() else "not listed yet")
-    return {
-        "status": "ready",
-        "decisions": known,
-        "policyFile": policies.error or "in force",
-        "policyObjects": objects,
-    }
+    return {"status": "ready", "decisions": known, "policyFile": policies.error or "in force", "policyObjects": objects}
 
 
 def _show_state(decisions: Decisions, policies: PolicyFile) -> None:

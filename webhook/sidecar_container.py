@@ -73,20 +73,13 @@ def sidecar_container(settings: Settings, policy: SidecarPolicy) -> dict[str, An
 
 def volumes(settings: Settings) -> list[dict[str, Any]]:
     """Return the volumes that only the sidecar mounts."""
-    token = {
-        "audience": settings.timekeeper.audience,
-        "expirationSeconds": _TOKEN_SECONDS,
-        "path": "token",
-    }
+    token = {"audience": settings.timekeeper.audience, "expirationSeconds": _TOKEN_SECONDS, "path": "token"}
     sources: list[dict[str, Any]] = [{"serviceAccountToken": token}]
     if _speaks_tls(settings):
         # By name and not by value: the pod does not change when CAs are rotated.
         items = [{"key": names.CA_KEY, "path": names.CA_KEY}]
         sources.append({"configMap": {"name": names.CA_CONFIG_MAP, "items": items}})
-    return [
-        {"name": TOKEN_VOLUME, "projected": {"sources": sources}},
-        {"name": SPOOL_VOLUME, "emptyDir": {}},
-    ]
+    return [{"name": TOKEN_VOLUME, "projected": {"sources": sources}}, {"name": SPOOL_VOLUME, "emptyDir": {}}]
 
 
 def _speaks_tls(settings: Settings) -> bool:

@@ -240,17 +240,19 @@ def described(work: Work) -> str:
     return f"{work.core} %: {count}{work.us / 1000:g}{rest}"
 
 
+def played(mix: list[Work], seconds: float) -> list[float]:
+    """The share of the GPU that each tenant gets under the arbiter."""
+    work = [(w.core, kernels(int(w.us), "--batch", str(w.batch), "--host-us", str(int(w.host_us)))) for w in mix]
+    return [r["share"] for r in together([Seat(core, args=args) for core, args in work], seconds)]
+
+
 def pauses(options: argparse.Namespace) -> None:
     def cells(shares: list[float]) -> Row:
         return [" / ".join(f"{s:.1f}" for s in shares), f"{sum(shares):.1f}"]
 
     rows = []
     for mix in PAUSES:
-        seats = [
-            Seat(w.core, args=kernels(int(w.us), "--batch", str(w.batch), "--host-us", str(int(w.host_us))))
-            for w in mix
-        ]
-        ours = [r["share"] for r in together(seats, options.seconds)]
+        ours = played(mix, options.seconds)
         busy, patient = (ideal(mix, options.seconds, patient) for patient in (False, True))
         rows.append(["; ".join(map(described, mix)), *cells(ours), *cells(busy), *cells(patient)])
     table(
@@ -296,11 +298,7 @@ def mixes(options: argparse.Namespace) -> None:
     rounds = options.rounds or 60
     for number in range(options.seed, options.seed + rounds):
         mix = any_mix(random.Random(number))
-        seats = [
-            Seat(w.core, args=kernels(int(w.us), "--batch", str(w.batch), "--host-us", str(int(w.host_us))))
-            for w in mix
-        ]
-        ours = [r["share"] for r in together(seats, options.seconds)]
+        ours = played(mix, options.seconds)
         best = [ideal(mix, options.seconds, patient) for patient in (False, True)]
         verdict = "misses it" if misses(mix, ours) else "gets it"
         if misses(mix, ours) and all(misses(mix, one) for one in best):

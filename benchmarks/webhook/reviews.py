@@ -184,10 +184,7 @@ def webhook_app() -> Starlette:
 def run_server(which: str, port: int, folder: Path) -> None:
     tls = TlsSettings(certificate_file=str(folder / "tls.crt"), key_file=str(folder / "tls.key"))
     bind = f"127.0.0.1:{port}"
-    applications = {
-        "bare Flask": lambda: WsgiBridge(flask_app(), threads=8),
-        "bare Starlette": starlette_app,
-    }
+    applications = {"bare Flask": lambda: WsgiBridge(flask_app(), threads=8), "bare Starlette": starlette_app}
     make = applications.get(which, webhook_app)
     serve(make, bind=bind, workers=2, tls=tls, limits=ServingSettings(), loglevel="warning")
 

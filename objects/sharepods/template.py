@@ -80,11 +80,7 @@ def template_of(sharepod: Object, resources: Resources) -> Template:
                 "name": metadata["name"],
                 "namespace": metadata["namespace"],
                 "labels": {**labels, MADE: "true"},
-                "annotations": {
-                    **annotations,
-                    **reading.annotations,
-                    DIGEST: hashlib.sha256(said).hexdigest()[:16],
-                },
+                "annotations": {**annotations, **reading.annotations, DIGEST: hashlib.sha256(said).hexdigest()[:16]},
                 "ownerReferences": [owner_reference(sharepod)],
             },
             "spec": spec,

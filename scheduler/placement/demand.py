@@ -88,10 +88,7 @@ def demand_of(request: PodRequest, namespace: str) -> Demand:
         for _ in range(r.gpus)
     ]
     return Demand(
-        slices=(
-            *sorted(wholes, key=lambda s: -s.memory_mib),
-            *sorted(shares, key=lambda s: (-s.core, -s.memory_mib)),
-        ),
+        slices=(*sorted(wholes, key=lambda s: -s.memory_mib), *sorted(shares, key=lambda s: (-s.core, -s.memory_mib))),
         alone=mode == EXCLUSIVE,
         affinity=scoped(namespace, request.affinity),
         anti_affinity=scoped(namespace, request.anti_affinity),

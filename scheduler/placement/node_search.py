@@ -42,11 +42,7 @@ class Bin:
         if not self.takes_shares or self.core < piece.core or self.memory < piece.memory_mib:
             return None
         return Bin(
-            self.core - piece.core,
-            self.memory - piece.memory_mib,
-            self.capacity,
-            takes_shares=True,
-            takes_whole=False,
+            self.core - piece.core, self.memory - piece.memory_mib, self.capacity, takes_shares=True, takes_whole=False
         )
 
 

@@ -47,9 +47,7 @@ def show_config(context: Context, output: str) -> None:
         for key in keys()
     ]
     show(
-        rows,
-        output,
-        lambda: table(("KEY", "VALUE", "FROM"), [(r["key"], _text(r["value"]), r["from"]) for r in rows]),
+        rows, output, lambda: table(("KEY", "VALUE", "FROM"), [(r["key"], _text(r["value"]), r["from"]) for r in rows])
     )
 
 
@@ -101,13 +99,7 @@ def reference() -> None:
 def _markdown(title: str, section: Section, *, variables: bool) -> str:
     head = ["key", "variable", "type", "default", "meaning"]
     rows = [
-        [
-            f"`{k.dotted}`",
-            f"`{k.variable}`",
-            f"`{k.kind}`".replace("|", "\\|"),
-            f"`{_text(k.default)}`",
-            k.text,
-        ]
+        [f"`{k.dotted}`", f"`{k.variable}`", f"`{k.kind}`".replace("|", "\\|"), f"`{_text(k.default)}`", k.text]
         for k in keys(section)
     ]
     if not variables:

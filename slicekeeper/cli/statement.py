@@ -64,11 +64,7 @@ def _lines(found: Statement, output: str) -> str:
         )
         for total in found.totals
     ]
-    sums = [
-        edge("opening", found.start, found.opening_ms),
-        *totals,
-        edge("closing", found.end, found.closing_ms),
-    ]
+    sums = [edge("opening", found.start, found.opening_ms), *totals, edge("closing", found.end, found.closing_ms)]
     sums_shown = table(("BOOKED", "AT", "COUNT", "GPU-TIME", "BALANCE"), sums)
     charged = [
         Column[Any]("CHARGED", lambda one: format_duration(one.charged_ms)),

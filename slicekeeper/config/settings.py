@@ -228,8 +228,7 @@ class WebhookSettings(Section, frozen=True):
     tls: TlsSettings = TlsSettings()
     metrics_bind: Annotated[str, about("Address and port of /metrics, in plain HTTP. Empty: none.")] = ""
     injection: Annotated[
-        Literal["meter", "seats", "limiter"],
-        about("What is injected: only metering; seats too; the limiter too."),
+        Literal["meter", "seats", "limiter"], about("What is injected: only metering; seats too; the limiter too.")
     ] = "limiter"
     scheduler_name: Annotated[Name, about("schedulerName that GPU pods get.")] = "slicekeeper-scheduler"
     refresh_seconds: Annotated[Positive, about("Interval at which decisions are fetched from the timekeeper.")] = 2.0
@@ -324,8 +323,7 @@ class SchedulerSettings(Section, frozen=True):
         about("How a place is chosen among all that fit."),
     ] = "expected-fill"
     assume_seconds: Annotated[
-        Positive,
-        about("How long a place is held for a pod between filter and the watch event that shows it bound."),
+        Positive, about("How long a place is held for a pod between filter and the watch event that shows it bound.")
     ] = 30.0
     reclaim_seconds: Annotated[Positive, about("Interval between two runs of the reclaimer.")] = 1.0
     reclaim_after_seconds: Annotated[
@@ -388,8 +386,7 @@ class NodeAgentSettings(Section, frozen=True):
         "/usr/local/slicekeeper/lib"
     )
     rule: Annotated[
-        Rule,
-        about("Rule by which the arbiter shares idle time, on nodes without the label slicekeeper.io/rule."),
+        Rule, about("Rule by which the arbiter shares idle time, on nodes without the label slicekeeper.io/rule.")
     ] = "slicekeeper"
     seats: Annotated[
         int,

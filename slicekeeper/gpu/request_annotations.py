@@ -124,10 +124,7 @@ class AnnotationReader:
             return value
         reason = f" ({value} is planned but not available yet)" if value in names.PLANNED_SHARING_MODES else ""
         self._refuse(
-            "choice-unknown",
-            key,
-            rule=f"it must be one of {', '.join(allowed)}{reason}",
-            example=f"{key}: {default}",
+            "choice-unknown", key, rule=f"it must be one of {', '.join(allowed)}{reason}", example=f"{key}: {default}"
         )
         return default
 

@@ -136,12 +136,7 @@ class LeaderElection:
             "renewTime": now,
             "leaseTransitions": transitions,
         }
-        body = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": lease["metadata"],
-            "spec": spec,
-        }
+        body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": lease["metadata"], "spec": spec}
         try:
             written = (
                 self._client.create(LEASES, body, self.namespace) if create else self._client.replace(LEASES, body)

@@ -45,10 +45,7 @@ class TimekeeperClient:
         if not settings.url:
             raise SettingsError("timekeeperClient.url is empty: name the timekeeper, for example http://127.0.0.1:8444")
         self._http = JsonClient(
-            settings.url,
-            ca_file=settings.ca_file,
-            token_file=settings.token_file,
-            timeout=settings.timeout_seconds,
+            settings.url, ca_file=settings.ca_file, token_file=settings.token_file, timeout=settings.timeout_seconds
         )
 
     def decisions(self, etag: str = "") -> tuple[DecisionList | None, str]:

@@ -112,11 +112,7 @@ class Gates:
         return pod["metadata"]["uid"] in (self._reserved or {}) or gate_index(pod) is not None
 
     def look(
-        self,
-        there: Mapping[str, Object],
-        done: Set[str],
-        policy_of: Callable[[str], NamespacePolicy],
-        now: Instant,
+        self, there: Mapping[str, Object], done: Set[str], policy_of: Callable[[str], NamespacePolicy], now: Instant
     ) -> None:
         """End the reservations of finished pods, and admit those for which there is GPU time.
 

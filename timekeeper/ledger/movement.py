@@ -161,11 +161,7 @@ def transfer(
 
 
 def once(
-    books: Books,
-    place: NamespaceRef,
-    order: Order,
-    kind: MovementKind,
-    book: Callable[[Session, BudgetAccount], None],
+    books: Books, place: NamespaceRef, order: Order, kind: MovementKind, book: Callable[[Session, BudgetAccount], None]
 ) -> bool:
     """Book a movement; return False if the same request was booked before under its key."""
 

@@ -90,10 +90,7 @@ def apply(
     """Append intervals that opened and ended, and settle their namespaces, in one transaction."""
 
     def change(session: Session) -> None:
-        changes = [
-            *_open(books, session, openings, policies, now),
-            *_close(books, session, closings, now),
-        ]
+        changes = [*_open(books, session, openings, policies, now), *_close(books, session, closings, now)]
         since: dict[AccountId, Instant] = {}
         for account, at in changes:
             since[account] = min(at, since.get(account, at))

@@ -35,9 +35,7 @@ _BY_UID: Final = select(*_COLUMNS).where(Namespace.cluster == bindparam("cluster
 _NEWEST_OF_NAME: Final = (
     select(*_COLUMNS)
     .where(
-        Namespace.cluster == bindparam("cluster"),
-        Namespace.name == bindparam("name"),
-        Namespace.kind == "namespace",
+        Namespace.cluster == bindparam("cluster"), Namespace.name == bindparam("name"), Namespace.kind == "namespace"
     )
     .order_by(Namespace.id.desc())
     .limit(1)

@@ -105,16 +105,8 @@ def _reversed_versions(session: Session, namespace: AccountId, postings: Sequenc
     wanted = set(postings)
     for subjects in chunks({posting.key for posting in postings}):
         query = select(
-            due_at(),
-            Transaction.kind,
-            Transaction.subject,
-            Transaction.started_at,
-            Transaction.amount_ms,
-        ).where(
-            Transaction.namespace_id == namespace,
-            Transaction.kind != REVERSAL,
-            Transaction.subject.in_(subjects),
-        )
+            due_at(), Transaction.kind, Transaction.subject, Transaction.started_at, Transaction.amount_ms
+        ).where(Transaction.namespace_id == namespace, Transaction.kind != REVERSAL, Transaction.subject.in_(subjects))
         for at, kind, subject, begun, amount in session.execute(query):
             posting = Posting(at, cast(PostingKind, kind), subject, begun, amount)
             found[posting] += posting in wanted

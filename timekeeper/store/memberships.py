@@ -23,9 +23,7 @@ _LATER = aliased(Membership)
 HOLDS: Final = (
     ~select(_LATER.id)
     .where(
-        _LATER.child_id == Membership.child_id,
-        _LATER.id > Membership.id,
-        _LATER.effective_at < Membership.effective_at,
+        _LATER.child_id == Membership.child_id, _LATER.id > Membership.id, _LATER.effective_at < Membership.effective_at
     )
     .exists()
 )

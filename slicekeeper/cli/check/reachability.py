@@ -34,10 +34,7 @@ def unreached(client: KubeClient, namespace: str, resources: Resources) -> Itera
         )
     why = _timekeeper(client)
     if why:
-        yield (
-            f"the API server gets no answer from the timekeeper: {why}",
-            _remedy(namespace, "timekeeper", 8444),
-        )
+        yield (f"the API server gets no answer from the timekeeper: {why}", _remedy(namespace, "timekeeper", 8444))
 
 
 def _remedy(namespace: str, part: str, port: int) -> str:

@@ -63,7 +63,7 @@ class Bench:
     def all(self) -> list[Object]:
         return self.watched
 
-    def _say(self, pod: Object, reason: str, action: str, note: str) -> None:
+    def _say(self, reason: str, action: str, pod: Object, note: str) -> None:
         events.write(
             self.small.client,
             self.small.clock,
