@@ -17,15 +17,12 @@ import orjson
 from slicekeeper import names
 from slicekeeper.errors import Violation
 from slicekeeper.untyped import as_list, as_map, show
-from slicekeeper.wire.admission_types import API_VERSION, KIND, AdmissionResponse, Status
+from slicekeeper.wire.admission_types import API_VERSION, KIND, AdmissionResponse
 from webhook import record_changed_by, reserved_names
-from webhook.admission import Admission, Verdict
+from webhook.admission import Admission
 from webhook.pod_templates import template_of, template_path
 from webhook.review_inputs import Case
-
-_REASON: Final = {400: "BadRequest", 403: "Forbidden", 422: "Invalid", 503: "ServiceUnavailable"}
-_MOST_VIOLATIONS: Final = 20
-"""A hostile manifest must not cause an answer as long as itself."""
+from webhook.verdict import Verdict, status_of
 
 _KUBELETS: Final = "system:nodes"
 """The group of all kubelets' accounts."""
@@ -216,16 +213,3 @@ def answer(request: Request, verdict: Verdict, status: int = 0) -> Answer:
         response["warnings"] = list(verdict.warnings)
     body = orjson.dumps({"apiVersion": API_VERSION, "kind": KIND, "response": response})
     return Answer(body, outcome, request, verdict)
-
-
-def status_of(verdict: Verdict, code: int) -> Status:
-    """Return a refusal in the form that the API server shows to its user."""
-    shown = verdict.violations[:_MOST_VIOLATIONS]
-    causes = [{"reason": v.code, "field": v.field, "message": str(v)} for v in shown]
-    more = len(verdict.violations) - len(shown)
-    return {
-        "code": code,
-        "reason": _REASON[code],
-        "message": "; ".join(cause["message"] for cause in causes) + (f"; and {more} more" if more else ""),
-        "details": {"causes": causes},
-    }

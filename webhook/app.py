@@ -31,12 +31,12 @@ from slicekeeper.net.timekeeper_client import TimekeeperClient
 from webhook import metrics
 from webhook.admission import Admission
 from webhook.admission_review import Answer, BadReview, Reviewer
-from webhook.decisions import Decisions
+from webhook.decision_file import LastDecisions
+from webhook.decision_refresh import Decisions
+from webhook.known_priority_classes import watch_classes
 from webhook.large_reviews import LARGE_BYTES, LargeReviews, TooComplex, Turn
-from webhook.last_decisions import LastDecisions
-from webhook.last_state_change import StateChangeBoard
-from webhook.priority_classes import watch_classes
 from webhook.review_inputs import Case
+from webhook.shared_state_change import StateChangeBoard
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from slicekeeper.config.policy import PolicyBook
 from slicekeeper.config.policy_file import read_book
 from slicekeeper.config.settings import Settings
 from slicekeeper.net.timekeeper_client import TimekeeperClient
-from webhook import offline
+from webhook import offline_review
+from webhook.decision_file import LastDecisions
 from webhook.large_reviews import Turn
-from webhook.last_decisions import LastDecisions
-from webhook.last_state_change import StateChangeBoard
+from webhook.shared_state_change import StateChangeBoard
 
 PATIENCE_SECONDS: Final = 5.0
 """How long a stopping webhook still answers on idle connections: the API server may just be sending on one."""
@@ -99,14 +99,14 @@ def review(context: Context, files: tuple[Path, ...], namespace: str, over_budge
     book = read_book(settings.policy)
     for warning in book.warnings:
         click.echo(f"warning: {warning}", err=True)
-    outcomes = offline.review(
-        [document for name, text in texts(files) for document in offline.read(text, name)],
+    outcomes = offline_review.review(
+        [document for name, text in texts(files) for document in offline_review.read(text, name)],
         namespace,
         settings,
         book,
         over_budget=over_budget,
     )
-    write = {"yaml": offline.as_yaml, "json": offline.as_json, "diff": offline.as_diff}[output]
+    write = {"yaml": offline_review.as_yaml, "json": offline_review.as_json, "diff": offline_review.as_diff}[output]
     click.echo(write(outcomes), nl=False)
     for outcome in outcomes:
         for warning in outcome.verdict.warnings:

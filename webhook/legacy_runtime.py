@@ -26,6 +26,7 @@ from webhook.sidecar_container import covers
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 VOID: Final = "void"
+VOID_VARIABLE: Final = {"name": VISIBLE_DEVICES, "value": VOID}
 
 _NO_DEVICES: Final = ("", "none", VOID)
 _OTHER_VARIABLES: Final = (
@@ -53,7 +54,7 @@ def holds_device(container: Mapping[str, Any], cluster: ClusterContext) -> bool:
 
 def devices_variable(gpu: GpuRequest, cluster: ClusterContext) -> dict[str, Any]:
     """Return the variable of a container that holds a GPU of ours."""
-    return {"name": VISIBLE_DEVICES, "value": VOID} if cluster.gives_seats else _chosen(gpu)
+    return dict(VOID_VARIABLE) if cluster.gives_seats else _chosen(gpu)
 
 
 def is_devices_variable(entry: Mapping[str, Any], gpu: GpuRequest) -> bool:

@@ -16,16 +16,14 @@ from slicekeeper.gpu.request import GpuRequest, PodRequest
 from slicekeeper.kube.pod import gate_index
 from slicekeeper.untyped import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
-from webhook.legacy_runtime import VISIBLE_DEVICES, VOID, devices_variable, is_devices_variable, needs_void
+from webhook import pod_priority, sidecar_injection
+from webhook.legacy_runtime import VISIBLE_DEVICES, VOID_VARIABLE, devices_variable, is_devices_variable, needs_void
 from webhook.patch import PatchBuilder
 from webhook.review_inputs import Case, ClusterContext
-from webhook.sidecar_container import CONTAINERS_VARIABLE, covers
+from webhook.sidecar_container import covers
 
 PRELOAD: Final = "LD_PRELOAD"
-_VOID: Final = {"name": VISIBLE_DEVICES, "value": VOID}
 DEFAULT_SCHEDULER: Final = "default-scheduler"
-TOKEN_PATH: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a path
-TOKEN_VOLUME: Final = "kube-api-access-"  # noqa: S105 - a name
 
 
 def patch_pod(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext) -> JsonPatch:
@@ -35,7 +33,7 @@ def patch_pod(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: 
     _metadata(patch, pod, request, case)
     spec = as_map(pod.get("spec"))
     if enforced:
-        _priority(patch, spec, request, case, cluster)
+        pod_priority.set_class(patch, spec, request, case, cluster)
     if case.policy.reserves and gate_index(pod) is None:
         patch.append(spec.get("schedulingGates"), "/spec/schedulingGates", [{"name": names.GATE}])
     if enforced:
@@ -44,7 +42,7 @@ def patch_pod(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: 
         if not spec.get("nodeName") and spec.get("schedulerName") in (None, "", DEFAULT_SCHEDULER):
             patch.member(spec, "/spec", "schedulerName", cluster.webhook.scheduler_name)
         _gpu_containers(patch, spec, request, case, cluster)
-        _sidecar(patch, spec, request, case, cluster)
+        sidecar_injection.inject(patch, spec, request, case, cluster)
     return patch.operations
 
 
@@ -63,21 +61,6 @@ def _metadata(patch: PatchBuilder, pod: Mapping[str, Any], request: PodRequest, 
     finalizers = metadata.get("finalizers")
     if names.FINALIZER not in as_list(finalizers):
         patch.append(finalizers, "/metadata/finalizers", [names.FINALIZER])
-
-
-def _priority(
-    patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext
-) -> None:
-    """Set the class with its exact numbers: the API server refuses a name whose numbers it did not write itself."""
-    over = case.over_budget or request.gpu_class == names.BACKGROUND
-    named = spec.get("priorityClassName")
-    kept = not over and named in case.policy.allowed_priority_classes
-    name = named if kept else cluster.class_name(case, over=over)
-    patch.member(spec, "/spec", "priorityClassName", name)
-    known = cluster.classes.get(str(name))
-    if known is not None:
-        patch.member(spec, "/spec", "priority", known.value)
-        patch.member(spec, "/spec", "preemptionPolicy", known.preemption_policy)
 
 
 def _gpu_containers(
@@ -105,18 +88,7 @@ def _void(patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, clu
         for index, entry in enumerate(as_list(spec.get(key))):
             container = as_map(entry)
             if needs_void(container, by_name.get(container_name(container)), cluster):
-                patch.append(container.get("env"), f"/spec/{key}/{index}/env", [_VOID])
-
-
-def patch_ephemeral(pod: Mapping[str, Any], old: Mapping[str, Any], cluster: ClusterContext) -> JsonPatch:
-    """Return what is missing in the ephemeral containers that a running GPU pod has not had before."""
-    patch = PatchBuilder()
-    there = {container_name(as_map(c)) for c in as_list(as_map(old.get("spec")).get("ephemeralContainers"))}
-    for index, entry in enumerate(as_list(as_map(pod.get("spec")).get("ephemeralContainers"))):
-        container = as_map(entry)
-        if container_name(container) not in there and needs_void(container, None, cluster):
-            patch.append(container.get("env"), f"/spec/ephemeralContainers/{index}/env", [_VOID])
-    return patch.operations
+                patch.append(container.get("env"), f"/spec/{key}/{index}/env", [VOID_VARIABLE])
 
 
 def _seat(patch: PatchBuilder, resources: Mapping[str, Any], pointer: str, seat: str) -> None:
@@ -158,55 +130,3 @@ def _env(
             value = f"{names.LIBRARY_PATH}:{own}" if own else names.LIBRARY_PATH
             patch.member(entries[last_preload], f"{pointer}/{last_preload}", "value", value)
     patch.append(container.get("env"), pointer, added)
-
-
-def _sidecar(
-    patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext
-) -> None:
-    present = {as_map(volume).get("name") for volume in as_list(spec.get("volumes"))}
-    missing = [volume for volume in cluster.volumes if volume["name"] not in present]
-    patch.append(spec.get("volumes"), "/spec/volumes", missing)
-    # Sorted, so that an injector that moves containers changes nothing here.
-    reported = ",".join(sorted(r.container for r in request.requests))
-    init = as_list(spec.get("initContainers"))
-    for index, container in enumerate(init):
-        if container_name(as_map(container)) == names.SIDECAR:
-            _reported_containers(patch, container, f"/spec/initContainers/{index}/env", reported)
-            return
-    # The last change, because it increments the positions of the others.
-    sidecar = cluster.sidecar(case.policy.sidecar, reported)
-    if case.policy.mode == "enforce":
-        sidecar = {**sidecar, "env": [*sidecar["env"], _VOID]}
-    token = _token_mount(spec)
-    if token is not None:
-        sidecar = {**sidecar, "volumeMounts": [*as_list(sidecar.get("volumeMounts")), token]}
-    if init:
-        patch.add("/spec/initContainers/0", sidecar)
-    else:
-        patch.add("/spec/initContainers", [sidecar])
-
-
-def _token_mount(spec: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the mount that the API server's ServiceAccount plugin has added to the other containers, if any.
-
-    It would add it to the sidecar later, and call us a second time because of that change.
-    """
-    for key in ("containers", "initContainers"):
-        for container in as_list(spec.get(key)):
-            for mount in as_list(as_map(container).get("volumeMounts")):
-                name, path = as_map(mount).get("name"), as_map(mount).get("mountPath")
-                if path == TOKEN_PATH and isinstance(name, str) and name.startswith(TOKEN_VOLUME):
-                    return {"name": name, "readOnly": True, "mountPath": path}
-    return None
-
-
-def _reported_containers(patch: PatchBuilder, sidecar: Mapping[str, Any], pointer: str, reported: str) -> None:
-    """Update the list of GPU containers: since the previous pass, another injector may have added one."""
-    entries = as_list(sidecar.get("env"))
-    found = False
-    for index, entry in enumerate(entries):
-        if entry.get("name") == CONTAINERS_VARIABLE:
-            found = True
-            patch.member(entry, f"{pointer}/{index}", "value", reported)
-    if not found:
-        patch.append(entries, pointer, [{"name": CONTAINERS_VARIABLE, "value": reported}])

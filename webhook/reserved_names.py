@@ -40,11 +40,14 @@ def not_by_kubelet(pod: Mapping[str, Any]) -> Violation:
     )
 
 
-def forged(pod: Mapping[str, Any]) -> Iterator[Violation]:
+def forged(pod: Mapping[str, Any], case: Case) -> Iterator[Violation]:
     """Yield annotations that make other parts treat GPUs as allocated.
 
-    They are refused in namespaces with mode `observe` or `off` too, because they would harm all others.
+    They are refused in namespaces with mode `observe` or `off` too, because they would harm all others. In mode
+    `enforce` they are among the rules.
     """
+    if case.policy.mode == "enforce":
+        return
     for key, value in annotations_of(pod).items():
         if key in names.NEVER_ON_NEW_PODS or key.startswith(names.GPU_PREFIX):
             yield _reserved_annotation(key, value)
@@ -77,7 +80,7 @@ def unknown_annotations(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def of_metadata(pod: Mapping[str, Any], request: PodRequest) -> Iterator[Violation]:
     """Yield what is wrong with labels, finalizers and annotations that are ours."""
     metadata = as_map(pod.get("metadata"))
-    on_gpu_pod = bool(request.requests or request.whole_device_gpus)
+    on_gpu_pod = request.holds_gpus
     only = "" if on_gpu_pod else " only on pods that ask for GPUs"
     label = as_map(metadata.get("labels")).get(names.MANAGED_LABEL)
     if label is not None and not (on_gpu_pod and label == names.MANAGED_VALUE):
@@ -118,7 +121,7 @@ def _reserved_annotation(key: str, value: object) -> Violation:
 
 def of_gate(pod: Mapping[str, Any], request: PodRequest, case: Case) -> Iterator[Violation]:
     """Check our gate: it would never be removed from a pod that has nothing to wait for."""
-    waits = case.policy.reserves and bool(request.requests or request.whole_device_gpus)
+    waits = case.policy.reserves and request.holds_gpus
     if gate_index(pod) is not None and not waits:
         yield Violation(
             code="reserved-gate",

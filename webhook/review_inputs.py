@@ -74,7 +74,7 @@ class ClusterContext:
         self.asked = (*self.ours, *settings.resources.devices)
         self.plugin_devices = ("nvidia.com/gpu*", "nvidia.com/mig-*", *settings.resources.devices)
         """GPUs of NVIDIA's plugin, those that the settings do not name included. Its network adapters are none."""
-        self._default_classes = settings.classes
+        self.default_classes = settings.classes
         self._settings = settings
         self._sidecars: dict[SidecarPolicy, dict[str, Any]] = {}
         self.volumes = volumes(settings)
@@ -87,12 +87,6 @@ class ClusterContext:
             template = self._sidecars[policy] = sidecar_container(self._settings, policy)
         reported = {"name": names.ENV_PREFIX + "SIDECAR_CONTAINERS", "value": containers}
         return {**template, "env": [*template["env"], reported]}
-
-    def class_name(self, case: Case, *, over: bool) -> str:
-        """Return the name of the class that GPU pods get, in or over budget."""
-        if over:
-            return case.policy.over_budget_class or self._default_classes.over_budget.name
-        return case.policy.in_budget_class or self._default_classes.in_budget.name
 
     def wants_preload(self, case: Case) -> bool:
         """Whether the pods' shares get the limiter: an observed namespace is not limited."""

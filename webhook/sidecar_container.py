@@ -11,11 +11,7 @@ from typing import Any, Final
 
 from slicekeeper import names
 from slicekeeper.config.policy import SidecarPolicy
-from slicekeeper.config.resource_names import is_named
-from slicekeeper.config.settings import Resources, Settings
-from slicekeeper.gpu.pod_manifest import container_name, is_zero
-from slicekeeper.untyped import as_list, as_map
-from slicekeeper.wire.json_patch import JsonPatch, escape
+from slicekeeper.config.settings import Settings
 
 TOKEN_VOLUME: Final = "slicekeeper-token"  # noqa: S105 - a volume's name
 SPOOL_VOLUME: Final = "slicekeeper-spool"
@@ -84,24 +80,6 @@ def volumes(settings: Settings) -> list[dict[str, Any]]:
 
 def _speaks_tls(settings: Settings) -> bool:
     return settings.timekeeper_client.url.startswith("https://")
-
-
-def without_gpu(pod: Mapping[str, Any], resources: Resources) -> JsonPatch:
-    """Return the patch that removes a GPU that a LimitRange's defaults added to our sidecar after the previous pass.
-
-    The amount becomes 0, because a LimitRange with a maximum requires some amount.
-    """
-    patch: JsonPatch = []
-    for index, container in enumerate(as_list(as_map(pod.get("spec")).get("initContainers"))):
-        if container_name(as_map(container)) != names.SIDECAR:
-            continue
-        for section, amounts in as_map(as_map(container).get("resources")).items():
-            for resource, amount in as_map(amounts).items():
-                ours = is_named(resource, (resources.core, resources.memory, *resources.devices))
-                if ours and not is_zero(amount):
-                    pointer = f"/spec/initContainers/{index}/resources/{section}/{escape(resource)}"
-                    patch.append({"op": "replace", "path": pointer, "value": "0"})
-    return patch
 
 
 def is_ours(container: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:

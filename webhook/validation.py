@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check a pod against all rules except those of the request (`slicekeeper.gpu.parse`), and report all violations.
 
-Rules with a subject of their own are in `reserved_names`, `pod_fields`, `host_access` and `legacy_runtime`.
+Rules with a subject of their own are in `reserved_names`, `pod_priority`, `host_access` and `legacy_runtime`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from slicekeeper import names
 from slicekeeper.errors import RequestRefused, Violation
 from slicekeeper.gpu.devices import part_of
 from slicekeeper.gpu.parse import parse_admitted, parse_pod
-from slicekeeper.gpu.pod_manifest import annotations_of, asks_for, container_name, containers
+from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers
 from slicekeeper.gpu.request import PodRequest
-from slicekeeper.kube.pod import controller_of, gate_index
-from slicekeeper.untyped import as_list, as_map, show
-from webhook import host_access, legacy_runtime, pod_fields, reserved_names
+from slicekeeper.kube.pod import controller_of
+from slicekeeper.untyped import as_map, show
+from webhook import host_access, legacy_runtime, pod_priority, reserved_names
+from webhook.mutation import DEFAULT_SCHEDULER
 from webhook.pod_shape import malformed
 from webhook.review_inputs import Case, ClusterContext
 
@@ -29,28 +30,6 @@ _BINDING_BYTES: Final = 1024
 _GPU_BYTES: Final = 48
 """Enough for one GPU's UUID; twice that for the annotation's key."""
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-
-
-def concerns(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> bool:
-    """Whether a pod asks for GPUs, or carries a name that only GPU pods have."""
-    if asks_for(pod, (*_asked(case, cluster), cluster.resources.seat)):
-        return True
-    metadata = as_map(pod.get("metadata"))
-    return (
-        names.MANAGED_LABEL in as_map(metadata.get("labels"))
-        or names.FINALIZER in as_list(metadata.get("finalizers"))
-        or gate_index(pod) is not None
-        or any(reserved_names.is_written_by_us(key) for key in as_map(metadata.get("annotations")))
-    )
-
-
-def is_gpu_pod(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> bool:
-    """Whether a pod asks for GPUs that are ours, or metered."""
-    return asks_for(pod, _asked(case, cluster))
-
-
-def _asked(case: Case, cluster: ClusterContext) -> tuple[str, ...]:
-    return cluster.ours if case.policy.nvidia_gpu == "ignored" else cluster.asked
 
 
 def check_pod(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> tuple[PodRequest | None, list[Violation]]:
@@ -70,51 +49,20 @@ def check_pod(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> tu
     violations += _room_for_binding(pod, request)
     violations += reserved_names.of_gate(pod, request, case)
     violations += _containers(pod, request, case, cluster)
-    if request.requests or request.whole_device_gpus:
+    if request.holds_gpus:
         violations += legacy_runtime.of_pod(pod)
         violations += host_access.of_pod(as_map(pod.get("spec")), cluster.webhook, cluster.protected_paths)
-        violations += pod_fields.of_spec(as_map(pod.get("spec")), request, case, cluster)
+        violations += _spec(as_map(pod.get("spec")), request, case, cluster)
     return request, violations
 
 
-def check_ephemeral(
-    pod: Mapping[str, Any], old: Mapping[str, Any], case: Case, cluster: ClusterContext
-) -> Iterator[Violation]:
-    """Yield violations of ephemeral containers that are not in `old`: they must not reach a running pod's GPUs."""
-    violations = list(malformed(pod))
-    yield from violations
-    if violations:
-        return
-    there = {container_name(as_map(c)) for c in as_list(as_map(old.get("spec")).get("ephemeralContainers"))}
-    asked = _asked(case, cluster)
-    on_gpu_pod = is_gpu_pod(pod, case, cluster)
-    for path, kind, container in containers(as_map(pod.get("spec"))):
-        name = container_name(container)
-        if kind != "ephemeral" or name in there:
-            continue
-        if asks_for({"spec": {"containers": [container]}}, asked):
-            yield Violation(
-                code="gpu-in-ephemeral-container",
-                container=name,
-                field=f"{path}.resources",
-                value=show(container.get("resources")),
-                rule="an ephemeral container cannot hold a GPU",
-                example=f"{cluster.resources.core}: 50 in spec.containers[0]",
-            )
-        if on_gpu_pod:
-            yield from host_access.of_container(path, name, container, cluster.webhook)
-            yield from legacy_runtime.of_container(path, name, container, None, cluster)
-            yield from reserved_names.of_env(path, name, container, preload=False)
-            if legacy_runtime.needs_void(container, None, cluster):
-                yield Violation(
-                    code="not-as-admitted",
-                    container=name,
-                    field=f"{path}.env",
-                    value=show(container.get("env")),
-                    rule="an ephemeral container of a GPU pod must be as the mutating webhook makes it; "
-                    "it was bypassed",
-                    example=f"{{name: {legacy_runtime.VISIBLE_DEVICES}, value: {legacy_runtime.VOID}}}",
-                )
+def may_name_node(case: Case, cluster: ClusterContext, *, ours: bool) -> bool:
+    """Whether a `nodeName` on a GPU pod breaks no rule.
+
+    kubelet allocates devices of NVIDIA's plugin no matter how the pod was bound, and pods of NVIDIA's operator name
+    their node. It matters for our shares and GPUs only.
+    """
+    return (not ours or cluster.webhook.allow_node_name) and not case.policy.reserves
 
 
 def gang_of_nobody(pod: Mapping[str, Any], request: PodRequest) -> Iterator[Violation]:
@@ -166,7 +114,7 @@ def _containers(
         yield from reserved_names.of_seat(
             path, name, container, cluster, allowed=cluster.gives_seats and (gpu is not None or ours)
         )
-        if request.requests or request.whole_device_gpus:
+        if request.holds_gpus:
             yield from host_access.of_container(path, name, container, cluster.webhook)
             yield from legacy_runtime.of_container(path, name, container, gpu, cluster)
         if name in request.whole_device_gpus and case.policy.nvidia_gpu == "refused":
@@ -209,4 +157,67 @@ def _gpu_container_name(path: str, name: str, seen: set[str]) -> Iterator[Violat
             value=show(name),
             rule="a container that holds a GPU needs a name of its own: up to 63 lower-case letters, digits and '-'",
             example="name: trainer",
+        )
+
+
+def _spec(spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext) -> Iterator[Violation]:
+    """Yield the fields of a GPU pod's spec that prevent its placement, metering or class according to the policy."""
+    policy = case.policy
+    if as_map(spec.get("os")).get("name") == "windows":
+        yield Violation(
+            code="os-windows",
+            field="spec.os.name",
+            value=show("windows"),
+            rule="shares of GPUs, their meter and their limiter are supported only on Linux",
+            example="no spec.os",
+        )
+    if policy.reserves:
+        yield from _deadline(spec)
+    if spec.get("nodeName") and not may_name_node(case, cluster, ours=bool(request.requests)):
+        yield Violation(
+            code="node-name",
+            field="spec.nodeName",
+            value=show(spec["nodeName"]),
+            rule="a GPU pod is placed by the scheduler, which keeps GPUs from being allocated twice",
+            example="nodeSelector: {kubernetes.io/hostname: NODE}",
+        )
+    scheduler = spec.get("schedulerName")
+    if request.requests and scheduler not in (None, "", DEFAULT_SCHEDULER, *cluster.schedulers):
+        yield Violation(
+            code="scheduler-name",
+            field="spec.schedulerName",
+            value=show(scheduler),
+            rule="shares of GPUs are placed only by Slicekeeper's scheduler",
+            example=f"schedulerName: {' or '.join(cluster.schedulers)}",
+        )
+    if request.requests and request.sharing not in policy.sharing:
+        allowed = ", ".join(policy.sharing)
+        yield Violation(
+            code="sharing-not-allowed",
+            field=f"metadata.annotations[{names.SHARING}]",
+            value=show(request.sharing),
+            rule=f"this namespace's policy allows {allowed or 'no sharing mode at all'}",
+            example=f"{names.SHARING}: {policy.sharing[0]}" if policy.sharing else "a namespace that allows one",
+        )
+    if policy.mode == "enforce":
+        yield from pod_priority.of_spec(spec, case, cluster)
+
+
+def _deadline(spec: Mapping[str, Any]) -> Iterator[Violation]:
+    """Check the field that bounds how long a pod holds its GPUs.
+
+    A Job's own `activeDeadlineSeconds` is another thing: it ends the Job with all its pods, counts from the Job's
+    start, begins again when a suspended Job is resumed, may be raised at any time, and is not copied to the pods. A
+    pod's can only ever be lowered, so what is set aside for it is enough.
+    """
+    deadline = spec.get("activeDeadlineSeconds")
+    if deadline is None or deadline < 1:
+        yield Violation(
+            code="deadline-missing",
+            field="spec.activeDeadlineSeconds",
+            value=show(deadline),
+            rule="this namespace's budget is enforced safe: a GPU pod starts when GPU time until its deadline is set "
+            "aside, so the pod itself must have one (the same field of a Job's own spec bounds the Job and not its "
+            "pods; pods of Deployments, StatefulSets and DaemonSets cannot have one)",
+            example="activeDeadlineSeconds: 3600",
         )

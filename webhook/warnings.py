@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from slicekeeper import names
 from slicekeeper.gpu.request import PodRequest
-from webhook.pod_fields import named_class
+from webhook.pod_priority import class_name, named_class
 from webhook.reserved_names import unknown_annotations
 from webhook.review_inputs import Case, ClusterContext
 
@@ -32,7 +32,7 @@ def warnings_of(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster
     if standing.stale:
         found.append(f"namespace {namespace} was over its GPU budget{WHEN_LAST_KNOWN}")
     if over and request.gpu_class != names.BACKGROUND:
-        name = cluster.class_name(case, over=True)
+        name = class_name(case, cluster, over=True)
         found.append(
             f"namespace {namespace} is over its GPU budget: the pod gets priority class {name} "
             "and leftover GPU time, and may be evicted for pods in budget"

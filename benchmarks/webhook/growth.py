@@ -19,8 +19,8 @@ from slicekeeper.config.policy import PolicyBook
 from slicekeeper.config.settings import Settings
 from webhook.admission import Admission
 from webhook.admission_review import Reviewer
+from webhook.known_priority_classes import SettingsClasses
 from webhook.patch import apply
-from webhook.priority_classes import SettingsClasses
 from webhook.review_inputs import Case
 
 SIZES = (1, 2, 5, 10, 20, 50, 100)

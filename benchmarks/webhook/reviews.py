@@ -42,9 +42,9 @@ from slicekeeper.wire.timekeeper import DecisionList
 from webhook.admission import Admission
 from webhook.admission_review import Reviewer
 from webhook.app import make_shell
-from webhook.decisions import Decisions
+from webhook.decision_refresh import Decisions
+from webhook.known_priority_classes import SettingsClasses
 from webhook.patch import apply
-from webhook.priority_classes import SettingsClasses
 from webhook.review_inputs import Case
 
 BARE = ("bare Flask", "bare Starlette")

@@ -62,6 +62,11 @@ class PodRequest:
     """The same by the resource's name: container → resource → number."""
 
     @property
+    def holds_gpus(self) -> bool:
+        """Whether the pod requests GPUs of any kind."""
+        return bool(self.requests or self.whole_device_gpus)
+
+    @property
     def core(self) -> int:
         """Sum of the containers' `vcuda-core`."""
         return sum(r.core for r in self.requests)

@@ -99,7 +99,7 @@ class Openings:
     def is_charged(self, pod: Object, policy: NamespacePolicy) -> bool:
         """Whether a pod will be charged once it is bound."""
         request = charged_request(pod, policy, self._settings)
-        return bool(request.requests or request.whole_device_gpus)
+        return request.holds_gpus
 
     def need(
         self, pod: Object, policy: NamespacePolicy, span: int, book: RateBook, now: Instant

@@ -23,6 +23,7 @@ from slicekeeper.untyped import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 from webhook.foreign import gpu_manager, gpushare, hami, kai, volcano_vgpu
 from webhook.patch import PatchBuilder
+from webhook.pod_shape import malformed
 
 _READ: Final[dict[str, Callable[[Mapping[str, Any], ReferenceGpu, Reading], None]]] = {
     "gpu-manager": gpu_manager.read,
@@ -49,8 +50,11 @@ NOTHING: Final = Conversion([])
 def convert(pod: Mapping[str, Any], policy: NamespacePolicy, resources: Resources, scheduler: str) -> Conversion:
     """Return the conversion of a pod or a pod template; `NOTHING` if it has no foreign request.
 
-    A pod that uses several of the policy's dialects is read in the first of them.
+    Only in mode `enforce`, because the pod changes. A pod that uses several of the policy's dialects is read in the
+    first of them.
     """
+    if not policy.foreign.dialects or policy.mode != "enforce" or any(malformed(pod)):
+        return NOTHING
     gpu = ReferenceGpu(policy.foreign.gpu_memory_mib)
     for dialect in policy.foreign.dialects:
         reading = Reading()

@@ -56,7 +56,7 @@ from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings
 from timekeeper.cluster.watches import ClusterNodes, Namespaces, Pods
 from timekeeper.core.caller import Caller
-from webhook import priority_classes as classes
+from webhook import known_priority_classes as classes
 
 NOW = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 

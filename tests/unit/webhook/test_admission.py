@@ -15,8 +15,8 @@ from slicekeeper.config.settings import Settings, TimekeeperClientSettings, Webh
 from slicekeeper.wire.json_patch import escape
 from webhook import patch as patches
 from webhook.admission import Admission
+from webhook.known_priority_classes import ClusterClasses, SettingsClasses
 from webhook.patch import value_at
-from webhook.priority_classes import ClusterClasses, SettingsClasses
 from webhook.review_inputs import Case, Standing
 from webhook.warnings import cut
 

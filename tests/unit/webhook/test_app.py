@@ -18,7 +18,7 @@ from webhook import metrics
 from webhook.admission import Admission
 from webhook.admission_review import Reviewer
 from webhook.app import make_shell
-from webhook.priority_classes import SettingsClasses
+from webhook.known_priority_classes import SettingsClasses
 from webhook.review_inputs import Case, Standing
 
 SHARE = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 15}

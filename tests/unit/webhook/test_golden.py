@@ -19,9 +19,9 @@ from support.json_patch import apply
 from slicekeeper.config.policy import NamespacePolicy, PolicyBook
 from slicekeeper.config.settings import Settings
 from slicekeeper.config.yaml_file import convert
-from webhook import offline
+from webhook import offline_review
 from webhook.admission import Admission
-from webhook.priority_classes import SettingsClasses
+from webhook.known_priority_classes import SettingsClasses
 from webhook.review_inputs import Case, Standing
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -41,11 +41,13 @@ class Input:
         self.settings = convert(head.get("settings", {}), Settings, file.name)
         self.book = PolicyBook(convert(head.get("policy", {}), NamespacePolicy, file.name))
         with file.open("rb") as stream:
-            self.documents = offline.read(stream, file.name)
+            self.documents = offline_review.read(stream, file.name)
         self.golden = file.with_name(file.name.replace(".input.", ".golden."))
 
-    def outcomes(self) -> list[offline.ReviewOutcome]:
-        return offline.review(self.documents, self.namespace, self.settings, self.book, over_budget=self.over_budget)
+    def outcomes(self) -> list[offline_review.ReviewOutcome]:
+        return offline_review.review(
+            self.documents, self.namespace, self.settings, self.book, over_budget=self.over_budget
+        )
 
     def compare(self, text: str) -> None:
         if os.environ.get("UPDATE_GOLDEN"):
@@ -71,7 +73,7 @@ def test_admitted(file: Path) -> None:
     outcomes = case.outcomes()
     assert all(outcome.verdict.allowed for outcome in outcomes)
     warnings = "".join(f"# Warning: {w}\n" for o in outcomes for w in o.verdict.warnings)
-    case.compare(warnings + offline.as_yaml(outcomes))
+    case.compare(warnings + offline_review.as_yaml(outcomes))
 
 
 @pytest.mark.parametrize("file", ADMITTED, ids=name)

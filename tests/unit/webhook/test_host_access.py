@@ -9,7 +9,7 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import NodeAgentSettings, Settings, WebhookSettings
 from webhook.admission import Admission
 from webhook.host_access import canonical, protected_paths, reaches
-from webhook.priority_classes import SettingsClasses
+from webhook.known_priority_classes import SettingsClasses
 from webhook.review_inputs import Case
 
 SETTINGS = Settings()

@@ -9,7 +9,7 @@ from support.json_patch import apply
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources, Settings, WebhookSettings
 from webhook.admission import Admission
-from webhook.priority_classes import SettingsClasses
+from webhook.known_priority_classes import SettingsClasses
 from webhook.review_inputs import Case
 
 SETTINGS = Settings()

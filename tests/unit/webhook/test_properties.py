@@ -17,7 +17,7 @@ from slicekeeper.config.settings import Settings, WebhookSettings
 from webhook import patch
 from webhook.admission import Admission
 from webhook.admission_review import BadReview, Reviewer
-from webhook.priority_classes import SettingsClasses
+from webhook.known_priority_classes import SettingsClasses
 from webhook.review_inputs import Case, Standing
 
 CORE, MEMORY, DEVICE = "tencent.com/vcuda-core", "tencent.com/vcuda-memory", "nvidia.com/gpu"

@@ -12,8 +12,8 @@ from slicekeeper.config.settings import PolicySettings, Settings
 from slicekeeper.errors import SettingsError
 from webhook.admission import Admission
 from webhook.foreign.conversion import NOTHING, convert
+from webhook.known_priority_classes import SettingsClasses
 from webhook.patch import apply
-from webhook.priority_classes import SettingsClasses
 from webhook.review_inputs import Case
 
 SETTINGS = Settings()

@@ -21,9 +21,9 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import WebhookSettings
 from slicekeeper.errors import ServiceError
 from slicekeeper.wire.timekeeper import Decision, DecisionList
-from webhook.last_decisions import LastDecisions
-from webhook.last_state_change import StateChangeBoard
+from webhook.decision_file import LastDecisions
 from webhook.review_inputs import Standing
+from webhook.shared_state_change import StateChangeBoard
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import WebhookSettings
 from slicekeeper.errors import Unavailable
 from slicekeeper.wire.timekeeper import Decision, DecisionList, State
-from webhook.decisions import Decisions
-from webhook.last_decisions import LastDecisions
-from webhook.last_state_change import StateChangeBoard
+from webhook.decision_file import LastDecisions
+from webhook.decision_refresh import Decisions
 from webhook.review_inputs import Standing
+from webhook.shared_state_change import StateChangeBoard
 
 POLICY = NamespacePolicy()
 

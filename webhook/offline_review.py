@@ -22,12 +22,12 @@ from slicekeeper.config.settings import Settings
 from slicekeeper.errors import SettingsError
 from slicekeeper.untyped import as_map
 from webhook import reserved_names
-from webhook.admission import Admission, Verdict
-from webhook.admission_review import status_of
+from webhook.admission import Admission
+from webhook.known_priority_classes import SettingsClasses
 from webhook.patch import apply
 from webhook.pod_templates import template_of, template_path, with_template
-from webhook.priority_classes import SettingsClasses
 from webhook.review_inputs import Case, Standing
+from webhook.verdict import Verdict, status_of
 
 Document = dict[str, Any]
 

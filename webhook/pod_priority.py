@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PriorityClass of a GPU pod: which one it gets, and which ones users may name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slicekeeper import names
+from slicekeeper.errors import Violation
+from slicekeeper.gpu.request import PodRequest
+from slicekeeper.untyped import as_map, show
+from webhook.patch import PatchBuilder
+from webhook.review_inputs import Case, ClusterContext
+
+
+def named_class(pod: Mapping[str, Any]) -> str:
+    """Return the PriorityClass that a pod names, empty if it names none."""
+    name = as_map(pod.get("spec")).get("priorityClassName")
+    return name if isinstance(name, str) else ""
+
+
+def class_name(case: Case, cluster: ClusterContext, *, over: bool) -> str:
+    """Return the name of the class that GPU pods get, in or over budget."""
+    if over:
+        return case.policy.over_budget_class or cluster.default_classes.over_budget.name
+    return case.policy.in_budget_class or cluster.default_classes.in_budget.name
+
+
+def of_spec(spec: Mapping[str, Any], case: Case, cluster: ClusterContext) -> Iterator[Violation]:
+    """Check the class that the user names, and whether the classes that the webhook would set exist."""
+    ours = (class_name(case, cluster, over=False), class_name(case, cluster, over=True))
+    allowed = case.policy.allowed_priority_classes
+    named = spec.get("priorityClassName")
+    if named and named not in ours and named not in allowed and not cluster.classes.is_default(named):
+        yield Violation(
+            code="priority-class-not-allowed",
+            field="spec.priorityClassName",
+            value=show(named),
+            rule="the webhook sets a GPU pod's priority class; this namespace's policy allows users "
+            + (", ".join(allowed) if allowed else "no other"),
+            example=f"priorityClassName: {allowed[0]}" if allowed else "no priorityClassName",
+        )
+    for name in ours:
+        if cluster.classes.get(name) is None:
+            yield Violation(
+                code="priority-class-unknown",
+                field="spec.priorityClassName",
+                value=show(name),
+                rule="the policy names a PriorityClass whose value the webhook does not know; an administrator must "
+                "create it in the cluster or correct the policy",
+                example=f"kubectl get priorityclass {name}",
+            )
+
+
+def set_class(
+    patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext
+) -> None:
+    """Set the class with its exact numbers: the API server refuses a name whose numbers it did not write itself."""
+    over = case.over_budget or request.gpu_class == names.BACKGROUND
+    named = spec.get("priorityClassName")
+    kept = not over and named in case.policy.allowed_priority_classes
+    name = named if kept else class_name(case, cluster, over=over)
+    patch.member(spec, "/spec", "priorityClassName", name)
+    known = cluster.classes.get(str(name))
+    if known is not None:
+        patch.member(spec, "/spec", "priority", known.value)
+        patch.member(spec, "/spec", "preemptionPolicy", known.preemption_policy)
