@@ -25,8 +25,6 @@ from slicekeeper.net import probes
 logger = logging.getLogger(__name__)
 
 LEASE: Final = "slicekeeper-certificates"
-STUCK_SECONDS: Final = 600.0
-"""Longer than a pass over thousands of namespaces. A pass that gets no answer ends by itself."""
 
 
 @click.group()
@@ -48,49 +46,26 @@ def run(context: Context) -> None:
     publisher = BundlePublisher(client, mine.namespace, wake)
     kind = Follower if mine.ca_files else CertificateKeeper
     keep = kind(client, now, mine, publisher).keep
-    health = _Health()
-    server = None
-    if mine.probes_bind:
-        server = probes.serve(mine.probes_bind, settings.serving, ready=health.ready, alive=health.alive)
-    leader.start()
-    publisher.start()
+    health = probes.LoopHealth()
     due = 0.0
-    while not stop.is_set():
-        health.went_round()
-        if not leader.is_leader:
-            health.wrong = ""
-        elif time.monotonic() >= due:
-            due = time.monotonic() + mine.look_seconds
-            health.wrong = _attempt(keep)
-            if health.wrong:  # what was published last goes to new namespaces all the same
+    with health.served(mine.probes_bind, settings.serving):
+        leader.start()
+        publisher.start()
+        while not stop.is_set():
+            health.go_round()
+            if not leader.is_leader:
+                health.wrong = ""
+            elif time.monotonic() >= due:
+                due = time.monotonic() + mine.look_seconds
+                health.wrong = _attempt(keep)
+                if health.wrong:  # what was published last goes to new namespaces all the same
+                    _attempt(publisher.repeat)
+            else:
                 _attempt(publisher.repeat)
-        else:
-            _attempt(publisher.repeat)
-        wake.wait(mine.look_seconds)
-        wake.clear()
-    publisher.stop()
-    leader.stop()
-    if server is not None:
-        server.close()
-
-
-class _Health:
-    """The state of the loop for the probes."""
-
-    def __init__(self) -> None:
-        self.wrong = "not looked yet"
-        """Why the last pass failed; empty if it did not, or if another replica is active."""
-        self._went_round = time.monotonic()
-
-    def went_round(self) -> None:
-        self._went_round = time.monotonic()
-
-    def ready(self) -> str:
-        return self.wrong
-
-    def alive(self) -> str:
-        silent = time.monotonic() - self._went_round
-        return f"no look for {silent:.0f} s" if silent > STUCK_SECONDS else ""
+            wake.wait(mine.look_seconds)
+            wake.clear()
+        publisher.stop()
+        leader.stop()
 
 
 def _attempt(work: Callable[[], object]) -> str:

@@ -17,7 +17,7 @@ from slicekeeper.errors import SlicekeeperError
 from slicekeeper.gpu.inventory import Gpu, MigSlice, is_slice, slices
 from slicekeeper.gpu.parse import parse_admitted
 from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers, sharing_mode
-from slicekeeper.kube.pod import has_ended
+from slicekeeper.kube.pod import full_name, has_ended
 from slicekeeper.units import CORES_PER_GPU
 from slicekeeper.untyped import as_list, as_map
 
@@ -92,7 +92,7 @@ def check(pod: Mapping[str, Any], others: Iterable[Mapping[str, Any]], gpus: lis
     for uuid in dict.fromkeys(uuid for hold in mine for uuid in hold.gpus):
         beside = [other for other in earlier if _mentions(other, uuid)]
         if is_slice(uuid):
-            there = [_name(other) for other in beside if _on(uuid, holds(other, resources).values())]
+            there = [full_name(other) for other in beside if _on(uuid, holds(other, resources).values())]
             _check_slice(uuid, slices_here[uuid][0] if uuid in slices_here else None, _on(uuid, mine), there)
             continue
         gpu = known.get(uuid)
@@ -100,7 +100,7 @@ def check(pod: Mapping[str, Any], others: Iterable[Mapping[str, Any]], gpus: lis
             raise SeatRefused(f"GPU {uuid} is not offered on this node; delete the pod, so that it is scheduled again")
         if not gpu.healthy:
             raise SeatRefused(f"GPU {uuid} is not healthy; delete the pod, so that it is scheduled again")
-        sums = {_name(other): _sum(holds(other, resources).values(), gpu) for other in beside}
+        sums = {full_name(other): _sum(holds(other, resources).values(), gpu) for other in beside}
         sums = {name: share for name, share in sums.items() if share != (0, 0)}
         own_core, own_memory = _sum(mine, gpu)
         core = own_core + sum(share[0] for share in sums.values())
@@ -173,7 +173,3 @@ def _rank(pod: Mapping[str, Any]) -> tuple[str, str]:
     # RFC 3339 in UTC with milliseconds sorts as text; a pod without an instant bypassed our scheduler.
     bound_at = annotations_of(pod).get(names.BOUND_AT)
     return (bound_at if isinstance(bound_at, str) else "9", pod["metadata"]["uid"])
-
-
-def _name(pod: Mapping[str, Any]) -> str:
-    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"

@@ -18,7 +18,6 @@ from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.kube.leader import LeaderElection
-from slicekeeper.net import probes
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 
 LEASE: Final = "slicekeeper-objects"
@@ -84,15 +83,11 @@ def _candidate(settings: Settings, lease: str) -> tuple[KubeClient, LeaderElecti
 def _looking(settings: Settings, keeper: Pass, leader: LeaderElection) -> Iterator[OperatorLoop]:
     """Run passes as long as this process leads, with probes that report their state."""
     looks = OperatorLoop(keeper, lambda: leader.is_leader)
-    server = None
-    if settings.objects.probes_bind:
-        server = probes.serve(settings.objects.probes_bind, settings.serving, ready=looks.ready, alive=looks.alive)
-    leader.start()
-    looks.start()
-    try:
-        yield looks
-    finally:
-        looks.stop()
-        leader.stop()
-        if server is not None:
-            server.close()
+    with looks.health.served(settings.objects.probes_bind, settings.serving):
+        leader.start()
+        looks.start()
+        try:
+            yield looks
+        finally:
+            looks.stop()
+            leader.stop()

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from slicekeeper import threads
 from slicekeeper.errors import ServiceError
+from slicekeeper.net.probes import LoopHealth
 
 logger = logging.getLogger(__name__)
 
@@ -18,8 +18,6 @@ LOOK_SECONDS: Final = 10.0
 """Interval between two passes if nothing changes: data that an operator reads without a watch may change."""
 PAUSE_SECONDS: Final = 1.0
 """Minimum interval between two passes: many objects are applied at once."""
-STUCK_SECONDS: Final = 600.0
-"""Longer than a pass over thousands of objects. A pass that gets no answer ends by itself."""
 
 
 class Pass(Protocol):
@@ -56,8 +54,7 @@ class OperatorLoop:
         self._keeper = keeper
         self._leads = leads
         self._stop = threading.Event()
-        self._wrong = "not looked yet"
-        self._went_round = time.monotonic()
+        self.health = LoopHealth()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -71,20 +68,11 @@ class OperatorLoop:
         if self._thread is not None:
             self._thread.join(timeout=30)
 
-    def ready(self) -> str:
-        """Return why the last pass failed; empty if it did not, or if another replica is active."""
-        return self._wrong
-
-    def alive(self) -> str:
-        """Return for how long there was no pass; empty if it is not too long."""
-        silent = time.monotonic() - self._went_round
-        return f"no look for {silent:.0f} s" if silent > STUCK_SECONDS else ""
-
     def _run(self) -> None:
         while not self._stop.is_set():
             self.wake.clear()
-            self._went_round = time.monotonic()
-            self._wrong = self._look() if self._leads() else ""
+            self.health.go_round()
+            self.health.wrong = self._look() if self._leads() else ""
             self._stop.wait(PAUSE_SECONDS)
             self.wake.wait(LOOK_SECONDS - PAUSE_SECONDS)
 

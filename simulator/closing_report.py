@@ -20,6 +20,7 @@ from slicekeeper import names
 from slicekeeper.cli.output import table
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import DEPLOYMENTS, JOBS, PODS, Object
+from slicekeeper.kube.pod import full_name
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget, Workload
 
@@ -128,7 +129,7 @@ def check(local: LocalCluster) -> list[str]:
     wrong: list[str] = []
     bound = [pod for pod in local.cluster.store.removed_pods if names.BOUND_AT in annotations_of(pod)]
     for pod in bound:
-        name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+        name = full_name(pod)
         workload = workloads.get(pod["metadata"]["uid"])
         if workload is None:
             wrong.append(f"{name} held a GPU and is not in the ledger")

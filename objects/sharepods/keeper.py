@@ -19,7 +19,7 @@ from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Conflict, NotFound, ServiceError, Unavailable
 from slicekeeper.kube.client import JSON_PATCH, PODS, KubeClient, Object
-from slicekeeper.kube.pod import controller_of, guarded, has_ended
+from slicekeeper.kube.pod import controller_of, full_name, guarded, has_ended
 from slicekeeper.kube.watch import Seen, Watch
 from slicekeeper.units import Instant, parse_instant
 from slicekeeper.untyped import as_list, as_map
@@ -222,4 +222,4 @@ def _unless_changed(obj: Object, operation: Object) -> list[Object]:
 
 
 def _said(obj: Object) -> str:
-    return f"sharepod {obj['metadata']['namespace']}/{obj['metadata']['name']}"
+    return f"sharepod {full_name(obj)}"

@@ -18,7 +18,7 @@ import click
 from slicekeeper.errors import Conflict, NotFound, ServiceError
 from slicekeeper.kube import break_glass_record
 from slicekeeper.kube.client import CONFIG_MAPS, JSON_PATCH, NAMESPACES, NODES, PODS, KubeClient, Object
-from slicekeeper.kube.pod import has_ended, has_finalizer, is_bound, without_finalizer
+from slicekeeper.kube.pod import full_name, has_ended, has_finalizer, is_bound, without_finalizer
 from slicekeeper.units import Instant, format_instant, parse_instant
 
 _AGAIN: Final = "slicekeeper check --break-glass"
@@ -46,11 +46,11 @@ def release_held(client: KubeClient, namespace: str, now: Instant) -> Iterator[t
             for pod, left in zip(pods, pool.map(lambda pod: _release(client, pod), pods), strict=True):
                 gone += not left
                 if left:
-                    yield f"pod {_name(pod)} {left}, and stays", _AGAIN
+                    yield f"pod {full_name(pod)} {left}, and stays", _AGAIN
     for pod in held:
         if not _says_no_more(pod, now):
             until = format_instant(_until(pod))
-            yield f"kubelet may still report how pod {_name(pod)} ended, until {until}", f"{_AGAIN}, after that"
+            yield f"kubelet may still report how pod {full_name(pod)} ended, until {until}", f"{_AGAIN}, after that"
     click.echo(f"{gone} pods released; they are charged when the timekeeper runs again", err=True)
 
 
@@ -79,7 +79,3 @@ def _release(client: KubeClient, pod: Object) -> str:
     except ServiceError as error:
         return "changed meanwhile" if error.status in (409, 422) else f"was not released ({error})"
     return ""
-
-
-def _name(pod: Object) -> str:
-    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"

@@ -19,7 +19,7 @@ from slicekeeper.gpu import inventory
 from slicekeeper.gpu.parse import parse_admitted
 from slicekeeper.gpu.pod_manifest import annotations_of, sharing_mode
 from slicekeeper.kube.client import NODES, PODS, Object
-from slicekeeper.kube.pod import has_ended
+from slicekeeper.kube.pod import full_name, has_ended
 from slicekeeper.units import CORES_PER_GPU
 from slicekeeper.wire.live_seats import SeatUse
 
@@ -81,7 +81,7 @@ def _shares(pods: list[Object], resources: Resources) -> dict[str, dict[str, int
     for pod in pods:
         if has_ended(pod):
             continue
-        name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+        name = full_name(pod)
         alone = sharing_mode(pod) == names.EXCLUSIVE
         for request in parse_admitted(pod, resources)[0].requests:
             chosen = annotations_of(pod).get(names.gpu_annotation(request.container), "")

@@ -20,6 +20,11 @@ from slicekeeper.wire.json_patch import JsonPatch
 _TERMINAL: Final = ("Succeeded", "Failed")
 
 
+def full_name(obj: Mapping[str, Any]) -> str:
+    """Return the namespace and the name of a pod, or of another object, in the usual form."""
+    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+
+
 def has_ended(pod: Mapping[str, Any]) -> bool:
     """Whether all of a pod has finally ended, according to kubelet or the control plane."""
     return as_map(pod.get("status")).get("phase") in _TERMINAL

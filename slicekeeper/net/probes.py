@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from slicekeeper import threads
 from slicekeeper.config.settings import ServingSettings
 from slicekeeper.net.serving.background import BackgroundServer
 from slicekeeper.net.serving.wsgi import WsgiApp, WsgiBridge
+
+STUCK_SECONDS: Final = 600.0
+"""Longer than a pass over thousands of objects. A pass that gets no answer ends by itself."""
 
 THREADS: Final = 4
 """Enough for kubelet's probes and the scheduler's question whether an agent is ready during a slow scrape."""
@@ -61,3 +66,31 @@ def serve(
         return [body]
 
     return listen(bind, app, limits)
+
+
+class LoopHealth:
+    """The state of a loop that runs passes, for its probes."""
+
+    def __init__(self) -> None:
+        self.wrong = "not looked yet"
+        """Why the last pass failed; empty if it did not, or if another replica is active."""
+        self._went_round = time.monotonic()
+
+    def go_round(self) -> None:
+        """Note that the loop goes on."""
+        self._went_round = time.monotonic()
+
+    def alive(self) -> str:
+        """Return for how long there was no pass; empty if it is not too long."""
+        silent = time.monotonic() - self._went_round
+        return f"no look for {silent:.0f} s" if silent > STUCK_SECONDS else ""
+
+    @contextmanager
+    def served(self, bind: str, limits: ServingSettings) -> Iterator[None]:
+        """Answer probes at `bind`, if it is set."""
+        server = serve(bind, limits, ready=lambda: self.wrong, alive=self.alive) if bind else None
+        try:
+            yield
+        finally:
+            if server is not None:
+                server.close()

@@ -18,7 +18,7 @@ from slicekeeper.config.settings import Settings
 from slicekeeper.errors import Unavailable
 from slicekeeper.kube.break_glass_record import SEEN_AT
 from slicekeeper.kube.client import Object
-from slicekeeper.kube.pod import has_ended, has_finalizer, is_bound
+from slicekeeper.kube.pod import full_name, has_ended, has_finalizer, is_bound
 from slicekeeper.units import EPOCH, Instant
 from timekeeper.cluster.lost_label import Strays
 from timekeeper.cluster.node_clock import NodeClocks
@@ -114,9 +114,9 @@ class Intervals:
                 read = self._read(pod, rows.get(uid), now, gone=uid in gone)
             except Exception as error:  # noqa: BLE001 - an error with one pod does not affect the others
                 if isinstance(error, Unavailable):
-                    log.info("pod %s/%s waits: %s", namespace_of(pod), pod["metadata"]["name"], error)
+                    log.info("pod %s waits: %s", full_name(pod), error)
                 else:
-                    self._fail(f"pod {namespace_of(pod)}/{pod['metadata']['name']}", error)
+                    self._fail(f"pod {full_name(pod)}", error)
                 self._again(uid, pod, gone=uid in gone)
                 continue
             if read.opening:

@@ -23,7 +23,7 @@ from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import NotFound, ServiceError
 from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient, Object
-from slicekeeper.kube.pod import has_ended, has_finalizer
+from slicekeeper.kube.pod import full_name, has_ended, has_finalizer
 from slicekeeper.kube.watch import Watch
 from slicekeeper.units import MS_PER_HOUR, Instant
 from timekeeper.cluster import pod_patch
@@ -34,7 +34,7 @@ from timekeeper.cluster.eviction import Evictions
 from timekeeper.cluster.gate import Gates
 from timekeeper.cluster.lost_label import Strays
 from timekeeper.cluster.node_clock import NodeClocks
-from timekeeper.cluster.opening import Openings, namespace_of
+from timekeeper.cluster.opening import Openings
 from timekeeper.cluster.threshold import Thresholds
 from timekeeper.cluster.vanished import Vanished
 from timekeeper.cluster.watches import ClusterNodes, Namespaces, Pods
@@ -316,7 +316,7 @@ class Controller:
         """Act on pods concurrently; if that fails for one, the next look repeats it."""
 
         def attempt(pod: Object) -> None:
-            what = f"pod {namespace_of(pod)}/{pod['metadata']['name']}"
+            what = f"pod {full_name(pod)}"
             try:
                 act(pod)
             except (LedgerError, ServiceError) as error:

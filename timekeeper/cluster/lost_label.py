@@ -19,6 +19,7 @@ from slicekeeper import names
 from slicekeeper.errors import ServiceError
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import PODS, KubeClient, Object
+from slicekeeper.kube.pod import full_name
 from slicekeeper.untyped import as_list, as_map
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.watches import Pods
@@ -73,7 +74,7 @@ class Strays:
         """
         found, _ = self._client.list(PODS, label_selector=f"!{names.MANAGED_LABEL}", metadata_only=True)
         for pod in filter(has_our_marks, found):
-            log.warning("pod %s has lost the label %s", _shown(pod), names.MANAGED_LABEL)
+            log.warning("pod %s has lost the label %s", full_name(pod), names.MANAGED_LABEL)
             self.add(pod)
 
     def label(self, pods: Iterable[Object], each: Callable[[list[Object], Callable[[Object], None]], None]) -> None:
@@ -91,7 +92,7 @@ class Strays:
         try:
             pod = self._client.find(PODS, last["metadata"]["name"], last["metadata"]["namespace"], uid=uid)
         except ServiceError as error:
-            log.info("pod %s is asked for again later: %s", _shown(last), error)
+            log.info("pod %s is asked for again later: %s", full_name(last), error)
             return
         if pod is None:
             self._drop(uid)
@@ -106,7 +107,7 @@ class Strays:
         try:
             pod_patch.label(self._client, pod)
         except ServiceError as error:
-            log.info("pod %s is followed without the label %s: %s", _shown(pod), names.MANAGED_LABEL, error)
+            log.info("pod %s is followed without the label %s: %s", full_name(pod), names.MANAGED_LABEL, error)
 
     def _drop(self, uid: str) -> None:
         with self._lock:
@@ -123,7 +124,3 @@ def has_our_marks(pod: Object) -> bool:
 
 def _is_labelled(pod: Object) -> bool:
     return as_map(pod["metadata"].get("labels")).get(names.MANAGED_LABEL) == names.MANAGED_VALUE
-
-
-def _shown(pod: Object) -> str:
-    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"

@@ -11,7 +11,7 @@ from slicekeeper import names
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import NotFound, ServiceError
 from slicekeeper.kube.client import JSON_PATCH, MERGE_PATCH, NODES, PODS, KubeClient, Object, Resource
-from slicekeeper.kube.pod import gate_index, has_finalizer, without_finalizer, without_gate
+from slicekeeper.kube.pod import full_name, gate_index, has_finalizer, without_finalizer, without_gate
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ def left_behind(client: KubeClient, settings: Settings) -> list[LeftBehind]:
     for pod in client.list(PODS)[0]:
         if has_finalizer(pod):
             found.append(
-                LeftBehind(f"pod {name_of(pod)} still has our finalizer", client, PODS, pod, without_finalizer(pod))
+                LeftBehind(f"pod {full_name(pod)} still has our finalizer", client, PODS, pod, without_finalizer(pod))
             )
         if gate_index(pod) is not None:
             found.append(
-                LeftBehind(f"pod {name_of(pod)} still has our scheduling gate", client, PODS, pod, without_gate(pod))
+                LeftBehind(f"pod {full_name(pod)} still has our scheduling gate", client, PODS, pod, without_gate(pod))
             )
     gone = {resources.core: None, resources.memory: None}
     for node in client.list(NODES)[0]:
@@ -83,9 +83,4 @@ def stranded(client: KubeClient, settings: Settings) -> Iterator[tuple[str, str]
         if spec.get("schedulerName") in settings.schedulers and not spec.get("nodeName") and not ends:
             namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
             remedy = f"kubectl delete pod -n {namespace} {name}"
-            yield f"pod {name_of(pod)} waits for {spec['schedulerName']}, which is gone", remedy
-
-
-def name_of(pod: Object) -> str:
-    """Return a pod's namespace and name in the usual form."""
-    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+            yield f"pod {full_name(pod)} waits for {spec['schedulerName']}, which is gone", remedy

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 import click
 
 from slicekeeper import clock, names
-from slicekeeper.cli.check.leftovers import name_of
 from slicekeeper.cli.check.remedies import Finding
 from slicekeeper.config.policy_file import read_book
 from slicekeeper.config.policy_objects import apply_policies, read
@@ -17,7 +16,7 @@ from slicekeeper.errors import Conflict, NotFound, RequestRefused
 from slicekeeper.gpu.parse import parse_pod
 from slicekeeper.gpu.pod_manifest import asks_for
 from slicekeeper.kube.client import PODS, KubeClient, Object
-from slicekeeper.kube.pod import has_ended
+from slicekeeper.kube.pod import full_name, has_ended
 from slicekeeper.kube.policy_watch import GPU_POLICIES
 from slicekeeper.units import format_instant
 
@@ -47,9 +46,9 @@ def adopt(client: KubeClient, settings: Settings) -> Iterator[Finding]:
         try:
             client.patch(PODS, metadata["name"], {"metadata": marks}, metadata["namespace"])
         except (Conflict, NotFound):
-            yield (f"pod {name_of(pod)} has changed in the meantime and was not adopted", "slicekeeper check --adopt")
+            yield (f"pod {full_name(pod)} has changed in the meantime and was not adopted", "slicekeeper check --adopt")
         else:
-            click.echo(f"pod {name_of(pod)} is charged from now on", err=True)
+            click.echo(f"pod {full_name(pod)} is charged from now on", err=True)
 
 
 def _pods(client: KubeClient, settings: Settings) -> Iterator[Object]:
@@ -73,7 +72,7 @@ def _findings(pods: Iterable[Object], settings: Settings) -> Iterator[Finding]:
         reason = _not_adoptable(pod, settings.resources)
         again = "create it again, so that it is admitted"
         yield (
-            f"pod {name_of(pod)} uses GPUs unmetered{f', and cannot be charged: {reason}' if reason else ''}",
+            f"pod {full_name(pod)} uses GPUs unmetered{f', and cannot be charged: {reason}' if reason else ''}",
             again if reason else f"slicekeeper check --adopt charges it from now on; or {again}",
         )
 

@@ -141,15 +141,15 @@ def test_looks_go_on_after_one_that_failed_and_the_probe_says_which() -> None:
     keeper = _Keeper()
     keeper.wrong = "down"
     looks = OperatorLoop(keeper, lambda: True)  # type: ignore[arg-type]
-    assert looks.ready() == "not looked yet"
+    assert looks.health.wrong == "not looked yet"
     looks.start()
     try:
         assert keeper.looked.acquire(timeout=60)
-        wait_for(lambda: looks.ready() == "down", "why it is not ready")
+        wait_for(lambda: looks.health.wrong == "down", "why it is not ready")
         keeper.wrong = ""
         looks.wake.set()
-        wait_for(lambda: looks.ready() == "", "ready again")
-        assert looks.alive() == ""
+        wait_for(lambda: looks.health.wrong == "", "ready again")
+        assert looks.health.alive() == ""
     finally:
         looks.stop()
 
@@ -159,7 +159,7 @@ def test_one_that_does_not_lead_is_ready_and_looks_at_nothing() -> None:
     looks = OperatorLoop(keeper, lambda: False)  # type: ignore[arg-type]
     looks.start()
     try:
-        wait_for(lambda: looks.ready() == "", "ready")
+        wait_for(lambda: looks.health.wrong == "", "ready")
         assert not keeper.looked.acquire(blocking=False)
     finally:
         looks.stop()
