@@ -133,7 +133,7 @@ def write_fake(headers: Path, out: Path) -> None:
     known = protos(headers)
     fake = ROOT.parent / "test" / "fake"
     both = grep(r"FK_STREAM_API\(\s*", fake)
-    written = grep(r"FK_API\(\s*", fake) | both | {f"{symbol}_ptsz" for symbol in both}
+    written = grep(r"FK_(?:API|RESULT)\(\s*", fake) | both | {f"{symbol}_ptsz" for symbol in both}
     stubs = sorted(set(known) - written)
     rows = lookups(headers, known)
     out.mkdir(parents=True, exist_ok=True)

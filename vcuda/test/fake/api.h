@@ -10,6 +10,10 @@
 
 /* Every implemented function; the others are generated stubs. */
 #define FK_API(name, arguments) __attribute__((visibility("default"))) CUresult name arguments
+#define FK_RESULT(name, arguments, result)                                                         \
+  FK_API(name, arguments) {                                                                        \
+    return result;                                                                                 \
+  }
 
 /* A call that is late as SLICEKEEPER_FAKE_LATE says, as it begins and when it has done its work. */
 #define FK_LATE                                                                                    \

@@ -28,15 +28,11 @@ static CUresult begin(struct CUstream_st *s, CUstreamCaptureMode mode, bool lega
   pthread_mutex_unlock(&guard);
   return r;
 }
-FK_API(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode)) {
-  return begin(fk_stream_of(stream, false), mode, !stream || stream == CU_STREAM_LEGACY);
-}
-FK_API(cuStreamBeginCapture_v2_ptsz, (CUstream stream, CUstreamCaptureMode mode)) {
-  return begin(fk_stream_of(stream, true), mode, stream == CU_STREAM_LEGACY);
-}
-FK_API(cuStreamBeginCapture, (CUstream stream)) {
-  return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
-}
+FK_RESULT(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode),
+          begin(fk_stream_of(stream, false), mode, !stream || stream == CU_STREAM_LEGACY))
+FK_RESULT(cuStreamBeginCapture_v2_ptsz, (CUstream stream, CUstreamCaptureMode mode),
+          begin(fk_stream_of(stream, true), mode, stream == CU_STREAM_LEGACY))
+FK_RESULT(cuStreamBeginCapture, (CUstream stream), cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL))
 static CUresult end(struct CUstream_st *s, CUgraph *out) {
   if (!s || s->joined || !fk_capture_hold(s)) return CUDA_ERROR_ILLEGAL_STATE;
   bool invalid = s->invalid;
@@ -45,21 +41,15 @@ static CUresult end(struct CUstream_st *s, CUgraph *out) {
   fk_capture_let_go();
   return invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
 }
-FK_API(cuStreamEndCapture, (CUstream stream, CUgraph *out)) {
-  return end(fk_stream_of(stream, false), out);
-}
-FK_API(cuStreamEndCapture_ptsz, (CUstream stream, CUgraph *out)) {
-  return end(fk_stream_of(stream, true), out);
-}
+FK_RESULT(cuStreamEndCapture, (CUstream stream, CUgraph *out), end(fk_stream_of(stream, false), out))
+FK_RESULT(cuStreamEndCapture_ptsz, (CUstream stream, CUgraph *out), end(fk_stream_of(stream, true), out))
 static CUresult capturing(struct CUstream_st *s, CUstreamCaptureStatus *status) {
   *status = !s || !s->capture ? CU_STREAM_CAPTURE_STATUS_NONE
             : s->invalid      ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                               : CU_STREAM_CAPTURE_STATUS_ACTIVE;
   return CUDA_SUCCESS;
 }
-FK_API(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status)) {
-  return capturing(fk_stream_of(stream, false), status);
-}
-FK_API(cuStreamIsCapturing_ptsz, (CUstream stream, CUstreamCaptureStatus *status)) {
-  return capturing(fk_stream_of(stream, true), status);
-}
+FK_RESULT(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status),
+          capturing(fk_stream_of(stream, false), status))
+FK_RESULT(cuStreamIsCapturing_ptsz, (CUstream stream, CUstreamCaptureStatus *status),
+          capturing(fk_stream_of(stream, true), status))

@@ -35,56 +35,22 @@ static CUresult fill(void *to, unsigned value, size_t width, size_t count) {
 
 #define P(address) ((void *)(uintptr_t)(address))
 
-FK_API(cuMemcpyHtoD_v2, (CUdeviceptr to, const void *from, size_t n)) {
-  return copy(P(to), from, n);
-}
-FK_API(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t n)) {
-  return copy(to, P(from), n);
-}
-FK_API(cuMemcpyDtoD_v2, (CUdeviceptr to, CUdeviceptr from, size_t n)) {
-  return copy(P(to), P(from), n);
-}
-FK_API(cuMemcpy, (CUdeviceptr to, CUdeviceptr from, size_t n)) {
-  return copy(P(to), P(from), n);
-}
-FK_API(cuMemcpyHtoD_v2_ptds, (CUdeviceptr to, const void *from, size_t n)) {
-  return copy(P(to), from, n);
-}
-FK_API(cuMemcpyDtoH_v2_ptds, (void *to, CUdeviceptr from, size_t n)) {
-  return copy(to, P(from), n);
-}
-FK_API(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t n, CUstream s)) {
-  return copy_async(P(to), from, n, s);
-}
-FK_API(cuMemcpyDtoHAsync_v2, (void *to, CUdeviceptr from, size_t n, CUstream s)) {
-  return copy_async(to, P(from), n, s);
-}
-FK_API(cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s)) {
-  return copy_async(P(to), P(from), n, s);
-}
-FK_API(cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s)) {
-  return copy_async(P(to), P(from), n, s);
-}
-FK_API(cuMemcpyHtoDAsync_v2_ptsz, (CUdeviceptr to, const void *from, size_t n, CUstream s)) {
-  return copy_async(P(to), from, n, s);
-}
-FK_API(cuMemcpyDtoHAsync_v2_ptsz, (void *to, CUdeviceptr from, size_t n, CUstream s)) {
-  return copy_async(to, P(from), n, s);
-}
-FK_API(cuMemsetD8_v2, (CUdeviceptr to, unsigned char v, size_t n)) {
-  return fill(P(to), v, 1, n);
-}
-FK_API(cuMemsetD16_v2, (CUdeviceptr to, unsigned short v, size_t n)) {
-  return fill(P(to), v, 2, n);
-}
-FK_API(cuMemsetD32_v2, (CUdeviceptr to, unsigned v, size_t n)) {
-  return fill(P(to), v, 4, n);
-}
-FK_API(cuMemsetD8Async, (CUdeviceptr to, unsigned char v, size_t n, CUstream s)) {
-  (void)s;
-  return fill(P(to), v, 1, n);
-}
-FK_API(cuMemsetD32Async, (CUdeviceptr to, unsigned v, size_t n, CUstream s)) {
-  (void)s;
-  return fill(P(to), v, 4, n);
-}
+FK_RESULT(cuMemcpyHtoD_v2, (CUdeviceptr to, const void *from, size_t n), copy(P(to), from, n))
+FK_RESULT(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t n), copy(to, P(from), n))
+FK_RESULT(cuMemcpyDtoD_v2, (CUdeviceptr to, CUdeviceptr from, size_t n), copy(P(to), P(from), n))
+FK_RESULT(cuMemcpy, (CUdeviceptr to, CUdeviceptr from, size_t n), copy(P(to), P(from), n))
+FK_RESULT(cuMemcpyHtoD_v2_ptds, (CUdeviceptr to, const void *from, size_t n), copy(P(to), from, n))
+FK_RESULT(cuMemcpyDtoH_v2_ptds, (void *to, CUdeviceptr from, size_t n), copy(to, P(from), n))
+FK_RESULT(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t n, CUstream s), copy_async(P(to), from, n, s))
+FK_RESULT(cuMemcpyDtoHAsync_v2, (void *to, CUdeviceptr from, size_t n, CUstream s), copy_async(to, P(from), n, s))
+FK_RESULT(cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s),
+          copy_async(P(to), P(from), n, s))
+FK_RESULT(cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s), copy_async(P(to), P(from), n, s))
+FK_RESULT(cuMemcpyHtoDAsync_v2_ptsz, (CUdeviceptr to, const void *from, size_t n, CUstream s),
+          copy_async(P(to), from, n, s))
+FK_RESULT(cuMemcpyDtoHAsync_v2_ptsz, (void *to, CUdeviceptr from, size_t n, CUstream s), copy_async(to, P(from), n, s))
+FK_RESULT(cuMemsetD8_v2, (CUdeviceptr to, unsigned char v, size_t n), fill(P(to), v, 1, n))
+FK_RESULT(cuMemsetD16_v2, (CUdeviceptr to, unsigned short v, size_t n), fill(P(to), v, 2, n))
+FK_RESULT(cuMemsetD32_v2, (CUdeviceptr to, unsigned v, size_t n), fill(P(to), v, 4, n))
+FK_RESULT(cuMemsetD8Async, (CUdeviceptr to, unsigned char v, size_t n, CUstream s), ((void)s, fill(P(to), v, 1, n)))
+FK_RESULT(cuMemsetD32Async, (CUdeviceptr to, unsigned v, size_t n, CUstream s), ((void)s, fill(P(to), v, 4, n)))

@@ -88,9 +88,7 @@ FK_API(cuDeviceGetUuid_v2, (CUuuid * uuid, CUdevice device)) {
   return CUDA_SUCCESS;
 }
 
-FK_API(cuDeviceGetUuid, (CUuuid * uuid, CUdevice device)) {
-  return cuDeviceGetUuid_v2(uuid, device);
-}
+FK_RESULT(cuDeviceGetUuid, (CUuuid * uuid, CUdevice device), cuDeviceGetUuid_v2(uuid, device))
 
 FK_API(cuDeviceTotalMem_v2, (size_t * bytes, CUdevice device)) {
   if (!bytes) return CUDA_ERROR_INVALID_VALUE;
@@ -239,9 +237,7 @@ FK_API(cuCtxPushCurrent_v2, (CUcontext ctx)) {
   stack[depth++] = ctx;
   return CUDA_SUCCESS;
 }
-FK_API(cuCtxPushCurrent, (CUcontext ctx)) {
-  return cuCtxPushCurrent_v2(ctx);
-}
+FK_RESULT(cuCtxPushCurrent, (CUcontext ctx), cuCtxPushCurrent_v2(ctx))
 
 FK_API(cuCtxPopCurrent_v2, (CUcontext * ctx)) {
   if (!depth) return CUDA_ERROR_INVALID_CONTEXT;
@@ -249,9 +245,7 @@ FK_API(cuCtxPopCurrent_v2, (CUcontext * ctx)) {
   if (ctx) *ctx = stack[depth];
   return CUDA_SUCCESS;
 }
-FK_API(cuCtxPopCurrent, (CUcontext * ctx)) {
-  return cuCtxPopCurrent_v2(ctx);
-}
+FK_RESULT(cuCtxPopCurrent, (CUcontext * ctx), cuCtxPopCurrent_v2(ctx))
 
 FK_API(cuCtxSetCurrent, (CUcontext ctx)) {
   if (!ctx) {
@@ -299,26 +293,15 @@ FK_API(cuCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device)) {
   *out = ctx;
   return cuCtxPushCurrent_v2(ctx);
 }
-FK_API(cuCtxCreate, (CUcontext * out, unsigned flags, CUdevice device)) {
-  return cuCtxCreate_v2(out, flags, device);
-}
-FK_API(cuCtxCreate_v3,
-       (CUcontext * out, CUexecAffinityParam *p, int n, unsigned flags, CUdevice device)) {
-  (void)p, (void)n;
-  return cuCtxCreate_v2(out, flags, device);
-}
-FK_API(cuCtxCreate_v4, (CUcontext * out, CUctxCreateParams *p, unsigned flags, CUdevice device)) {
-  (void)p;
-  return cuCtxCreate_v2(out, flags, device);
-}
+FK_RESULT(cuCtxCreate, (CUcontext * out, unsigned flags, CUdevice device), cuCtxCreate_v2(out, flags, device))
+FK_RESULT(cuCtxCreate_v3, (CUcontext * out, CUexecAffinityParam *p, int n, unsigned flags, CUdevice device),
+          ((void)p, (void)n, cuCtxCreate_v2(out, flags, device)))
+FK_RESULT(cuCtxCreate_v4, (CUcontext * out, CUctxCreateParams *p, unsigned flags, CUdevice device),
+          ((void)p, cuCtxCreate_v2(out, flags, device)))
 
-FK_API(cuGLCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device)) {
-  return cuCtxCreate_v2(out, flags, device);
-}
-FK_API(cuVDPAUCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device, unsigned vdpau, void *get)) {
-  (void)vdpau, (void)get;
-  return cuCtxCreate_v2(out, flags, device);
-}
+FK_RESULT(cuGLCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device), cuCtxCreate_v2(out, flags, device))
+FK_RESULT(cuVDPAUCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device, unsigned vdpau, void *get),
+          ((void)vdpau, (void)get, cuCtxCreate_v2(out, flags, device)))
 
 FK_API(cuCtxDestroy_v2, (CUcontext ctx)) {
   FK_LATE;
@@ -330,9 +313,7 @@ FK_API(cuCtxDestroy_v2, (CUcontext ctx)) {
   fk_contexts_let_go();
   return lives ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
-FK_API(cuCtxDestroy, (CUcontext ctx)) {
-  return cuCtxDestroy_v2(ctx);
-}
+FK_RESULT(cuCtxDestroy, (CUcontext ctx), cuCtxDestroy_v2(ctx))
 
 FK_API(cuCtxAttach, (CUcontext * out, unsigned flags)) {
   FK_LATE;
@@ -382,9 +363,7 @@ FK_API(cuDevicePrimaryCtxRelease_v2, (CUdevice device)) {
   fk_contexts_let_go();
   return r;
 }
-FK_API(cuDevicePrimaryCtxRelease, (CUdevice device)) {
-  return cuDevicePrimaryCtxRelease_v2(device);
-}
+FK_RESULT(cuDevicePrimaryCtxRelease, (CUdevice device), cuDevicePrimaryCtxRelease_v2(device))
 
 FK_API(cuDevicePrimaryCtxReset_v2, (CUdevice device)) {
   FK_LATE;
@@ -398,9 +377,7 @@ FK_API(cuDevicePrimaryCtxReset_v2, (CUdevice device)) {
   fk_contexts_let_go();
   return r;
 }
-FK_API(cuDevicePrimaryCtxReset, (CUdevice device)) {
-  return cuDevicePrimaryCtxReset_v2(device);
-}
+FK_RESULT(cuDevicePrimaryCtxReset, (CUdevice device), cuDevicePrimaryCtxReset_v2(device))
 
 FK_API(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned *flags, int *active)) {
   if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
@@ -409,10 +386,7 @@ FK_API(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned *flags, int *activ
   return CUDA_SUCCESS;
 }
 
-FK_API(cuDevicePrimaryCtxSetFlags_v2, (CUdevice device, unsigned flags)) {
-  (void)device, (void)flags;
-  return CUDA_SUCCESS;
-}
+FK_RESULT(cuDevicePrimaryCtxSetFlags_v2, (CUdevice device, unsigned flags), ((void)device, (void)flags, CUDA_SUCCESS))
 
 /* ---- green contexts: parts of the primary one, which each of them retains ---- */
 
@@ -475,10 +449,8 @@ FK_API(cuGreenCtxDestroy, (CUgreenCtx green)) {
 }
 
 /* Another process's memory is brought back, on another GPU if the arguments say so. */
-FK_API(cuCheckpointProcessRestore, (int pid, CUcheckpointRestoreArgs *arguments)) {
-  (void)pid, (void)arguments;
-  return CUDA_SUCCESS;
-}
+FK_RESULT(cuCheckpointProcessRestore, (int pid, CUcheckpointRestoreArgs *arguments),
+          ((void)pid, (void)arguments, CUDA_SUCCESS))
 
 FK_API(cuCtxGetFlags, (unsigned *flags)) {
   *flags = 0;

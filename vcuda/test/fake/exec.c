@@ -60,9 +60,8 @@ FK_API(cuModuleGetFunction, (CUfunction * out, CUmodule module, const char *name
   CUresult r = fk_module_use(module, fk_current());
   return r == CUDA_SUCCESS ? function(out, module, name) : r;
 }
-FK_API(cuLibraryGetKernel, (CUkernel * out, CUlibrary library, const char *name)) {
-  return library ? function((CUfunction *)out, library, name) : CUDA_ERROR_INVALID_HANDLE;
-}
+FK_RESULT(cuLibraryGetKernel, (CUkernel * out, CUlibrary library, const char *name),
+          library ? function((CUfunction *)out, library, name) : CUDA_ERROR_INVALID_HANDLE)
 FK_API(cuModuleGetFunctionCount, (unsigned *count, CUmodule module)) {
   if (!module) return CUDA_ERROR_INVALID_HANDLE;
   for (*count = 0; fk_module_entry(module, *count);) ++*count;
@@ -75,12 +74,10 @@ FK_API(cuModuleEnumerateFunctions, (CUfunction * out, unsigned room, CUmodule mo
     r = function(&out[i], module, fk_module_entry(module, i));
   return r;
 }
-FK_API(cuLibraryGetKernelCount, (unsigned *count, CUlibrary library)) {
-  return cuModuleGetFunctionCount(count, (CUmodule)library);
-}
-FK_API(cuLibraryEnumerateKernels, (CUkernel * out, unsigned room, CUlibrary library)) {
-  return cuModuleEnumerateFunctions((CUfunction *)out, room, (CUmodule)library);
-}
+FK_RESULT(cuLibraryGetKernelCount, (unsigned *count, CUlibrary library),
+          cuModuleGetFunctionCount(count, (CUmodule)library))
+FK_RESULT(cuLibraryEnumerateKernels, (CUkernel * out, unsigned room, CUlibrary library),
+          cuModuleEnumerateFunctions((CUfunction *)out, room, (CUmodule)library))
 FK_API(cuKernelGetFunction, (CUfunction * out, CUkernel kernel)) {
   *out = (CUfunction)kernel;
   return fk_module_use((*out)->module, fk_current());
@@ -91,18 +88,11 @@ FK_API(cuFuncGetAttribute, (int *value, CUfunction_attribute attribute, CUfuncti
                                                                 : 0;
   return CUDA_SUCCESS;
 }
-FK_API(cuKernelGetAttribute, (int *value, CUfunction_attribute a, CUkernel kernel, CUdevice dev)) {
-  (void)dev;
-  return cuFuncGetAttribute(value, a, (CUfunction)kernel);
-}
-FK_API(cuFuncSetAttribute, (CUfunction f, CUfunction_attribute attribute, int value)) {
-  (void)f, (void)attribute, (void)value;
-  return CUDA_SUCCESS;
-}
-FK_API(cuFuncSetCacheConfig, (CUfunction f, CUfunc_cache config)) {
-  (void)f, (void)config;
-  return CUDA_SUCCESS;
-}
+FK_RESULT(cuKernelGetAttribute, (int *value, CUfunction_attribute a, CUkernel kernel, CUdevice dev),
+          ((void)dev, cuFuncGetAttribute(value, a, (CUfunction)kernel)))
+FK_RESULT(cuFuncSetAttribute, (CUfunction f, CUfunction_attribute attribute, int value),
+          ((void)f, (void)attribute, (void)value, CUDA_SUCCESS))
+FK_RESULT(cuFuncSetCacheConfig, (CUfunction f, CUfunc_cache config), ((void)f, (void)config, CUDA_SUCCESS))
 FK_API(cuFuncGetName, (const char **name, CUfunction f)) {
   *name = f->name;
   return CUDA_SUCCESS;
@@ -167,15 +157,10 @@ FK_API(cuLaunchKernelEx_ptsz,
   (void)extra;
   return launch_ex(c, f, params, true);
 }
-FK_API(cuLaunch, (CUfunction f)) {
-  return launch(f, fk_stream_of(NULL, false), 1, 32, NULL);
-}
-FK_API(cuLaunchGrid, (CUfunction f, int w, int h)) {
-  return launch(f, fk_stream_of(NULL, false), (uint64_t)(w * h), 32, NULL);
-}
-FK_API(cuLaunchGridAsync, (CUfunction f, int w, int h, CUstream stream)) {
-  return launch(f, fk_stream_of(stream, false), (uint64_t)(w * h), 32, NULL);
-}
+FK_RESULT(cuLaunch, (CUfunction f), launch(f, fk_stream_of(NULL, false), 1, 32, NULL))
+FK_RESULT(cuLaunchGrid, (CUfunction f, int w, int h), launch(f, fk_stream_of(NULL, false), (uint64_t)(w * h), 32, NULL))
+FK_RESULT(cuLaunchGridAsync, (CUfunction f, int w, int h, CUstream stream),
+          launch(f, fk_stream_of(stream, false), (uint64_t)(w * h), 32, NULL))
 FK_API(cuLaunchCooperativeKernelMultiDevice,
        (CUDA_LAUNCH_PARAMS * list, unsigned count, unsigned flags)) {
   (void)flags;

@@ -134,11 +134,9 @@ static CUresult kernel_node(CUgraphNode *out, CUgraph graph, const CUDA_KERNEL_N
   return CUDA_SUCCESS;
 }
 
-FK_API(cuGraphAddKernelNode_v2, (CUgraphNode * out, CUgraph graph, const CUgraphNode *after,
-                                 size_t count, const CUDA_KERNEL_NODE_PARAMS *p)) {
-  (void)after, (void)count;
-  return kernel_node(out, graph, p);
-}
+FK_RESULT(cuGraphAddKernelNode_v2, (CUgraphNode * out, CUgraph graph, const CUgraphNode *after, size_t count,
+           const CUDA_KERNEL_NODE_PARAMS *p),
+          ((void)after, (void)count, kernel_node(out, graph, p)))
 
 FK_API(cuGraphAddEmptyNode,
        (CUgraphNode * out, CUgraph graph, const CUgraphNode *after, size_t count)) {
@@ -247,16 +245,12 @@ static CUresult add(CUgraphNode *out, CUgraph graph, CUgraphNodeParams *p) {
   }
 }
 
-FK_API(cuGraphAddNode, (CUgraphNode * out, CUgraph graph, const CUgraphNode *after, size_t count,
-                        CUgraphNodeParams *p)) {
-  (void)after, (void)count;
-  return add(out, graph, p);
-}
-FK_API(cuGraphAddNode_v2, (CUgraphNode * out, CUgraph graph, const CUgraphNode *after,
-                           const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *p)) {
-  (void)after, (void)edges, (void)count;
-  return add(out, graph, p);
-}
+FK_RESULT(cuGraphAddNode, (CUgraphNode * out, CUgraph graph, const CUgraphNode *after, size_t count,
+                           CUgraphNodeParams *p),
+          ((void)after, (void)count, add(out, graph, p)))
+FK_RESULT(cuGraphAddNode_v2, (CUgraphNode * out, CUgraph graph, const CUgraphNode *after,
+                              const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *p),
+          ((void)after, (void)edges, (void)count, add(out, graph, p)))
 
 FK_API(cuGraphGetNodes, (CUgraph graph, CUgraphNode *nodes, size_t *count)) {
   size_t room = *count;
@@ -361,19 +355,12 @@ FK_API(cuGraphInstantiateWithParams,
   if (r == CUDA_SUCCESS && upload) r = cuGraphUpload(*out, p->hUploadStream);
   return r;
 }
-FK_API(cuGraphInstantiateWithParams_ptsz,
-       (CUgraphExec * out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p)) {
-  return cuGraphInstantiateWithParams(out, graph, p);
-}
-FK_API(cuGraphInstantiate_v2,
-       (CUgraphExec * out, CUgraph graph, CUgraphNode *bad, char *log, size_t size)) {
-  (void)bad, (void)log, (void)size;
-  return cuGraphInstantiateWithFlags(out, graph, 0);
-}
-FK_API(cuGraphInstantiate,
-       (CUgraphExec * out, CUgraph graph, CUgraphNode *bad, char *log, size_t size)) {
-  return cuGraphInstantiate_v2(out, graph, bad, log, size);
-}
+FK_RESULT(cuGraphInstantiateWithParams_ptsz, (CUgraphExec * out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p),
+          cuGraphInstantiateWithParams(out, graph, p))
+FK_RESULT(cuGraphInstantiate_v2, (CUgraphExec * out, CUgraph graph, CUgraphNode *bad, char *log, size_t size),
+          ((void)bad, (void)log, (void)size, cuGraphInstantiateWithFlags(out, graph, 0)))
+FK_RESULT(cuGraphInstantiate, (CUgraphExec * out, CUgraph graph, CUgraphNode *bad, char *log, size_t size),
+          cuGraphInstantiate_v2(out, graph, bad, log, size))
 
 /* What a child graph's nodes allocate. */
 static bool bytes_of(CUgraph graph, uint64_t *bytes) {
@@ -430,9 +417,7 @@ FK_API(cuGraphUpload, (CUgraphExec exec, CUstream stream)) {
   if (!s) return CUDA_ERROR_INVALID_CONTEXT;
   return reserve(s->ctx, exec) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
-FK_API(cuGraphUpload_ptsz, (CUgraphExec exec, CUstream stream)) {
-  return cuGraphUpload(exec, stream);
-}
+FK_RESULT(cuGraphUpload_ptsz, (CUgraphExec exec, CUstream stream), cuGraphUpload(exec, stream))
 
 static CUresult launch(CUgraphExec exec, struct CUstream_st *s) {
   if (!s) return CUDA_ERROR_INVALID_CONTEXT;

@@ -2,22 +2,13 @@
 /* The part of NVML that tells how GPUs are: Xid events, memory errors, remapped rows, links. A test
  * makes a GPU ill by the functions at the end. */
 #define _GNU_SOURCE
-#include "fake.h"
+#include "nvml.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#define NVML_API(name, arguments)                                                                  \
-  __attribute__((visibility("default"))) int name arguments;                                       \
-  int name arguments
-
 enum {
-  NVML_OK = 0,
-  NVML_INVALID = 2,
-  NVML_UNSUPPORTED = 3,
-  NVML_TIMEOUT = 10,
-  NVML_LOST = 15,
   NVML_EVENT_XID = 8,
   NVML_UNCORRECTED = 1,
   NVML_TOPOLOGY_INTERNAL = 0,
@@ -39,16 +30,7 @@ struct event {
   unsigned gpu_instance, compute_instance;
 };
 
-struct pci {
-  char legacy[16];
-  unsigned domain, bus, device, id, subsystem;
-  char text[32];
-};
 int nvmlDeviceGetPciInfo_v3(void *device, struct pci *out);
-
-static int index_of(void *device) {
-  return (int)((struct fk_gpu *)device - fk_world()->gpu);
-}
 
 static struct fk_health *health_of(void *device) {
   int index = index_of(device);

@@ -190,9 +190,7 @@ FK_API(cuMemFree_v2, (CUdeviceptr address)) {
   release(b);
   return CUDA_SUCCESS;
 }
-FK_API(cuMemFree, (CUdeviceptr_v1 address)) {
-  return cuMemFree_v2(address);
-}
+FK_RESULT(cuMemFree, (CUdeviceptr_v1 address), cuMemFree_v2(address))
 
 FK_API(cuMemGetInfo_v2, (size_t * spare, size_t *total)) {
   CUcontext ctx = fk_current();
@@ -238,17 +236,10 @@ FK_API(cuMemAllocHost_v2, (void **out, size_t bytes)) {
   FK_LATE;
   return host_alloc(out, bytes);
 }
-FK_API(cuMemFreeHost, (void *p)) {
-  return cuMemFree_v2((CUdeviceptr)p);
-}
-FK_API(cuMemHostRegister_v2, (void *p, size_t bytes, unsigned flags)) {
-  (void)p, (void)bytes, (void)flags;
-  return CUDA_SUCCESS;
-}
-FK_API(cuMemHostUnregister, (void *p)) {
-  (void)p;
-  return CUDA_SUCCESS;
-}
+FK_RESULT(cuMemFreeHost, (void *p), cuMemFree_v2((CUdeviceptr)p))
+FK_RESULT(cuMemHostRegister_v2, (void *p, size_t bytes, unsigned flags),
+          ((void)p, (void)bytes, (void)flags, CUDA_SUCCESS))
+FK_RESULT(cuMemHostUnregister, (void *p), ((void)p, CUDA_SUCCESS))
 FK_API(cuMemHostGetDevicePointer_v2, (CUdeviceptr * out, void *p, unsigned flags)) {
   (void)flags;
   *out = (CUdeviceptr)p;
@@ -300,9 +291,7 @@ FK_API(cuIpcOpenMemHandle_v2, (CUdeviceptr * out, CUipcMemHandle in, unsigned fl
   memcpy(&h, &in, sizeof h);
   return host_alloc((void **)out, h.bytes);
 }
-FK_API(cuIpcCloseMemHandle, (CUdeviceptr address)) {
-  return cuMemFree_v2(address);
-}
+FK_RESULT(cuIpcCloseMemHandle, (CUdeviceptr address), cuMemFree_v2(address))
 
 /* ---- pools ---- */
 
@@ -367,10 +356,8 @@ FK_API(cuMemAllocFromPoolAsync,
   }
   return pool_alloc(out, bytes, pool);
 }
-FK_API(cuMemAllocFromPoolAsync_ptsz,
-       (CUdeviceptr * out, size_t bytes, CUmemoryPool pool, CUstream stream)) {
-  return cuMemAllocFromPoolAsync(out, bytes, pool, stream);
-}
+FK_RESULT(cuMemAllocFromPoolAsync_ptsz, (CUdeviceptr * out, size_t bytes, CUmemoryPool pool, CUstream stream),
+          cuMemAllocFromPoolAsync(out, bytes, pool, stream))
 
 FK_API(cuMemAllocAsync, (CUdeviceptr * out, size_t bytes, CUstream stream)) {
   FK_ENTER("cuMemAllocAsync");
@@ -379,9 +366,7 @@ FK_API(cuMemAllocAsync, (CUdeviceptr * out, size_t bytes, CUstream stream)) {
   CUmemoryPool pool = current_pool[ctx->gpu];
   return cuMemAllocFromPoolAsync(out, bytes, pool ? pool : &default_pool[ctx->gpu], stream);
 }
-FK_API(cuMemAllocAsync_ptsz, (CUdeviceptr * out, size_t bytes, CUstream stream)) {
-  return cuMemAllocAsync(out, bytes, stream);
-}
+FK_RESULT(cuMemAllocAsync_ptsz, (CUdeviceptr * out, size_t bytes, CUstream stream), cuMemAllocAsync(out, bytes, stream))
 
 /* Plain memory is held until its stream has come to this point; a pool keeps what is freed for the next request. */
 static struct block *freed;
@@ -423,12 +408,8 @@ static CUresult free_async(CUdeviceptr address, CUstream stream, bool own) {
   fk_blocks_settle();
   return CUDA_SUCCESS;
 }
-FK_API(cuMemFreeAsync, (CUdeviceptr address, CUstream stream)) {
-  return free_async(address, stream, false);
-}
-FK_API(cuMemFreeAsync_ptsz, (CUdeviceptr address, CUstream stream)) {
-  return free_async(address, stream, true);
-}
+FK_RESULT(cuMemFreeAsync, (CUdeviceptr address, CUstream stream), free_async(address, stream, false))
+FK_RESULT(cuMemFreeAsync_ptsz, (CUdeviceptr address, CUstream stream), free_async(address, stream, true))
 
 FK_API(cuDeviceGetDefaultMemPool, (CUmemoryPool * out, CUdevice device)) {
   CUcontext ctx = fk_current();

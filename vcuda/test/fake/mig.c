@@ -1,16 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The part of NVML that tells of MIG devices, as NVIDIA documents it ("Multi Instance GPU Management"). */
 #define _GNU_SOURCE
-#include "fake.h"
+#include "nvml.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#define NVML_API(name, arguments)                                                                  \
-  __attribute__((visibility("default"))) int name arguments;                                       \
-  int name arguments
-
-enum { NVML_OK = 0, NVML_INVALID = 2, NVML_UNSUPPORTED = 3, NVML_NOT_FOUND = 6 };
 
 enum { MOST = 7 }; /* MIG devices of one GPU */
 
@@ -23,10 +17,6 @@ struct profile {
   unsigned id, peer_to_peer, slices, instances, multiprocessors, copy_engines, decoders, encoders, jpeg, ofa;
   unsigned long long memory_mib;
 };
-
-static int index_of(void *device) {
-  return (int)((struct fk_gpu *)device - fk_world()->gpu);
-}
 
 /* The MIG device of a handle, NULL if it is a GPU's or the device is gone. */
 static struct fk_slice *slice_of(void *device) {
@@ -93,9 +83,7 @@ NVML_API(nvmlDeviceGetAttributes_v2, (void *device, struct attributes *out)) {
                              .memory_mib = ((struct fk_gpu *)device)->mem_total >> 20};
   return NVML_OK;
 }
-NVML_API(nvmlDeviceGetAttributes, (void *device, struct attributes *out)) {
-  return nvmlDeviceGetAttributes_v2(device, out);
-}
+NVML_RESULT(nvmlDeviceGetAttributes, (void *device, struct attributes *out), nvmlDeviceGetAttributes_v2(device, out))
 
 /* Profiles are numbered by their slices: 1, 2, 3, 4, 7. */
 NVML_API(nvmlDeviceGetGpuInstanceProfileInfo, (void *device, unsigned profile, struct profile *out)) {

@@ -241,14 +241,9 @@ FK_API(cuModuleLoadData, (CUmodule * out, const void *image)) {
   FK_ENTER("cuModuleLoadData");
   return fk_current() ? load((void **)out, image, fk_current()) : CUDA_ERROR_INVALID_CONTEXT;
 }
-FK_API(cuModuleLoadDataEx,
-       (CUmodule * out, const void *image, unsigned n, CUjit_option *o, void **v)) {
-  (void)n, (void)o, (void)v;
-  return cuModuleLoadData(out, image);
-}
-FK_API(cuModuleLoadFatBinary, (CUmodule * out, const void *image)) {
-  return cuModuleLoadData(out, image);
-}
+FK_RESULT(cuModuleLoadDataEx, (CUmodule * out, const void *image, unsigned n, CUjit_option *o, void **v),
+          ((void)n, (void)o, (void)v, cuModuleLoadData(out, image)))
+FK_RESULT(cuModuleLoadFatBinary, (CUmodule * out, const void *image), cuModuleLoadData(out, image))
 
 /* With a zero behind it. */
 static char *read_all(const char *path) {
@@ -290,12 +285,10 @@ static CUresult global_of(CUdeviceptr *out, size_t *bytes, void *module, const c
   }
   return r ? r : CUDA_ERROR_NOT_FOUND;
 }
-FK_API(cuModuleGetGlobal_v2, (CUdeviceptr * out, size_t *bytes, CUmodule module, const char *name)) {
-  return global_of(out, bytes, module, name);
-}
-FK_API(cuLibraryGetGlobal, (CUdeviceptr * out, size_t *bytes, CUlibrary library, const char *name)) {
-  return global_of(out, bytes, library, name);
-}
+FK_RESULT(cuModuleGetGlobal_v2, (CUdeviceptr * out, size_t *bytes, CUmodule module, const char *name),
+          global_of(out, bytes, module, name))
+FK_RESULT(cuLibraryGetGlobal, (CUdeviceptr * out, size_t *bytes, CUlibrary library, const char *name),
+          global_of(out, bytes, library, name))
 
 FK_API(cuLibraryLoadData, (CUlibrary * out, const void *image, CUjit_option *jo, void **jv,
                            unsigned jn, CUlibraryOption *lo, void **lv, unsigned ln)) {
@@ -311,9 +304,7 @@ FK_API(cuLibraryLoadFromFile, (CUlibrary * out, const char *path, CUjit_option *
   free(text);
   return r;
 }
-FK_API(cuLibraryUnload, (CUlibrary library)) {
-  return cuModuleUnload((CUmodule)library);
-}
+FK_RESULT(cuLibraryUnload, (CUlibrary library), cuModuleUnload((CUmodule)library))
 FK_API(cuLibraryGetModule, (CUmodule * out, CUlibrary library)) {
   *out = (CUmodule)library;
   return fk_module_use(library, fk_current());

@@ -1,19 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The part of NVML that an inventory, an audit and a curious user ask for. */
 #define _GNU_SOURCE
-#include "fake.h"
+#include "nvml.h"
 
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-#define NVML_API(name, arguments)                                                                  \
-  __attribute__((visibility("default"))) int name arguments;                                       \
-  int name arguments
-
-enum { NVML_OK = 0, NVML_INVALID = 2, NVML_UNSUPPORTED = 3, NVML_NOT_FOUND = 6, NVML_SIZE = 7 };
 
 /* SLICEKEEPER_FAKE_NVML: "unknown" as under WSL2, which knows no process's memory, "bare" as on
  * GPUs that share the host's memory, which do not say how much there is, "silent" if processes
@@ -48,10 +42,6 @@ static struct fk_gpu *gpu_of(void *device) {
   return (struct fk_gpu *)device;
 }
 
-static int index_of(void *device) {
-  return (int)(gpu_of(device) - fk_world()->gpu);
-}
-
 /* Of a GPU in MIG mode, and of its MIG devices, the driver tells no utilisation. */
 static bool divided(void *device) {
   int index = index_of(device);
@@ -71,13 +61,8 @@ NVML_API(nvmlInit_v2, (void)) {
   fk_world();
   return NVML_OK;
 }
-NVML_API(nvmlInit, (void)) {
-  return nvmlInit_v2();
-}
-NVML_API(nvmlInitWithFlags, (unsigned flags)) {
-  (void)flags;
-  return nvmlInit_v2();
-}
+NVML_RESULT(nvmlInit, (void), nvmlInit_v2())
+NVML_RESULT(nvmlInitWithFlags, (unsigned flags), ((void)flags, nvmlInit_v2()))
 NVML_API(nvmlShutdown, (void)) {
   return NVML_OK;
 }
@@ -94,26 +79,20 @@ NVML_API(nvmlSystemGetCudaDriverVersion_v2, (int *version)) {
   *version = 13000;
   return NVML_OK;
 }
-NVML_API(nvmlSystemGetCudaDriverVersion, (int *version)) {
-  return nvmlSystemGetCudaDriverVersion_v2(version);
-}
+NVML_RESULT(nvmlSystemGetCudaDriverVersion, (int *version), nvmlSystemGetCudaDriverVersion_v2(version))
 
 NVML_API(nvmlDeviceGetCount_v2, (unsigned *count)) {
   *count = fk_world()->gpus;
   return NVML_OK;
 }
-NVML_API(nvmlDeviceGetCount, (unsigned *count)) {
-  return nvmlDeviceGetCount_v2(count);
-}
+NVML_RESULT(nvmlDeviceGetCount, (unsigned *count), nvmlDeviceGetCount_v2(count))
 
 NVML_API(nvmlDeviceGetHandleByIndex_v2, (unsigned index, void **device)) {
   if (index >= fk_world()->gpus) return NVML_INVALID;
   *device = &fk_world()->gpu[index];
   return NVML_OK;
 }
-NVML_API(nvmlDeviceGetHandleByIndex, (unsigned index, void **device)) {
-  return nvmlDeviceGetHandleByIndex_v2(index, device);
-}
+NVML_RESULT(nvmlDeviceGetHandleByIndex, (unsigned index, void **device), nvmlDeviceGetHandleByIndex_v2(index, device))
 
 NVML_API(nvmlDeviceGetIndex, (void *device, unsigned *index)) {
   const struct fk_slice *slice = fk_slice_of(index_of(device));
@@ -247,10 +226,8 @@ NVML_API(nvmlDeviceGetComputeRunningProcesses_v3,
   *count = all;
   return all > room ? NVML_SIZE : NVML_OK;
 }
-NVML_API(nvmlDeviceGetComputeRunningProcesses_v2,
-         (void *device, unsigned *count, struct process *out)) {
-  return nvmlDeviceGetComputeRunningProcesses_v3(device, count, out);
-}
+NVML_RESULT(nvmlDeviceGetComputeRunningProcesses_v2, (void *device, unsigned *count, struct process *out),
+            nvmlDeviceGetComputeRunningProcesses_v3(device, count, out))
 
 struct process_v1 {
   unsigned pid;
@@ -281,10 +258,8 @@ NVML_API(nvmlDeviceGetGraphicsRunningProcesses_v3,
   if (*count && out) *out = (struct process){(unsigned)strtoul(pid, NULL, 10), 100ull << 20, ~0u, ~0u};
   return NVML_OK;
 }
-NVML_API(nvmlDeviceGetGraphicsRunningProcesses_v2,
-         (void *device, unsigned *count, struct process *out)) {
-  return nvmlDeviceGetGraphicsRunningProcesses_v3(device, count, out);
-}
+NVML_RESULT(nvmlDeviceGetGraphicsRunningProcesses_v2, (void *device, unsigned *count, struct process *out),
+            nvmlDeviceGetGraphicsRunningProcesses_v3(device, count, out))
 NVML_API(nvmlDeviceGetGraphicsRunningProcesses,
          (void *device, unsigned *count, struct process_v1 *out)) {
   struct process one;
@@ -294,11 +269,6 @@ NVML_API(nvmlDeviceGetGraphicsRunningProcesses,
 }
 
 /* What other limiters and tools ask for beside it. */
-struct pci {
-  char legacy[16];
-  unsigned domain, bus, device, id, subsystem;
-  char text[32];
-};
 NVML_API(nvmlDeviceGetPciInfo_v3, (void *device, struct pci *out)) {
   if (!out) return NVML_INVALID;
   memset(out, 0, sizeof *out);
@@ -307,12 +277,8 @@ NVML_API(nvmlDeviceGetPciInfo_v3, (void *device, struct pci *out)) {
   snprintf(out->text, sizeof out->text, "00000000:%02X:00.0", out->bus & 0xff);
   return NVML_OK;
 }
-NVML_API(nvmlDeviceGetPciInfo_v2, (void *device, struct pci *out)) {
-  return nvmlDeviceGetPciInfo_v3(device, out);
-}
-NVML_API(nvmlDeviceGetPciInfo, (void *device, struct pci *out)) {
-  return nvmlDeviceGetPciInfo_v3(device, out);
-}
+NVML_RESULT(nvmlDeviceGetPciInfo_v2, (void *device, struct pci *out), nvmlDeviceGetPciInfo_v3(device, out))
+NVML_RESULT(nvmlDeviceGetPciInfo, (void *device, struct pci *out), nvmlDeviceGetPciInfo_v3(device, out))
 NVML_API(nvmlDeviceGetCudaComputeCapability, (void *device, int *major, int *minor)) {
   (void)device;
   *major = fk_capability();

@@ -108,9 +108,8 @@ FK_API(cuGetProcAddress_v2, (const char *symbol, void **pfn, int version, cuuint
   return row || status ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-FK_API(cuGetProcAddress, (const char *symbol, void **pfn, int version, cuuint64_t flags)) {
-  return cuGetProcAddress_v2(symbol, pfn, version, flags, NULL);
-}
+FK_RESULT(cuGetProcAddress, (const char *symbol, void **pfn, int version, cuuint64_t flags),
+          cuGetProcAddress_v2(symbol, pfn, version, flags, NULL))
 
 FK_API(cuGetErrorName, (CUresult error, const char **text)) {
   static __thread char name[32];
@@ -121,6 +120,4 @@ FK_API(cuGetErrorName, (CUresult error, const char **text)) {
   return CUDA_SUCCESS;
 }
 
-FK_API(cuGetErrorString, (CUresult error, const char **text)) {
-  return cuGetErrorName(error, text);
-}
+FK_RESULT(cuGetErrorString, (CUresult error, const char **text), cuGetErrorName(error, text))

@@ -178,9 +178,7 @@ FK_API(cuStreamCreateWithPriority, (CUstream * out, unsigned flags, int priority
   *out = s;
   return CUDA_SUCCESS;
 }
-FK_API(cuStreamCreate, (CUstream * out, unsigned flags)) {
-  return cuStreamCreateWithPriority(out, flags, 0);
-}
+FK_RESULT(cuStreamCreate, (CUstream * out, unsigned flags), cuStreamCreateWithPriority(out, flags, 0))
 /* It returns at once; what the stream holds is still done. */
 FK_API(cuStreamDestroy_v2, (CUstream s)) {
   FK_ENTER("cuStreamDestroy");
@@ -198,18 +196,14 @@ FK_API(cuStreamDestroy_v2, (CUstream s)) {
   fk_gone(s, sizeof *s);
   return CUDA_SUCCESS;
 }
-FK_API(cuStreamDestroy, (CUstream s)) {
-  return cuStreamDestroy_v2(s);
-}
+FK_RESULT(cuStreamDestroy, (CUstream s), cuStreamDestroy_v2(s))
 FK_API(cuStreamGetCtx, (CUstream stream, CUcontext *out)) {
   FK_ENTER("cuStreamGetCtx");
   struct CUstream_st *s = fk_stream(stream);
   *out = s ? s->ctx : NULL;
   return s ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
-FK_API(cuStreamGetCtx_ptsz, (CUstream stream, CUcontext *out)) {
-  return cuStreamGetCtx(stream, out);
-}
+FK_RESULT(cuStreamGetCtx_ptsz, (CUstream stream, CUcontext *out), cuStreamGetCtx(stream, out))
 FK_API(cuStreamGetFlags, (CUstream stream, unsigned *flags)) {
   struct CUstream_st *s = fk_stream(stream);
   *flags = s ? s->flags : 0;
@@ -271,9 +265,7 @@ FK_API(cuCtxSynchronize_v2, (CUcontext ctx)) {
   fk_unlock();
   return CUDA_SUCCESS;
 }
-FK_API(cuCtxSynchronize, (void)) {
-  return cuCtxSynchronize_v2(NULL);
-}
+FK_RESULT(cuCtxSynchronize, (void), cuCtxSynchronize_v2(NULL))
 
 static CUresult wait_event(struct CUstream_st *s, CUevent event) {
   if (!s || !event) return CUDA_ERROR_INVALID_HANDLE;
@@ -339,9 +331,7 @@ FK_API(cuEventDestroy_v2, (CUevent event)) {
   fk_gone(event, sizeof *event);
   return CUDA_SUCCESS;
 }
-FK_API(cuEventDestroy, (CUevent event)) {
-  return cuEventDestroy_v2(event);
-}
+FK_RESULT(cuEventDestroy, (CUevent event), cuEventDestroy_v2(event))
 
 static CUresult record(CUevent event, struct CUstream_st *s) {
   if (!s) return CUDA_ERROR_INVALID_CONTEXT;
@@ -358,14 +348,10 @@ static CUresult record(CUevent event, struct CUstream_st *s) {
 }
 
 FK_STREAM_API(cuEventRecord, (CUevent event, CUstream stream), record(event, s))
-FK_API(cuEventRecordWithFlags, (CUevent event, CUstream stream, unsigned flags)) {
-  (void)flags;
-  return cuEventRecord(event, stream);
-}
-FK_API(cuEventRecordWithFlags_ptsz, (CUevent event, CUstream stream, unsigned flags)) {
-  (void)flags;
-  return cuEventRecord_ptsz(event, stream);
-}
+FK_RESULT(cuEventRecordWithFlags, (CUevent event, CUstream stream, unsigned flags),
+          ((void)flags, cuEventRecord(event, stream)))
+FK_RESULT(cuEventRecordWithFlags_ptsz, (CUevent event, CUstream stream, unsigned flags),
+          ((void)flags, cuEventRecord_ptsz(event, stream)))
 
 static CUresult usable(CUevent event) {
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
@@ -399,6 +385,4 @@ FK_API(cuEventElapsedTime, (float *ms, CUevent start, CUevent end)) {
   fk_unlock();
   return CUDA_SUCCESS;
 }
-FK_API(cuEventElapsedTime_v2, (float *ms, CUevent start, CUevent end)) {
-  return cuEventElapsedTime(ms, start, end);
-}
+FK_RESULT(cuEventElapsedTime_v2, (float *ms, CUevent start, CUevent end), cuEventElapsedTime(ms, start, end))

@@ -145,11 +145,8 @@ FK_API(cuMemUnmap, (CUdeviceptr address, size_t bytes)) {
   return any ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-FK_API(cuMemSetAccess,
-       (CUdeviceptr address, size_t bytes, const CUmemAccessDesc *desc, size_t count)) {
-  (void)address, (void)bytes, (void)desc, (void)count;
-  return CUDA_SUCCESS;
-}
+FK_RESULT(cuMemSetAccess, (CUdeviceptr address, size_t bytes, const CUmemAccessDesc *desc, size_t count),
+          ((void)address, (void)bytes, (void)desc, (void)count, CUDA_SUCCESS))
 
 FK_API(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * out, void *address)) {
   FK_LATE;
@@ -337,9 +334,8 @@ FK_API(cuMemMapArrayAsync, (CUarrayMapInfo * list, unsigned count, CUstream stre
   pthread_mutex_unlock(&guard);
   return CUDA_SUCCESS;
 }
-FK_API(cuMemMapArrayAsync_ptsz, (CUarrayMapInfo * list, unsigned count, CUstream stream)) {
-  return cuMemMapArrayAsync(list, count, stream);
-}
+FK_RESULT(cuMemMapArrayAsync_ptsz, (CUarrayMapInfo * list, unsigned count, CUstream stream),
+          cuMemMapArrayAsync(list, count, stream))
 
 FK_API(cuArrayDestroy, (CUarray a)) {
   FK_LATE;
@@ -370,6 +366,4 @@ FK_API(cuMipmappedArrayCreate,
   return array((CUarray *)out, bytes);
 }
 
-FK_API(cuMipmappedArrayDestroy, (CUmipmappedArray a)) {
-  return cuArrayDestroy((CUarray)a);
-}
+FK_RESULT(cuMipmappedArrayDestroy, (CUmipmappedArray a), cuArrayDestroy((CUarray)a))
