@@ -139,7 +139,7 @@ def dump(context: Context, file: Path) -> None:
 
 @contextmanager
 def _whole(file: Path) -> Iterator[BinaryIO]:
-    """Give a file to write, which takes the place of the one that is there only when it is whole and on the disk."""
+    """Open a file to write, which replaces an existing one once it is complete and on the disk."""
     if str(file) == "-":
         yield sys.stdout.buffer
         return

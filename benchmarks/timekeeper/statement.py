@@ -39,7 +39,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.settlement import ANCHORS_KEPT
 from timekeeper.ledger.workload import Closing
 from timekeeper.store import timelines
-from timekeeper.store.accounts import settled, touch
+from timekeeper.store.accounts import mark_settled, touch
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 from timekeeper.store.db.models import Base
@@ -78,7 +78,7 @@ def fill(it: Made, pods: int) -> None:
     def settle(session: Session) -> None:
         timelines.keep_anchors(session, 1, [state], ANCHORS_KEPT)
         touch(session, 1)
-        settled(session, 1, LAST)
+        mark_settled(session, 1, LAST)
 
     book.database.write(settle)
     for name, first in ((NAMESPACE, 10**8), (OTHER, 10**8 + 10**6)):

@@ -32,7 +32,7 @@ from slicekeeper.wire.timekeeper import UsageReport
 from timekeeper.core.caller import OPERATOR
 from timekeeper.core.record import Rule
 from timekeeper.ledger import movement, rate, seal, settlement, workload
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import follow_policy, set_budget, set_status
 from timekeeper.ledger.debt import follow_debt
@@ -49,7 +49,7 @@ T0 = 1_767_225_600_000
 HOUR = 3_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="hour"))
 CHANGED = NamespacePolicy(budget=BudgetPolicy(amount="25s", period="hour"))
-TEAM, OTHER = NamespaceRef("uid-team", "team", POLICY), NamespaceRef("uid-other", "other", POLICY)
+TEAM, OTHER = AccountRef("uid-team", "team", POLICY), AccountRef("uid-other", "other", POLICY)
 
 Step = Callable[[Books], object]
 
@@ -128,7 +128,7 @@ STEPS: tuple[Step, ...] = (
     lambda books: movement.transfer(books, TEAM, OTHER, order("t", 2_000, T0 + 5_000), valid_to=None),
     lambda books: take(books.database, OPERATOR, [report("a", 1), report("b", 3), report("b", 2)], T0 + 6_000),
     tell(T0 + 20_000, ends={"a": T0 + 7_777}),
-    lambda books: settlement.settle(books, [p.account.id for p in books.positions()], T0 + 25_000),  # team has run out
+    lambda books: settlement.settle(books, [p.account.id for p in books.standings()], T0 + 25_000),  # team has run out
     lambda books: movement.adjust(books, OTHER, order("adjust", -500, T0 + 26_000)),
     lambda books: movement.grant(
         books, OTHER, order("expires-unused", 5_000, T0 + 27_000), valid_from=T0 + 27_000, valid_to=T0 + 29_000

@@ -159,7 +159,9 @@ class Oracle:
 
     def price(self, claim: Claim, t: int) -> Fraction:
         """Return the claim's rate in the millisecond that begins at t."""
-        return [Fraction(n, d) for since, n, d in ((claim.start, claim.num, claim.den), *claim.turns) if since <= t][-1]
+        return [
+            Fraction(n, d) for since, n, d in ((claim.start, claim.num, claim.den), *claim.rate_changes) if since <= t
+        ][-1]
 
     def carries(self, t: int) -> bool:
         """Whether the millisecond that begins at t is owed where it is over budget."""

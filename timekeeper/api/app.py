@@ -94,7 +94,7 @@ def _view(route: Route, service: Service) -> Callable[..., Response]:
 def rates_of(rates: dict[str, str]) -> dict[str, Fraction]:
     """Return the rates by GPU model.
 
-    Raises SettingsError if one is no rate.
+    Raises SettingsError if one is not a rate.
     """
     found = {}
     for model, text in rates.items():

@@ -20,9 +20,9 @@ from timekeeper.api.views import budget as budget_views
 from timekeeper.core.caller import Caller
 from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.ledger import reservation
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.budget_rule import version_of
-from timekeeper.ledger.standing import Position
+from timekeeper.ledger.standing import BudgetStanding
 from timekeeper.store import accounts, requested
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.requested import Row
@@ -51,7 +51,7 @@ class BudgetOwner(ABC):
         """
 
     @abstractmethod
-    def place(self) -> NamespaceRef:
+    def account_ref(self) -> AccountRef:
         """Return the account in which movements are booked.
 
         Raises Unknown if neither the ledger nor the cluster has it.
@@ -113,34 +113,36 @@ class NamespaceOwner(BudgetOwner):
             raise NamespaceUnknown(f"namespace {self.name} has no account yet")
         return found
 
-    def place(self) -> NamespaceRef:
+    def account_ref(self) -> AccountRef:
         """Return the namespace as the cluster has it now; one that is named by its UID must have an account."""
         if self.uid:
             with self.service.books.database.reading() as session:
                 self.require(session)
         uid = self.uid or self.service.controller.namespace_uid(self.name)
-        return NamespaceRef(uid, self.name, self.service.policy.of(self.name))
+        return AccountRef(uid, self.name, self.service.policy.of(self.name))
 
-    def position(self) -> Position | None:
+    def standing(self) -> BudgetStanding | None:
         """Return the standing of the namespace; None while it has no account."""
         with self.service.books.database.reading() as session:
             account = self.find(session)
-        return None if account is None else self.service.books.position_of(account.uid)
+        return None if account is None else self.service.books.standing_of(account.uid)
 
     def current(self) -> tuple[Budget, str]:
         """Return the budget; one never seen has its policy's default."""
-        position, now = self.position(), self.service.clock.now_ms()
+        standing, now = self.standing(), self.service.clock.now_ms()
         held = (
-            reservation.held(self.service.books, now, position.account.id)[position.account.id] if position else NO_TIME
+            reservation.reserved(self.service.books, now, standing.account.id)[standing.account.id]
+            if standing
+            else NO_TIME
         )
         namespaces_there = self.service.controller.namespaces
-        uid = position.account.uid if position else namespaces_there.uid(self.name) or ""
-        gone = position is not None and namespaces_there.is_gone(self.name, uid)
+        uid = standing.account.uid if standing else namespaces_there.uid(self.name) or ""
+        gone = standing is not None and namespaces_there.is_gone(self.name, uid)
         policy = self.service.policy.of(self.name)
-        budget = budget_views.budget(self.name, position, policy, now, held, uid=uid, gone=gone)
+        budget = budget_views.budget(self.name, standing, policy, now, held, uid=uid, gone=gone)
         rule = (budget.amount_ms, budget.period, budget.time_zone, budget.credit_ms, budget.rollover_ms, budget.anchor)
         unseen = f'"policy-{"-".join(map(str, rule))}"'
-        return budget, version_of(position.rule) if position else unseen
+        return budget, version_of(standing.rule) if standing else unseen
 
 
 class ParentOwner(BudgetOwner):
@@ -158,17 +160,17 @@ class ParentOwner(BudgetOwner):
         """Return the team or organisation."""
         return accounts.require_parent(session, self.service.books.cluster, self.name)
 
-    def place(self) -> NamespaceRef:
+    def account_ref(self) -> AccountRef:
         """Return its account; unlike a namespace it must have been created."""
-        return NamespaceRef(self.position().account.uid, self.name, NamespacePolicy())
+        return AccountRef(self.standing().account.uid, self.name, NamespacePolicy())
 
     def current(self) -> tuple[Parent, str]:
         """Return the budget."""
-        position, now = self.position(), self.service.clock.now_ms()
-        held = reservation.held_below(self.service.books, [position], now)[position.account.id]
-        return budget_views.parent(position, now, held), version_of(position.rule)
+        standing, now = self.standing(), self.service.clock.now_ms()
+        held = reservation.reserved_below(self.service.books, [standing], now)[standing.account.id]
+        return budget_views.parent(standing, now, held), version_of(standing.rule)
 
-    def position(self) -> Position:
+    def standing(self) -> BudgetStanding:
         """Return its standing.
 
         Raises Unknown if there is none of that name.

@@ -79,7 +79,7 @@ def read(data: Mapping[str, object]) -> Trust:
 def _texts(data: Mapping[str, object], key: str) -> tuple[str, ...]:
     found = json.loads(str(data.get(_PREFIX + key) or "[]"))
     if not isinstance(found, list):
-        raise ValueError(f"{_PREFIX}{key} is no list")
+        raise ValueError(f"{_PREFIX}{key} is not a list")
     return tuple(str(one) if key == "allowed-names" else str(one).lower() for one in found)
 
 
@@ -103,7 +103,7 @@ class FrontProxy:
         self._stop.set()
 
     def look(self) -> bool:
-        """Read it once; return whether that succeeded. If it cannot be read, nothing changes."""
+        """Read the trust once; return whether that succeeded. If it cannot be read, nothing changes."""
         try:
             data = as_map(self._client.get(CONFIG_MAPS, NAME, NAMESPACE).get("data"))
             trust = read(data)

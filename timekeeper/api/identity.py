@@ -59,7 +59,7 @@ class _Cache(Generic[K, V]):
             if len(self._kept) >= _MOST_CACHED:
                 oldest = time.monotonic() - self._seconds
                 self._kept = {k: v for k, v in self._kept.items() if v[0] > oldest}
-                if len(self._kept) >= _MOST_CACHED:  # all are recent: rather ask again than grow
+                if len(self._kept) >= _MOST_CACHED:  # all are recent: asking again is better than growing
                     self._kept.clear()
             self._kept[key] = (asked, value)
 
@@ -91,7 +91,7 @@ class Identity:
                 del self._ended[oldest]
 
     def caller(self, authorization: str, *, writes: bool = False) -> Caller:
-        """Return the owner of a token; for a request that `writes`, the review of the token is at most seconds old.
+        """Return the owner of a token; if the request `writes`, the token was reviewed within `WRITE_SECONDS`.
 
         Raises Problem (401) if the token is not valid, Unavailable if the API server does not answer.
         """
@@ -146,7 +146,7 @@ class Identity:
     def allow(self, caller: Caller, verb: str, namespace: str, subresource: str = "") -> None:
         """Check a right on budgets.
 
-        Raises Problem (403) if the caller has not got it.
+        Raises Problem (403) if the caller does not have it.
         """
         if caller.operator:
             return

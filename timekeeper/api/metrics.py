@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from slicekeeper.units import MS_PER_HOUR, Instant
 from timekeeper.api.service import Service
 from timekeeper.ledger import reservation
-from timekeeper.ledger.standing import Position
+from timekeeper.ledger.standing import BudgetStanding
 from timekeeper.store import bookings, workloads
 
 _LOOKED_BACK_MS = 24 * MS_PER_HOUR
@@ -23,11 +23,11 @@ _LOOKED_BACK_MS = 24 * MS_PER_HOUR
 def registry(service: Service) -> CollectorRegistry:
     """Return a registry of this service's metrics."""
     made = CollectorRegistry()
-    made.register(_Books(service))
+    made.register(_LedgerMetrics(service))
     return made
 
 
-class _Books(Collector):
+class _LedgerMetrics(Collector):
     def __init__(self, service: Service) -> None:
         self._service = service
 
@@ -38,10 +38,11 @@ class _Books(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics as of now."""
         service, now = self._service, self._service.clock.now_ms()
-        spaces, parents, held = service.books.positions(), service.books.parents(), reservation.held(service.books, now)
-        below = reservation.held_below(service.books, parents, now)
+        namespaces, parents = service.books.standings(), service.books.parents()
+        reserved = reservation.reserved(service.books, now)
+        below = reservation.reserved_below(service.books, parents, now)
         yield from self._budgets(
-            "gpu_budget", ["namespace"], {p: ([p.account.name], held[p.account.id]) for p in spaces}, now
+            "gpu_budget", ["namespace"], {p: ([p.account.name], reserved[p.account.id]) for p in namespaces}, now
         )
         yield from self._budgets(
             "gpu_budget_parent",
@@ -52,9 +53,9 @@ class _Books(Collector):
         yield from self._reports(now)
 
     def _budgets(
-        self, prefix: str, labels: list[str], positions: Mapping[Position, tuple[list[str], int]], now: Instant
+        self, prefix: str, labels: list[str], standings: Mapping[BudgetStanding, tuple[list[str], int]], now: Instant
     ) -> Iterator[Metric]:
-        """Yield the metrics of some budgets; each with its labels' values and what is set aside in it."""
+        """Yield the metrics of some budgets; each with its labels' values and what is reserved in it."""
         limit = GaugeMetricFamily(f"{prefix}_limit_seconds", "GPU time per period and grants.", labels=labels)
         left = GaugeMetricFamily(f"{prefix}_remaining_seconds", "GPU time left.", labels=labels)
         reserved = GaugeMetricFamily(f"{prefix}_reserved_seconds", "GPU time set aside.", labels=labels)
@@ -66,16 +67,16 @@ class _Books(Collector):
             f"{prefix}_charged_seconds", "GPU time of ended stretches, by account.", labels=[*labels, "account"]
         )
         with self._service.books.database.reading() as session:
-            for position, (names, held) in positions.items():
-                state = position.at(now)
+            for standing, (names, held) in standings.items():
+                state = standing.at(now)
                 limit.add_metric(names, (state.period.amount + state.granted) / 1000)
                 left.add_metric(names, state.balance / 1000)
                 reserved.add_metric(names, held / 1000)
-                rule = position.rule.rule
+                rule = standing.rule.rule
                 cover = state.balance + rule.credit if rule.open else 0
                 uncovered.add_metric(names, max(held - max(cover, 0), 0) / 1000)
                 exhausted.add_metric(names, int(state.over_budget))
-                balances = bookings.balances(session, position.account.id)
+                balances = bookings.balances(session, standing.account.id)
                 for account in ("charged", "over-budget"):
                     charged.add_metric([*names, account], balances[account] / 1000)
         yield from (limit, left, reserved, uncovered, exhausted, charged)
@@ -83,7 +84,7 @@ class _Books(Collector):
     def _reports(self, now: Instant) -> Iterator[Metric]:
         service = self._service
         with service.books.database.reading() as session:
-            still_open = workloads.open_ones(session, service.books.cluster)
+            still_open = workloads.open_intervals(session, service.books.cluster)
             heard = workloads.last_heard(session, list(still_open))
             unobserved = workloads.unobserved_ms(session, service.books.cluster, Instant(now - _LOOKED_BACK_MS))
         lag = GaugeMetricFamily("timekeeper_report_lag_seconds", "Age of the oldest last report of a running pod.")

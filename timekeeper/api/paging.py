@@ -22,7 +22,7 @@ _LARGEST: Final = 2**62
 def limit() -> int:
     """Return how many items a page may have.
 
-    Raises Problem if the query says something else than 1 to 500.
+    Raises Problem if the query does not say 1 to 500.
     """
     text = request.args.get("limit", "100")
     if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= MOST_PER_PAGE):

@@ -38,7 +38,7 @@ def body(kind: type[T]) -> T:
     data = request.get_data()
     if request.content_length is None and len(data) == request.max_content_length:  # its end was cut off
         raise RequestEntityTooLarge
-    if b"\\u0000" in data and _NUL.search(data):  # the first alone costs a large body next to nothing
+    if b"\\u0000" in data and _NUL.search(data):  # a fast check first: bodies may be large
         raise Problem(422, "body-invalid", "texts must not contain the character NUL")
     try:
         found = typed.decode(data, kind)
@@ -52,7 +52,7 @@ def body(kind: type[T]) -> T:
         raise Problem(422, "body-invalid", detail, field[:64]) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, "body-not-json", "the body is not valid JSON") from error
-    if kind is not ReportBatch:  # repeated names do no harm in it, and there are many of these
+    if kind is not ReportBatch:  # a repeated name does no harm there, and there are many such requests
         json.loads(data, object_pairs_hook=_named_once)
     return found
 
@@ -72,9 +72,9 @@ def canonical() -> bytes:
 
 
 def known_query(names: Sequence[str]) -> None:
-    """Check that the query has no other names than a route's: one that is mistyped would widen an answer.
+    """Check that a route knows all names in the query: without its filter, the answer would have too much.
 
-    Raises Problem if it has.
+    Raises Problem if one is unknown.
     """
     for name in request.args:
         if name not in names:
@@ -102,7 +102,7 @@ def not_modified(etag: str) -> Response | None:
 def namespace(name: str) -> str:
     """Return a namespace's name from a path or a query.
 
-    Raises Problem if it can be none.
+    Raises Problem if it is not a valid name.
     """
     if not _NAMESPACE.fullmatch(name):
         raise Problem(422, "namespace-invalid", "a namespace has up to 63 characters of a-z, 0-9 and '-'", "namespace")
@@ -112,7 +112,7 @@ def namespace(name: str) -> str:
 def parent(name: str) -> str:
     """Return the name of a team or an organisation from a path or a body.
 
-    Raises Problem if it can be none.
+    Raises Problem if it is not a valid name.
     """
     if not _NAMESPACE.fullmatch(name):
         detail = f"{name!r} is not the name of a team or an organisation: use up to 63 characters of a-z, 0-9 and '-'"
@@ -159,9 +159,9 @@ def plain(name: str, most: int = 253) -> str:
 
 
 def choice(name: str, allowed: Sequence[str]) -> str:
-    """Return a word of the query, which must be one of `allowed`; the first if there is none.
+    """Return a word of the query; the first of `allowed` if there is none.
 
-    Raises Problem if it is another one.
+    Raises Problem if it is not one of `allowed`.
     """
     given = request.args.get(name) or allowed[0]
     if given not in allowed:
@@ -184,7 +184,7 @@ def interval(default: tuple[Instant, Instant]) -> tuple[Instant, Instant]:
 
 
 def if_match() -> frozenset[str] | None:
-    """Return the versions of which the budget must have one; None if the caller sets no such condition.
+    """Return the versions, one of which the budget must have; None if the caller sets no such condition.
 
     Weak tags match nothing: RFC 9110 §13.1.1 requires the strong comparison.
     """

@@ -6,7 +6,7 @@ from __future__ import annotations
 from timekeeper.api.problems import Problem
 from timekeeper.api.service import Service
 from timekeeper.core.caller import Caller
-from timekeeper.core.interval import others_ended
+from timekeeper.core.interval import apps_ended
 
 
 def reporter(service: Service) -> Caller:
@@ -20,4 +20,4 @@ def reporter(service: Service) -> Caller:
 def may_leave(service: Service, uids: set[str]) -> bool:
     """Whether all other containers of the pods have ended."""
     pods = [service.controller.pods.find(uid) for uid in uids]
-    return bool(pods) and all(pod is not None and others_ended(pod) for pod in pods)
+    return bool(pods) and all(pod is not None and apps_ended(pod) for pod in pods)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Released:
-    """The records in one namespace; used by the leading controller alone."""
+    """The records in one namespace; used only by the leading controller."""
 
     def __init__(self, client: KubeClient, namespace: str, pods: Pods, nodes: ClusterNodes) -> None:
         self._client = client

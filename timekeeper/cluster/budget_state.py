@@ -24,7 +24,7 @@ from timekeeper.cluster.opening import namespace_of
 from timekeeper.cluster.watches import Pods
 from timekeeper.core.record import AccountId
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.standing import Position
+from timekeeper.ledger.standing import BudgetStanding
 
 AGAIN_SECONDS: Final = 5.0
 """Real seconds after which a state is written again if the watch has not shown it."""
@@ -58,7 +58,7 @@ class BudgetStates:
         """By namespace."""
         self._why: dict[str, str] = {}
         """By namespace, for events on its pods."""
-        self._due: dict[str, tuple[Position, Instant | None]] = {}
+        self._due: dict[str, tuple[BudgetStanding, Instant | None]] = {}
         """The standing from which each namespace's state was determined, and until when that is valid."""
         self._written: dict[str, tuple[str, float]] = {}
         """The state written to each pod, and when (real seconds), by UID."""
@@ -70,7 +70,7 @@ class BudgetStates:
         self._written.clear()
 
     def judge_again(self) -> None:
-        """Look at all namespaces again: the policy has changed, which may affect whether states are written."""
+        """Determine all states again: the policy has changed, which may affect whether they are written."""
         self._states.clear()
 
     def mark(self, uids: Iterable[str]) -> None:
@@ -83,7 +83,7 @@ class BudgetStates:
 
     def fallen_due(self, now: Instant) -> set[AccountId]:
         """Return the accounts in which something has fallen due."""
-        return {position.account.id for position, at in self._due.values() if at is not None and at <= now}
+        return {standing.account.id for standing, at in self._due.values() if at is not None and at <= now}
 
     def dues(self) -> list[Instant]:
         """Return when accounts are to be looked at again."""
@@ -95,22 +95,22 @@ class BudgetStates:
 
     def look(self, now: Instant) -> None:
         """Write the state to the pods that have another one."""
-        for position in self._books.positions():
-            name = position.account.name
+        for standing in self._books.standings():
+            name = standing.account.name
             known, due = self._due.get(name, (None, None))
-            # A position is replaced when a record of its budget changes, so the same object means: no record has.
-            if known is not position or (due is not None and due <= now) or name not in self._states:
-                self._judge(position, now)
+            # A standing is replaced when a record of its budget changes: if it is the same object, none has.
+            if known is not standing or (due is not None and due <= now) or name not in self._states:
+                self._judge(standing, now)
         pods = [pod for pod in map(self._pods.find, self._changed) if pod is not None]
         self._each(
             [pod for pod in pods if self._wrong(pod)], lambda pod: self._write(pod, self._why[namespace_of(pod)])
         )
         self._changed.clear()
 
-    def _judge(self, position: Position, now: Instant) -> None:
-        """Determine a namespace's state; if it is another one, all its pods are looked at."""
-        name, state = position.account.name, position.at(now)
-        self._due[name] = (position, position.due(now))
+    def _judge(self, standing: BudgetStanding, now: Instant) -> None:
+        """Determine a namespace's state; if it has changed, mark all its pods."""
+        name, state = standing.account.name, standing.at(now)
+        self._due[name] = (standing, standing.due(now))
         wanted = names.OVER_BUDGET if state.over_budget else names.IN_BUDGET
         self._why[name] = f"namespace {name} is {wanted} since {format_instant(state.since)}"
         policy = self._policy.of(name)
@@ -122,7 +122,7 @@ class BudgetStates:
             self._states[name] = wanted
 
     def _wanted(self, pod: Object) -> str | None:
-        """Return the state that a pod must have: one for which GPU time is, or will be, set aside stays in budget."""
+        """Return the state that a pod must have: one with GPU time reserved, or waiting for that, stays in budget."""
         wanted = self._states.get(namespace_of(pod))
         return names.IN_BUDGET if wanted and self._gates.keeps_in_budget(pod) else wanted
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Book when pods begin and end to hold GPUs, according to their records.
+"""Book when pods begin to hold GPUs and when they release them, according to their records.
 
 A pod whose record cannot be read, or is refused by the ledger, is read again soon, and does not affect other pods.
 """
@@ -43,7 +43,7 @@ KUBELET_SECONDS = 10.0
 READ_AGAIN_SECONDS = 1.0
 
 
-class _Reading(NamedTuple):
+class _PodReading(NamedTuple):
     """What a pod's record shows that the ledger does not have yet."""
 
     opening: Opening | None = None
@@ -171,28 +171,28 @@ class Intervals:
             ]
         return []
 
-    def _read(self, pod: Object, row: WorkloadRow | None, now: Instant, *, gone: bool) -> _Reading:
+    def _read(self, pod: Object, row: WorkloadRow | None, now: Instant, *, gone: bool) -> _PodReading:
         """Read a pod's record; `row` is what the ledger has of it, None if it is new."""
         if row is not None and row.ended_at is not None:
-            return _Reading(settled=True)
+            return _PodReading(settled=True)
         # A record that was written while the timekeeper was down is read as it would have been read then.
         now = min(now, pod.get(SEEN_AT, now))
         if row is not None:
             closing = self._closing(pod, row.started_at, holders_of(row.holders), now, gone=gone)
-            return _Reading(None, closing, settled=closing is not None)
+            return _PodReading(None, closing, settled=closing is not None)
         start = interval.start_of(pod, now, self._apart_ms)
         policy = self._policy.of(namespace_of(pod))
         opening = None if start is None else self._openings.opening(pod, start, policy)
         if start is None or opening is None:
-            return _Reading(settled=self._is_free(pod, policy, gone=gone))
+            return _PodReading(settled=self._is_free(pod, policy, gone=gone))
         closing = self._closing(pod, start.at, holders_of(opening.holders), now, gone=gone)
-        return _Reading(opening, closing, settled=closing is not None)
+        return _PodReading(opening, closing, settled=closing is not None)
 
     def _is_free(self, pod: Object, policy: NamespacePolicy, *, gone: bool) -> bool:
         """Whether a pod without an interval will never have one.
 
-        One that ends before it is bound held nothing. One that was bound and requests GPUs held them: its record only
-        does not show yet since when.
+        A pod that ends before it is bound held nothing. A pod that was bound and requests GPUs held them, even if its
+        record does not show yet since when.
         """
         if not (gone or has_ended(pod) or interval.deleted_at(pod) is not None):
             return False

@@ -51,7 +51,7 @@ from timekeeper.store.db.leadership import Leadership
 log = logging.getLogger(__name__)
 
 SHORTEST_PAUSE = 0.2
-"""Real seconds between two passes: changes in between are booked together, and a pass costs more than its pods."""
+"""Real seconds between two looks: changes in between are booked together, and a look costs more than its pods."""
 
 RETRY_SECONDS = 1.0
 """Real seconds before a look that failed is repeated."""
@@ -141,7 +141,7 @@ class Controller:
         threads.keep("controller", self.run, self._stop.is_set)
 
     def stop(self) -> None:
-        """Stop after the current pass."""
+        """Stop after the current look."""
         self._stop.set()
         self._wake.set()
         for watch in self._watches:
@@ -167,11 +167,11 @@ class Controller:
 
     @property
     def synced(self) -> bool:
-        """Whether all watches have listed once, and the policy is complete: by the file alone pods might be evicted."""
+        """Whether all watches have listed once and the policy is complete; the file alone might have pods evicted."""
         return self._policy.complete.is_set() and all(watch.synced.is_set() for watch in self._watches)
 
     def trouble(self) -> str:
-        """Return what does not work any more; empty if everything works."""
+        """Return what has stopped working; empty if everything works."""
         age = time.monotonic() - self._looked
         if age > STUCK_SECONDS:
             return f"the controller has not finished a look for {age:.0f} s"
@@ -200,7 +200,7 @@ class Controller:
         self._leadership.close()
 
     def _lead(self) -> bool:
-        """Whether this process is to look. A process that has just taken over forgets everything that it remembers."""
+        """Whether this process leads. One that has just taken over forgets everything that it remembers."""
         led, self._leads = self._leads, False  # in case of an error: until this process leads again, another may lead
         self._leads = self._leadership.held()
         if self._leads and not led:
@@ -273,11 +273,11 @@ class Controller:
         book, before = self._policy.book, self._book
         if book is before and time.monotonic() - self._followed < FOLLOW_SECONDS:
             return
-        account = [position.account.name for position in self._books.positions()]
-        follow_policy(self._books, {name: book.of(name) for name in account}, now, book.origin_of)
+        namespaces = [standing.account.name for standing in self._books.standings()]
+        follow_policy(self._books, {name: book.of(name) for name in namespaces}, now, book.origin_of)
         self._followed = time.monotonic()
         if book is not before:
-            self._evictions.follow_policy(account, book.of, before.of if before else book.of, now)
+            self._evictions.follow_policy(namespaces, book.of, before.of if before else book.of, now)
             self._book = book
             self._budget_states.judge_again()
 
@@ -290,7 +290,7 @@ class Controller:
                 gone = self._released.gone() | gone
             paid, settled = self._intervals.book(there, gone, now)
         except Exception:
-            # They were taken off the list of changes, and no event will bring them again.
+            # They are no longer marked as changed, and no event will show them again.
             self.pods.mark(there, gone.values())
             raise
         for uid in settled:
@@ -313,7 +313,7 @@ class Controller:
         self._paid.clear()
 
     def _each(self, pods: list[Object], act: Callable[[Object], None]) -> None:
-        """Act on pods concurrently; if that fails for one, the next look repeats it."""
+        """Act on pods concurrently; those for which that fails are read again soon."""
 
         def attempt(pod: Object) -> None:
             what = f"pod {full_name(pod)}"
@@ -338,7 +338,7 @@ class Controller:
         self._unsettled |= self._budget_states.fallen_due(now)
         settlement.settle(self._books, self._unsettled, now)
         self._unsettled.clear()
-        settlement.come_back(self._books, now)
+        settlement.reverse_future(self._books, now)
 
     def _look_at_gates(self, now: Instant) -> None:
         changed, done = self._to_gates
@@ -364,8 +364,8 @@ class Controller:
 
     def _warn(self, now: Instant) -> Instant | None:
         """Announce which thresholds were crossed; return when the next one is due."""
-        positions = [*self._books.positions(), *self._books.parents()]
-        return self._thresholds.look(positions, self._policy.of, self._policy.book.default, now)
+        standings = [*self._books.standings(), *self._books.parents()]
+        return self._thresholds.look(standings, self._policy.of, self._policy.book.default, now)
 
     def _confirm(self, now: Instant) -> None:
         """From time to time, note that the watch is up: pods that vanish unseen later still ran at that instant."""
@@ -376,7 +376,7 @@ class Controller:
 
 
 def _log(what: str, error: Exception) -> None:
-    """Log what failed; with a traceback if it is unexpected."""
-    surprise = not (is_away(error) or isinstance(error, LedgerError | ServiceError))
-    level = logging.ERROR if surprise else logging.WARNING
-    log.log(level, "look failed at %s: %s", what, error, exc_info=error if surprise else None)
+    """Log what failed; with a traceback if the error is unexpected."""
+    unexpected = not (is_away(error) or isinstance(error, LedgerError | ServiceError))
+    level = logging.ERROR if unexpected else logging.WARNING
+    log.log(level, "look failed at %s: %s", what, error, exc_info=error if unexpected else None)

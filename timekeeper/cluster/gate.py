@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Let pods of `safe` namespaces start: reserve GPU time until each one's deadline, then remove our scheduling gate.
+"""Let pods of `safe` namespaces start: reserve GPU time until the pod's deadline, then remove our scheduling gate.
 
 In a namespace the oldest waiting pod comes first, and no younger one starts before it, however small: otherwise a large
-pod could wait forever. A pod that needs more than a period provides could not start even if nothing else were set
-aside: it gets an event and is skipped. If the controller dies after a reservation, its next look removes the gate.
+pod could wait forever. A pod that needs more than a period provides could not start even if nothing else were
+reserved: it gets an event and is skipped. If the controller dies after a reservation, its next look removes the gate.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from timekeeper.core.coverage import Cover, Gap, planned
 from timekeeper.core.refusal import LedgerError
 from timekeeper.core.reservation import Need, span_of
 from timekeeper.ledger import coverage, reservation
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.standing import Position
+from timekeeper.ledger.standing import BudgetStanding
 from timekeeper.store import rates
 from timekeeper.store import reservations as store
 
@@ -70,7 +70,7 @@ class _Reason:
 
 
 class Gates:
-    """The waiting pods, and the pods that have GPU time set aside. Used by the controller's one thread.
+    """The waiting pods, and the pods that have a reservation. Used by the controller's one thread.
 
     `each` acts on pods concurrently, and an error with one does not affect the others.
     """
@@ -96,9 +96,9 @@ class Gates:
         self._waiting: dict[str, _Waiting] = {}
         """By UID."""
         self._reserved: dict[str, tuple[str, str]] | None = None
-        """Pods with an open reservation; None: not read yet. This process alone opens and ends them."""
+        """Pods with an open reservation, which only this process opens and ends; None: not read yet."""
         self._lists = 0
-        """The number of full lists of pods after which reservations of pods that vanished were last looked for."""
+        """`Pods.lists` when reservations of vanished pods were last looked for."""
 
     def start_over(self) -> None:
         """Forget everything that is remembered: another process may have led in the meantime."""
@@ -161,7 +161,7 @@ class Gates:
     # One namespace's queue, the oldest first
 
     def _serve(self, queue: list[_Waiting], policy: NamespacePolicy, now: Instant) -> None:
-        """Admit pods until one must wait for time that younger ones would otherwise take from it."""
+        """Admit pods, oldest first, up to one that must wait for GPU time which younger ones would take from it."""
         ready: dict[str, str] = {}
         ahead = ""
         for one in queue:
@@ -185,7 +185,7 @@ class Gates:
         self._waiting[pod["metadata"]["uid"]].lifted = time.monotonic()
 
     def _admit(self, pod: Object, policy: NamespacePolicy, now: Instant) -> str | _Reason:
-        """Set GPU time aside for a pod if it needs any; return why it may start, or why it waits."""
+        """Reserve GPU time for a pod if it needs any; return why it may start, or why it waits."""
         namespace, uid, name = namespace_of(pod), pod["metadata"]["uid"], pod["metadata"]["name"]
         if not policy.reserves or not self._openings.is_charged(pod, policy):
             return f"namespace {namespace} sets no GPU time aside for this pod"
@@ -196,25 +196,25 @@ class Gates:
             need = self._openings.need(pod, policy, span, rates.read(session), now)
         if need is None:
             return _Reason("gpu", "waits for a node with a GPU that fits it; until then its share is not known")
-        place = NamespaceRef(self._openings.namespace_uid(namespace), namespace, policy)
-        # A look that finds nothing new must not write. If another process was faster, the books show why it waits.
-        why = self._lack(place, need, now)
+        ref = AccountRef(self._openings.namespace_uid(namespace), namespace, policy)
+        # First without a transaction that writes: most looks find nothing new.
+        why = self._lack(ref, need, now)
         if why is None:
-            if reservation.open_for_pod(self._books, place, uid, name, need, now):
+            if reservation.open_for_pod(self._books, ref, uid, name, need, now):
                 self._known()[uid] = (namespace, name)
                 return f"{_words(need)} are set aside until it ends; what it does not use is returned then"
-            why = self._lack(place, need, now)
-        # Still nothing missing: the reservation of another process has ended in between. The next look tries again.
+            why = self._lack(ref, need, now)
+        # Nothing is missing any more: what another process had reserved is free again. The next look tries again.
         return why or _Reason("missing", f"needs {_words(need)}", holds_others=True)
 
-    def _lack(self, place: NamespaceRef, need: Need, now: Instant) -> _Reason | None:
-        """Return why a need cannot be set aside, as far as this process knows; None if it can."""
-        position = self._books.position_of(place.uid)
-        if position is None:
+    def _lack(self, ref: AccountRef, need: Need, now: Instant) -> _Reason | None:
+        """Return why a need cannot be reserved, as far as this process knows; None if it can."""
+        standing = self._books.standing_of(ref.uid)
+        if standing is None:
             return None
-        budget = position.account.id
+        budget = standing.account.id
         with self._books.database.reading() as session:
-            cover = coverage.known(session, position, now)
+            cover = coverage.known(session, standing, now)
         more = planned("new", budget, need.amount, need.span, cover.at)
         gap, most = cover.lack(more), cover.most(budget)
         if gap is None:
@@ -223,10 +223,10 @@ class Gates:
             return _never(need, most)
         if gap.at > cover.at:
             return _later(need, gap, waits_for_others=cover.lack(more, alone=True) is None)
-        return _missing(need, gap, cover, position)
+        return _missing(need, gap, cover, standing)
 
     def _report(self, one: _Waiting, why: _Reason) -> None:
-        """Write an event if the kind of reason is a new one: amounts change with every look."""
+        """Write an event if the kind of reason has changed; amounts change with every look."""
         if one.reported != why.kind:
             one.reported = why.kind
             pod_patch.say(
@@ -241,7 +241,7 @@ class Gates:
 
 
 def _never(need: Need, most: GpuMilliseconds) -> _Reason:
-    """Return that no period provides as much: a pod that others waited behind would hold them up forever."""
+    """Return that no period provides that much. Younger pods need not wait, because this one may wait forever."""
     return _Reason(
         "never",
         f"needs {_words(need)}, and the budget can provide {format_duration(max(most, 0))} at most; it waits "
@@ -250,7 +250,7 @@ def _never(need: Need, most: GpuMilliseconds) -> _Reason:
 
 
 def _later(need: Need, gap: Gap, *, waits_for_others: bool) -> _Reason:
-    """Return that there is enough now, but that a part of it expires before the pod's deadline."""
+    """Return that there is enough now, but a part of it expires before the pod's deadline."""
     relief = "what is set aside for others" if waits_for_others else "a grant, or lower activeDeadlineSeconds"
     return _Reason(
         "later",
@@ -260,19 +260,19 @@ def _later(need: Need, gap: Gap, *, waits_for_others: bool) -> _Reason:
     )
 
 
-def _missing(need: Need, gap: Gap, cover: Cover, position: Position) -> _Reason:
+def _missing(need: Need, gap: Gap, cover: Cover, standing: BudgetStanding) -> _Reason:
     """Return how much less is free now than the pod needs, in its namespace's budget or in one above."""
     free = max(need.amount - gap.amount, 0)
-    tight = next(account for account in (position.account, *position.above) if account.id == gap.budget)
+    tight = next(account for account in (standing.account, *standing.above) if account.id == gap.budget)
     next_period, rule = cover.states[tight.id].period.expires, cover.forest.records[tight.id].rules[-1]
-    where = "" if tight is position.account else f" in the budget of {tight.title} above"
+    where = "" if tight is standing.account else f" in the budget of {tight.title} above"
     when = ""
     if next_period is not None and rule.amount:
         when = f"; the next period begins {format_instant(next_period)} and brings {format_duration(rule.amount)}"
     return _Reason(
         "missing",
         f"needs {_words(need)}: {format_duration(need.amount - free)} are missing ({format_duration(free)} are free, "
-        f"{format_duration(cover.held(position.account.id))} set aside for others){where}{when}",
+        f"{format_duration(cover.reserved_in(standing.account.id))} set aside for others){where}{when}",
         holds_others=True,
     )
 

@@ -34,7 +34,7 @@ AGAIN_SECONDS: Final = 10.0
 
 
 class Strays:
-    """The pods that no watch brings; `look` is called by the leading controller alone."""
+    """The pods that no watch shows; `look` is called by the leading controller alone."""
 
     def __init__(self, client: KubeClient, pods: Pods, executor: Executor) -> None:
         self._client = client
@@ -46,12 +46,12 @@ class Strays:
         self._swept = float("-inf")
 
     def add(self, pod: Object) -> None:
-        """Follow a pod that no watch brings any more; of the object, only the metadata need be there."""
+        """Follow a pod that no watch shows any more; only its metadata is needed."""
         with self._lock:
             self._known.setdefault(pod["metadata"]["uid"], pod)
 
     def start_over(self) -> None:
-        """Sweep at the next pass: another process may have led in the meantime, or none."""
+        """Sweep at the next look: another process may have led in the meantime, or none."""
         self._swept = float("-inf")
 
     def look(self, pause: float) -> None:
@@ -101,7 +101,7 @@ class Strays:
         with self._lock:
             self._known[uid] = pod
         if _is_labelled(pod):
-            self._drop(uid)  # the watch brings it again, and knows more than this answer
+            self._drop(uid)  # the watch shows it again, and is newer than this answer
             return
         self._pods.on_event("MODIFIED", pod)
         try:

@@ -19,7 +19,7 @@ from slicekeeper.units import Instant
 log = logging.getLogger(__name__)
 
 RENEWAL_SECONDS: Final = 40.0
-"""How long a Lease is valid: a node that has not renewed it for so long is unreachable (real seconds)."""
+"""How long a Lease is valid: a node that does not renew it for this long is unreachable (real seconds)."""
 
 SAME_SECONDS: Final = 1.0
 """How long a reading is used for all pods of its node (real seconds)."""

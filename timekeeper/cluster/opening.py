@@ -28,7 +28,7 @@ def namespace_of(pod: Object) -> str:
 
 
 def charged_request(pod: Object, policy: NamespacePolicy, settings: Settings) -> PodRequest:
-    """Return the requests that a pod is charged for: none in a namespace that is off, or if none is valid."""
+    """Return the requests that a pod is charged for: none if its namespace is off, or if they are invalid."""
     if policy.mode == "off":
         return PodRequest()
     # Requests that cannot be read are not charged: no charge is guessed.
@@ -39,7 +39,7 @@ def charged_request(pod: Object, policy: NamespacePolicy, settings: Settings) ->
 
 
 class Openings:
-    """Creates openings. Sends requests to the API server only for what no watch has shown."""
+    """Creates openings. Asks the API server only for what no watch has shown."""
 
     def __init__(
         self, settings: Settings, client: KubeClient, database: Database, nodes: ClusterNodes, namespaces: Namespaces
@@ -64,8 +64,7 @@ class Openings:
     def opening(self, pod: Object, start: interval.Start, policy: NamespacePolicy) -> Opening | None:
         """Return the opening of a bound pod; None if it is not charged.
 
-        Raises Unavailable if a request to the API server is needed and it does not answer, or its data is older than
-        ours.
+        Raises Unavailable if the API server must be asked and does not answer, or if its namespace is not known yet.
         """
         request = charged_request(pod, policy, self._settings)
         if not request.requests and not request.whole_device_gpus:
@@ -136,7 +135,7 @@ class Openings:
         quota = self._quota(namespace_of(pod)) if weight == "quota" else None
         node = pod["spec"]["nodeName"]
         if request.devices and self._nodes.device_labels(node) is None:
-            self._look_at(node)  # their fraction of a GPU must not depend on which watch was faster
+            self._look_at(node)  # a device's fraction of a GPU must not depend on which watch was faster
         return metering.meter(
             pod,
             request,
@@ -153,7 +152,7 @@ class Openings:
         return quota_weight.quota_of(quotas, self._settings.resources)
 
     def _look_at(self, node: str) -> bool:
-        """Request a node whose GPUs the watch has not shown; return whether that gave anything new."""
+        """Ask for a node whose GPUs the watch has not shown; return whether the answer has new ones."""
         try:
             self._nodes.on_event("MODIFIED", self._client.get(NODES, node))
         except NotFound:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timekeeper's changes of pods: remove our finalizer, remove our gate, set the budget state.
+"""The timekeeper's changes of pods: remove our finalizer, remove our gate, set the budget state and our label.
 
-JSON patches that first test the pod's UID and what they replace: a pod of the same name, or a list that was
-changed meanwhile, makes the API server refuse, and the controller looks again.
+The JSON patches first test the pod's UID and what they replace. If the name belongs to another pod by now, or a list
+has changed, the API server refuses them, and the controller looks again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def release(client: KubeClient, pod: Object) -> None:
 
 
 def label(client: KubeClient, pod: Object) -> None:
-    """Put our label back, by which all parts watch.
+    """Restore our label, on which all watches select.
 
     Raises ServiceError if it was not written.
     """

@@ -3,7 +3,7 @@
 
 The event is on the namespace (for a team or an organisation, on each namespace under it). Its name is derived from
 budget, period and threshold, so the API server refuses a second one from a controller that has crashed, or that runs
-beside another. Then the ledger notes the announcement; only thresholds without such a note are announced.
+beside another. Then the ledger records the announcement; only thresholds without that record are announced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from timekeeper.core.hierarchy import tree_of
 from timekeeper.core.record import AccountId
 from timekeeper.core.threshold import crossed, limit_of, period_of
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.standing import Position
+from timekeeper.ledger.standing import BudgetStanding
 from timekeeper.ledger.threshold import note_thresholds
 from timekeeper.store import accounts, thresholds
 
@@ -35,14 +35,16 @@ AGAIN_MS: Final = 5_000
 """Pause before an event that could not be written is tried again (in our time)."""
 
 
-def next_crossing(position: Position, state: BudgetState, percents: Iterable[int], now: Instant) -> Instant | None:
-    """Return the earliest instant at which the running pods can cross the next threshold; None if unpredictable."""
+def next_crossing(
+    standing: BudgetStanding, state: BudgetState, percents: Iterable[int], now: Instant
+) -> Instant | None:
+    """Return when the running pods can cross the next threshold at the earliest; None if none is ahead."""
     limit = limit_of(state)
     ahead = [p for p in percents if state.used * 100 < limit * p]
-    forest = position.together.forest
+    forest = standing.tree_standing.forest
     rates = [
-        max(num / den for num, den in ((claim.num, claim.den), *((n, d) for _, n, d in claim.turns)))
-        for key in tree_of(forest).below(position.account.id)
+        max(num / den for num, den in ((claim.num, claim.den), *((n, d) for _, n, d in claim.rate_changes)))
+        for key in tree_of(forest).below(standing.account.id)
         for claim in forest.records[key].claims
         if claim.goes_on(now)
     ]
@@ -53,17 +55,14 @@ def next_crossing(position: Position, state: BudgetState, percents: Iterable[int
 
 
 class Thresholds:
-    """The announced thresholds, and when to check again.
-
-    Used only by the controller's thread; the ledger persists it.
-    """
+    """When to check which budget for thresholds again. Used only by the controller's thread."""
 
     def __init__(self, client: KubeClient, clock: Clock, books: Books, uid_of: Callable[[str], str | None]) -> None:
         self._client = client
         self._clock = clock
         self._books = books
         self._uid_of = uid_of
-        self._due: dict[AccountId, tuple[Position, NamespacePolicy, Instant | None]] = {}
+        self._due: dict[AccountId, tuple[BudgetStanding, NamespacePolicy, Instant | None]] = {}
         """What each account was last checked with, and when it must be checked again although nothing changes."""
 
     def start_over(self) -> None:
@@ -72,7 +71,7 @@ class Thresholds:
 
     def look(
         self,
-        positions: Iterable[Position],
+        standings: Iterable[BudgetStanding],
         policy_of: Callable[[str], NamespacePolicy],
         of_parents: NamespacePolicy,
         now: Instant,
@@ -82,31 +81,33 @@ class Thresholds:
         Parents have the thresholds of the policy's default.
         """
         dues: list[Instant] = []
-        for position in positions:
-            account = position.account
+        for standing in standings:
+            account = standing.account
             policy = policy_of(account.name) if account.kind == "namespace" else of_parents
             known, known_policy, due = self._due.get(account.id, (None, None, None))
             # Both are replaced when anything in them changes.
-            if known is not position or known_policy is not policy or (due is not None and due <= now):
-                due = self._look_at(position, policy, now)
-                self._due[account.id] = (position, policy, due)
+            if known is not standing or known_policy is not policy or (due is not None and due <= now):
+                due = self._look_at(standing, policy, now)
+                self._due[account.id] = (standing, policy, due)
             dues += [] if due is None else [due]
         return min(dues, default=None)
 
-    def _look_at(self, position: Position, policy: NamespacePolicy, now: Instant) -> Instant | None:
-        state, percents = position.at(now), policy.budget.thresholds
-        found = crossed(state, percents, is_open=position.rule.rule.open)
-        if found and policy.mode != "off" and not self._announce(position, state, found, now):
+    def _look_at(self, standing: BudgetStanding, policy: NamespacePolicy, now: Instant) -> Instant | None:
+        state, percents = standing.at(now), policy.budget.thresholds
+        found = crossed(state, percents, is_open=standing.rule.rule.open)
+        if found and policy.mode != "off" and not self._announce(standing, state, found, now):
             return Instant(now + AGAIN_MS)
         ahead = (
-            next_crossing(position, state, percents, now),
-            timeline.next_turn(position.together.at(now), position.together.forest, position.account.id),
+            next_crossing(standing, state, percents, now),
+            timeline.next_allowance_change(
+                standing.tree_standing.at(now), standing.tree_standing.forest, standing.account.id
+            ),
         )
         return min((at for at in ahead if at is not None), default=None)
 
-    def _announce(self, position: Position, state: BudgetState, found: list[int], now: Instant) -> bool:
-        """Announce those that have not been announced yet; return whether all have been."""
-        account, period = position.account, period_of(state)
+    def _announce(self, standing: BudgetStanding, state: BudgetState, found: list[int], now: Instant) -> bool:
+        """Announce the thresholds that have not been announced yet; return whether all are."""
+        account, period = standing.account, period_of(state)
         with self._books.database.reading() as session:
             news = sorted(set(found) - thresholds.announced(session, account.id, period))
         if not news:
@@ -119,7 +120,7 @@ class Thresholds:
             )
             name = f"gpu-budget-{account.id}-{period}-{percent}"
             try:
-                for namespace in self._namespaces_of(position):
+                for namespace in self._namespaces_of(standing):
                     events.write_on_namespace(
                         self._client,
                         self._clock,
@@ -142,9 +143,9 @@ class Thresholds:
         )
         return True
 
-    def _namespaces_of(self, position: Position) -> list[str]:
+    def _namespaces_of(self, standing: BudgetStanding) -> list[str]:
         """Return the namespaces on which an event is written: those under the budget that the cluster still has."""
-        keys = tree_of(position.together.forest).below(position.account.id)
+        keys = tree_of(standing.tree_standing.forest).below(standing.account.id)
         with self._books.database.reading() as session:
             below = accounts.named(session, keys).values()
         return [account.name for account in below if self._uid_of(account.name) == account.uid]

@@ -22,7 +22,7 @@ from timekeeper.store import workloads
 
 
 class Vanished:
-    """Looks for such pods once for each list; `fail` notes an error that the controller's look reports."""
+    """Looks for vanished pods after each list; `fail` notes an error that the controller's look reports."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Vanished:
         """Close the intervals whose pod is in no list, and that the API server does not know."""
         lists = self._pods.lists
         with self._books.database.reading() as session:
-            still_open = workloads.open_ones(session, self._books.cluster)
+            still_open = workloads.open_intervals(session, self._books.cluster)
         closings: dict[str, Closing] = {}
         all_seen = True
         for uid, (namespace, name) in still_open.items():

@@ -112,7 +112,7 @@ class ClusterNodes:
             self._labels[name] = devices.labels_of(obj)
 
     def take(self) -> list[Gpu]:
-        """Return the GPUs that are new or described otherwise since the last call."""
+        """Return the GPUs that are new or whose description has changed since the last call."""
         with self._lock:
             changed, self._changed = self._changed, {}
             return list(changed.values())
@@ -155,9 +155,9 @@ class Namespaces:
             del self._uids[name]
 
     def uid(self, name: str) -> str | None:
-        """Return a namespace's UID; None if it is not there."""
+        """Return a namespace's UID; None if it does not exist."""
         return self._uids.get(name)
 
     def is_gone(self, name: str, uid: str) -> bool:
-        """Whether a namespace was deleted; before the first list that is not known, and none counts as gone."""
+        """Whether a namespace was deleted; before the first list that is unknown, and no namespace counts as gone."""
         return self._listed and self._uids.get(name) != uid

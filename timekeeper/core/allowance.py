@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
-from timekeeper.core.budget import Bucket, BudgetState, period_bucket, rule_at
+from timekeeper.core.budget import Allowance, BudgetState, period_allowance, rule_at
 from timekeeper.core.charge import Claim
 from timekeeper.core.record import AccountId, Debt, GrantRecord, Posting, PostingKind, Records, Rule, Withdrawal
 
@@ -84,11 +84,17 @@ class BudgetLine:
     def _open_window(self) -> None:
         self._from = self.state.at
         self._entered: dict[str, Instant] = {}
+        """When pods entered or last changed their rate, for those that did so in this window."""
         self._base = {key: claim.gross(self._from) for key, claim in self._counted.items()}
+        """Each counted pod's cumulative charge when it entered, or when the window opened."""
         self._ended = 0
+        """What the pods that have left were charged in this window."""
         self._estimate = 0
+        """The sum of the counted pods' rates over time, in parts of a GPU-millisecond."""
         self._before_change: dict[str, int] = {}
+        """Each pod's part of the estimate at its earlier rates."""
         self._ahead = (self._from, self._estimate)
+        """The instant for which `crossing` last computed the estimate, and that estimate."""
         self._available = self.state.balance + self.rule.credit
 
     def enter(self, claim: Claim) -> None:
@@ -141,14 +147,14 @@ class BudgetLine:
         Grants that are used up leave the state.
         """
         state = self.state
-        for bucket in sorted(
+        for allowance in sorted(
             [state.period, *state.grants], key=lambda b: (b.priority, b.expires is None, b.expires or 0)
         ):
-            part = max(0, min(bucket.left, amount))
-            bucket.left = GpuMilliseconds(bucket.left - part)
+            part = max(0, min(allowance.left, amount))
+            allowance.left = GpuMilliseconds(allowance.left - part)
             amount -= part
         state.overdrawn = GpuMilliseconds(state.overdrawn + amount)
-        state.grants = [bucket for bucket in state.grants if bucket.left]
+        state.grants = [allowance for allowance in state.grants if allowance.left]
 
     def _repay(self, amount: int) -> None:
         """Pay debt from the allowances, and record how much the period has paid."""
@@ -178,9 +184,9 @@ class BudgetLine:
         state, end = self.state, self.state.period.expires
         if end is None or end >= to:
             return
-        start, bucket = period_bucket(self.rule, Instant(to - 1))
+        start, allowance = period_allowance(self.rule, Instant(to - 1))
         if start is not None:
-            state.period_start, state.period = start, bucket
+            state.period_start, state.period = start, allowance
             state.cut = start
             self._count_afresh(start)
             self._open_window()
@@ -236,9 +242,9 @@ class BudgetLine:
 
     def expire_grants(self) -> None:
         """Remove the grants that end now."""
-        for bucket in [b for b in self.state.grants if b.expires == self.state.at]:
-            self._expire(bucket)
-            self.state.grants.remove(bucket)
+        for allowance in [b for b in self.state.grants if b.expires == self.state.at]:
+            self._expire(allowance)
+            self.state.grants.remove(allowance)
 
     def adjust(self, rule: Rule) -> bool:
         """Apply a rule to the current period; return whether more may be spent than before.
@@ -262,7 +268,7 @@ class BudgetLine:
 
     def _follow_calendar(self) -> None:
         """End the current period when the rule's calendar does; a period that is not booked is not known yet."""
-        start, named = period_bucket(self.rule, self.state.at)
+        start, named = period_allowance(self.rule, self.state.at)
         period = self.state.period
         period.expires = named.expires
         if not period.booked:
@@ -273,7 +279,7 @@ class BudgetLine:
         state, old, before = self.state, self.state.period, self.rule
         self.rule = rule or before
         self._expire(old)
-        start, state.period = period_bucket(self.rule, state.at)
+        start, state.period = period_allowance(self.rule, state.at)
         state.period_start = start if over or start is None else state.at
         if state.period_start != start and self.rule.calendar == before.calendar:
             state.period.key = f"period:{state.at}"  # distinct from that of the period that it cuts off
@@ -287,7 +293,7 @@ class BudgetLine:
         """Start counting the usage and the total of a period."""
         state = self.state
         state.used = state.over = NO_TIME
-        state.granted = GpuMilliseconds(sum(bucket.left for bucket in state.grants))
+        state.granted = GpuMilliseconds(sum(allowance.left for allowance in state.grants))
         state.counts_since = since
 
     def _opened(self, before: Rule) -> bool:
@@ -295,8 +301,8 @@ class BudgetLine:
 
     def grant(self, grant: GrantRecord, until: Instant | None) -> None:
         """Add a grant, the rest of which expires at `until`."""
-        bucket = Bucket(grant.key, grant.amount, grant.amount, until, booked=True, priority=grant.priority)
-        self.state.grants.append(bucket)
+        allowance = Allowance(grant.key, grant.amount, grant.amount, until, booked=True, priority=grant.priority)
+        self.state.grants.append(allowance)
         self.state.granted = GpuMilliseconds(self.state.granted + grant.amount)
         self._post(grant.kind, grant.key, grant.amount)
 
@@ -325,14 +331,14 @@ class BudgetLine:
 
     def book_period(self) -> None:
         """Book the period's allowance, because it may now be drawn on."""
-        bucket = self.state.period
-        if not bucket.booked:
-            bucket.booked = True
-            self._post("allowance", bucket.key, bucket.amount)
+        allowance = self.state.period
+        if not allowance.booked:
+            allowance.booked = True
+            self._post("allowance", allowance.key, allowance.amount)
 
-    def _expire(self, bucket: Bucket) -> None:
-        if bucket.booked:
-            self._post("expiry", bucket.key, bucket.left)
+    def _expire(self, allowance: Allowance) -> None:
+        if allowance.booked:
+            self._post("expiry", allowance.key, allowance.left)
 
     def _post(self, kind: PostingKind, key: str, amount: int) -> None:
         if amount:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a budget and its allowances at an instant, and the rule that is in force. Pure.
 
-`timekeeper.core.allowance` takes it along the time line.
+`timekeeper.core.allowance` advances it along the time line.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from timekeeper.core.period import bounds
 from timekeeper.core.record import AccountId, Rule
 
 
-class Bucket(msgspec.Struct):
-    """An allowance and the rest of it. The period's allowance is booked when the first pod may draw on it.
+class Allowance(msgspec.Struct):
+    """GPU time for a period, or of a grant, and the rest of it. A period's is booked when the first pod may use it.
 
     The rest of a period's allowance is negative if the amount was lowered below what the period has used.
     """
@@ -37,8 +37,8 @@ class BudgetState(msgspec.Struct):
     at: Instant
     period_start: Instant | None
     """Start of the current period; None if there is none, or if there was none when its usage began to count."""
-    period: Bucket
-    grants: list[Bucket]
+    period: Allowance
+    grants: list[Allowance]
     exhausted: bool
     """Whether nothing is left of this budget itself."""
     since: Instant
@@ -62,7 +62,7 @@ class BudgetState(msgspec.Struct):
     @property
     def balance(self) -> GpuMilliseconds:
         """What is left; below zero: owed."""
-        return GpuMilliseconds(self.period.left + sum(bucket.left for bucket in self.grants) - self.overdrawn)
+        return GpuMilliseconds(self.period.left + sum(allowance.left for allowance in self.grants) - self.overdrawn)
 
     @property
     def over_budget(self) -> bool:
@@ -81,8 +81,8 @@ def rule_at(rules: Sequence[Rule], at: Instant) -> Rule:
     return next((rule for rule in reversed(rules) if rule.since <= at), rules[0])
 
 
-def period_bucket(rule: Rule, at: Instant) -> tuple[Instant | None, Bucket]:
+def period_allowance(rule: Rule, at: Instant) -> tuple[Instant | None, Allowance]:
     """Return the start and the allowance of the period around an instant."""
     start, end = bounds(at, *rule.calendar) or (None, None)
     key = f"period:{'none' if start is None else start}"
-    return start, Bucket(key, rule.amount, rule.amount, end, booked=False)
+    return start, Allowance(key, rule.amount, rule.amount, end, booked=False)

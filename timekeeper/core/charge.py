@@ -11,9 +11,9 @@ from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One pod: its interval, and GPU-milliseconds per millisecond as `num / den`. `end` None: it goes on.
+    """A pod's claim: its interval, and GPU-milliseconds per millisecond as `num / den`. `end` None: it is open.
 
-    `turns` are the instants after `start` at which a rate changes, each with the new `num` and `den`.
+    `rate_changes` are the instants after `start` at which the rate changes, each with the new `num` and `den`.
     """
 
     key: str
@@ -21,7 +21,7 @@ class Claim:
     end: Instant | None
     num: int
     den: int
-    turns: tuple[tuple[Instant, int, int], ...] = ()
+    rate_changes: tuple[tuple[Instant, int, int], ...] = ()
 
     def goes_on(self, at: Instant) -> bool:
         """Return whether it has not ended at an instant."""
@@ -32,8 +32,8 @@ class Claim:
         last = at if self.end is None or at < self.end else self.end
         if last <= self.start:
             return NO_TIME
-        if not self.turns:
-            # Asked millions of times: to call GpuMilliseconds here would cost a quarter of the whole.
+        if not self.rate_changes:
+            # Called millions of times: calling GpuMilliseconds, too, would take a quarter of the time.
             return (2 * self.num * (last - self.start) + self.den) // (2 * self.den)  # type: ignore[return-value]
         exact = self.exact(last)
         return GpuMilliseconds((2 * exact.numerator + exact.denominator) // (2 * exact.denominator))
@@ -42,17 +42,17 @@ class Claim:
         """Return the cumulative charge at an instant, unrounded."""
         last = at if self.end is None or at < self.end else self.end
         total, since, rate = Fraction(0), self.start, Fraction(self.num, self.den)
-        for turn, num, den in self.turns:
-            if turn >= last:
+        for change, num, den in self.rate_changes:
+            if change >= last:
                 break
-            total += rate * (turn - since)
-            since, rate = turn, Fraction(num, den)
+            total += rate * (change - since)
+            since, rate = change, Fraction(num, den)
         return total + rate * max(last - since, 0)
 
     def rate(self, at: Instant) -> tuple[int, int]:
         """Return the rate in force from an instant on, as numerator and denominator."""
         found = self.num, self.den
-        for turn, num, den in self.turns:
-            if turn <= at:
+        for change, num, den in self.rate_changes:
+            if change <= at:
                 found = num, den
         return found

@@ -12,14 +12,14 @@ from timekeeper.core.budget import BudgetState
 from timekeeper.core.record import AccountId, Forest
 from timekeeper.core.timeline import Run
 
-_PERIODS = {"none": 1, "hour": 2, "day": 2, "week": 2, "month": 12, "year": 2}
-_DAYS = 400
+_PERIODS_AHEAD = {"none": 1, "hour": 2, "day": 2, "week": 2, "month": 12, "year": 2}
+_DAYS_AHEAD = 400
 _STEPS = 20_000
 """The maximum effort of a forecast: boundaries times budgets."""
 
 
 def run_outs(states: Mapping[AccountId, BudgetState], forest: Forest) -> dict[AccountId, Instant]:
-    """Return when budgets that have time left, above too, will have none if open claims continue.
+    """Return when budgets that have time left, and all above them too, will have none if open claims continue.
 
     A budget that is not in the answer has none already, has no running pods, or cannot be predicted.
     """
@@ -31,7 +31,7 @@ def run_outs(states: Mapping[AccountId, BudgetState], forest: Forest) -> dict[Ac
     found: dict[AccountId, Instant] = {}
     used = {one.key for key, records in going_on.items() if records.claims for one in run.lines[key].chain}
     waiting = {key: line for key, line in run.lines.items() if key in used and not line.state.over_budget}
-    furthest = Instant(run.at + _DAYS * 86_400_000)
+    furthest = Instant(run.at + _DAYS_AHEAD * 86_400_000)
     periods: Counter[AccountId] = Counter()
 
     def note(before: Instant) -> None:
@@ -46,7 +46,7 @@ def run_outs(states: Mapping[AccountId, BudgetState], forest: Forest) -> dict[Ac
         run.move(boundary)
         note(boundary)
         periods.update(key for key, line in run.lines.items() if line.state.period.expires == boundary)
-        spent = {key for key, line in run.lines.items() if periods[key] > _PERIODS[line.rule.period]}
+        spent = {key for key, line in run.lines.items() if periods[key] > _PERIODS_AHEAD[line.rule.period]}
         for key in [key for key, line in waiting.items() if all(one.key in spent for one in line.chain)]:
             del waiting[key]
         run.apply()

@@ -44,7 +44,7 @@ class Tree:
         return [one for one in sorted(self.keys) if key in self.chain(one)]
 
     def height(self, key: AccountId) -> int:
-        """Return how many budgets the longest chain has that ends at a budget, itself included."""
+        """Return the number of budgets in the longest chain from a budget downwards, itself included."""
         return max(self.chain(one).index(key) + 1 for one in self.below(key))
 
 

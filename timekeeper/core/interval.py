@@ -25,8 +25,8 @@ from slicekeeper.untyped import as_list, as_map
 EndSource = Literal["finished", "disrupted", "rejected", "deleted", "not-ready", "last-confirmed"]
 
 NOT_READY = ("Ready", "ContainersReady", "PodReadyToStartContainers")
-"""Conditions that are False once a pod has ended. The first two turn with the first container that ends or fails; the
-last one turns when kubelet has stopped the sandbox, right before it frees the slice."""
+"""Conditions that are False once a pod has ended. The first two become False with the first container that ends or
+fails, the last one when kubelet has stopped the sandbox, right before it frees the slice."""
 
 
 _STARTED = ("running", "terminated")
@@ -61,11 +61,11 @@ def deleted_at(pod: Mapping[str, Any]) -> Instant | None:
     return _instant(as_map(pod.get("metadata")).get("deletionTimestamp"))
 
 
-def asked_to_go(pod: Mapping[str, Any]) -> Instant | None:
+def deletion_requested_at(pod: Mapping[str, Any]) -> Instant | None:
     """Return when the pod's deletion was requested; None if it was not.
 
-    That is `deletionTimestamp` less the grace. The timestamp itself moves when the grace period is shortened, as
-    kubelet does in its final delete; this does not.
+    That is `deletionTimestamp` less the grace. The timestamp changes if the grace period is shortened, as kubelet does
+    in its final delete; this does not.
     """
     deletion = deleted_at(pod)
     if deletion is None:
@@ -95,7 +95,7 @@ def start_of(pod: Mapping[str, Any], seen: Instant | None = None, apart_ms: int 
         return None
     at = recorded
     if seen is not None and recorded > seen + CLOCK_SKEW_MS:
-        # What ran before a pod was adopted is not charged, so its binding says nothing then.
+        # Time before a pod was adopted is not charged, so for such a pod the instant of its binding says nothing.
         at = seen if scheduled is None or adopted is not None else min(scheduled, seen)
     at = max(at, created_at(pod, at))
     skewed = apart or abs(recorded - at) > CLOCK_SKEW_MS or (seen is not None and at > seen + CLOCK_SKEW_MS)
@@ -153,7 +153,7 @@ def credible(
 
 
 def _ended(pod: Mapping[str, Any], holders: Collection[str], *, final: bool) -> End | None:
-    deletion = asked_to_go(pod)
+    deletion = deletion_requested_at(pod)
     if not has_ended(pod):
         return End(deletion, "deleted") if final and deletion is not None else None
     finished = {str(status.get("name")): at for status in _statuses(pod) if (at := _finished(status)) is not None}
@@ -178,14 +178,14 @@ def _ended(pod: Mapping[str, Any], holders: Collection[str], *, final: bool) -> 
 def _stopped_before(pod: Mapping[str, Any], deletion: Instant) -> bool:
     """Whether a pod ended by itself before its deletion was requested: its sandbox was gone by then.
 
-    A pod that never ran may never have had a sandbox, and that of a pod that waits for a restart is created again.
+    A pod that never ran may have had no sandbox, and a pod that waits for a restart gets a new one.
     """
     stopped = _transitions(pod, NOT_READY[-1], status="False")
     by_itself = not _waited_for_a_restart(pod) or as_map(pod.get("status")).get("reason") == "DeadlineExceeded"
     return by_itself and bool(stopped) and max(stopped) < deletion and any(map(_ran, _statuses(pod)))
 
 
-def others_ended(pod: Mapping[str, Any]) -> bool:
+def apps_ended(pod: Mapping[str, Any]) -> bool:
     """Return whether all app containers have ended and none will start again, so that only sidecars are left."""
     if has_ended(pod):
         return True

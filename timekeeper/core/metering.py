@@ -33,7 +33,7 @@ fraction of a GPU a device of NVIDIA's plugin is."""
 
 @dataclass(frozen=True)
 class Metering:
-    """A pod's charge per millisecond before rates, by GPU model; for which GPUs, and with which assumptions."""
+    """GPUs that a pod is charged for before rates, by model; the GPUs' UUIDs, and flags for what was assumed."""
 
     shares: Mapping[str, Fraction]
     gpus: tuple[str, ...]
@@ -41,21 +41,24 @@ class Metering:
 
 
 @dataclass
-class _Share:
+class GpuShare:
+    """A pod's share of one GPU; `memory` None: unknown, because the GPU is."""
+
     core: Fraction = Fraction(0)
     memory: Fraction | None = Fraction(0)
     model: str = ""
 
     def fraction(self, weight: Weight) -> Fraction:
+        """Return the part of the GPU that is charged."""
         if self.memory is None or weight == "core":
             return self.core
         return (self.core + self.memory) / 2 if weight == "mean" else max(self.core, self.memory)
 
 
-def of_slice(gpu: Gpu) -> _Share:
+def of_slice(gpu: Gpu) -> GpuShare:
     """Return the fraction that a MIG slice is of its GPU; both are given as `inventory.by_uuid` returns them."""
     part = part_of_slice(gpu.mig[0], gpu.memory_mib)
-    return _Share(part.core, part.memory, gpu.model)
+    return GpuShare(part.core, part.memory, gpu.model)
 
 
 def meter(
@@ -79,7 +82,7 @@ def meter(
     devices, by_device = sum(request.whole_device_gpus.values()), Fraction(0)
     for resource, count in (pair for counts in request.devices.values() for pair in counts.items()):
         part = part_of(resource, device_labels)
-        by_device += count * (_Share(part.core, part.memory).fraction(weight) - 1)
+        by_device += count * (GpuShare(part.core, part.memory).fraction(weight) - 1)
         if not part.known:
             flags.add(GPU_UNKNOWN)
     if weight == "quota" and quota is None and request.requests:
@@ -100,11 +103,11 @@ def meter(
 
 def _shares(
     pod: Mapping[str, Any], request: PodRequest, inventory: Mapping[str, Gpu]
-) -> tuple[dict[str, _Share], set[str]]:
+) -> tuple[dict[str, GpuShare], set[str]]:
     """Return the pod's share of each of its GPUs; a GPU that no record names gets a name with `?`."""
     annotations = annotations_of(pod)
     alone = sharing_mode(pod) == names.EXCLUSIVE
-    shares: dict[str, _Share] = {}
+    shares: dict[str, GpuShare] = {}
     flags: set[str] = set()
     for wanted in request.requests:
         value = annotations.get(names.gpu_annotation(wanted.container), "")
@@ -112,7 +115,7 @@ def _shares(
         chosen += [f"?{wanted.container}/{index}" for index in range(len(chosen), wanted.gpus)]
         for uuid in chosen:
             gpu = inventory.get(uuid)
-            share = shares.setdefault(uuid, _Share(model=gpu.model if gpu else ""))
+            share = shares.setdefault(uuid, GpuShare(model=gpu.model if gpu else ""))
             if gpu is None:
                 flags.add(GPU_UNKNOWN)
             if alone:
@@ -126,7 +129,7 @@ def _shares(
     return shares, flags
 
 
-def _add_memory(share: _Share, wanted: GpuRequest, gpu: Gpu | None) -> None:
+def _add_memory(share: GpuShare, wanted: GpuRequest, gpu: Gpu | None) -> None:
     if not wanted.is_fraction:
         part = Fraction(1)
     elif gpu is not None:
@@ -137,7 +140,7 @@ def _add_memory(share: _Share, wanted: GpuRequest, gpu: Gpu | None) -> None:
     share.memory = None if share.memory is None else share.memory + part
 
 
-def _spread(factor: Fraction, shares: Mapping[str, _Share]) -> dict[str, Fraction]:
+def _spread(factor: Fraction, shares: Mapping[str, GpuShare]) -> dict[str, Fraction]:
     """Distribute a factor of the whole pod over the models of its GPUs, by compute."""
     core = sum((s.core for s in shares.values()), Fraction(0))
     if not core:

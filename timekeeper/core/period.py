@@ -37,21 +37,21 @@ def bounds(
     """
     if period == "none":
         return None
-    place = ZoneInfo(zone)
-    since = _MONDAY if anchor is None else _local(anchor, place).replace(tzinfo=None)
+    tz = ZoneInfo(zone)
+    since = _MONDAY if anchor is None else _local(anchor, tz).replace(tzinfo=None)
     if period == "hour":
         into = (since.minute * 60 + since.second) * MS_PER_SECOND + since.microsecond // 1000
-        return _hour(instant, place, into)
-    count = _count(_local(instant, place).date(), period, since)
-    while _begins(count, period, since, place) > instant:
+        return _hour(instant, tz, into)
+    count = _count(_local(instant, tz).date(), period, since)
+    while _begins(count, period, since, tz) > instant:
         count -= 1
-    while (end := _begins(count + 1, period, since, place)) <= instant:
+    while (end := _begins(count + 1, period, since, tz)) <= instant:
         count += 1
-    return _begins(count, period, since, place), end
+    return _begins(count, period, since, tz), end
 
 
-def _local(instant: Instant, place: ZoneInfo) -> datetime:
-    return (_EPOCH + timedelta(milliseconds=instant)).astimezone(place)
+def _local(instant: Instant, tz: ZoneInfo) -> datetime:
+    return (_EPOCH + timedelta(milliseconds=instant)).astimezone(tz)
 
 
 def _count(day: date, period: PeriodName, since: datetime) -> int:
@@ -63,7 +63,7 @@ def _count(day: date, period: PeriodName, since: datetime) -> int:
     return day.year if period == "year" else day.year * 12 + day.month - 1
 
 
-def _begins(count: int, period: PeriodName, since: datetime, place: ZoneInfo) -> Instant:
+def _begins(count: int, period: PeriodName, since: datetime, tz: ZoneInfo) -> Instant:
     """Return the instant at which the period of a number begins."""
     if period == "day":
         day = date.fromordinal(count)
@@ -72,34 +72,34 @@ def _begins(count: int, period: PeriodName, since: datetime, place: ZoneInfo) ->
     else:
         year, month = (count, since.month) if period == "year" else (count // 12, count % 12 + 1)
         day = date(year, month, min(since.day, monthrange(year, month)[1]))
-    begun = datetime.combine(day, since.time(), place).astimezone(UTC) - _EPOCH
+    begun = datetime.combine(day, since.time(), tz).astimezone(UTC) - _EPOCH
     return Instant((begun.days * 86_400 + begun.seconds) * MS_PER_SECOND + begun.microseconds // 1000)
 
 
-def _hour(instant: Instant, place: ZoneInfo, into: int) -> tuple[Instant, Instant]:
+def _hour(instant: Instant, tz: ZoneInfo, into: int) -> tuple[Instant, Instant]:
     """Return the hour that begins `into` a local hour; if a clock change moves the minutes too, it ends there."""
-    shift = _minutes(instant, place) - into
+    shift = _minutes(instant, tz) - into
     start = Instant((instant + shift) // MS_PER_HOUR * MS_PER_HOUR - shift)
     shift += into
     end = Instant(start + MS_PER_HOUR)
-    if _minutes(start, place) != shift:
-        start = _change(start, instant, place)
+    if _minutes(start, tz) != shift:
+        start = _change(start, instant, tz)
     last = Instant(end - 1)
-    if _minutes(last, place) != shift:
-        end = _change(instant, last, place)
+    if _minutes(last, tz) != shift:
+        end = _change(instant, last, tz)
     return start, end
 
 
-def _minutes(instant: Instant, place: ZoneInfo) -> int:
+def _minutes(instant: Instant, tz: ZoneInfo) -> int:
     """Return by how much the zone's hours are shifted against those of UTC, in milliseconds below an hour."""
-    offset = _local(instant, place).utcoffset() or timedelta()
+    offset = _local(instant, tz).utcoffset() or timedelta()
     return (offset.days * 86_400 + offset.seconds) * MS_PER_SECOND % MS_PER_HOUR
 
 
-def _change(before: Instant, after: Instant, place: ZoneInfo) -> Instant:
+def _change(before: Instant, after: Instant, tz: ZoneInfo) -> Instant:
     """Return the first instant in (before, after] at which hours are shifted as they are at `after`."""
-    shift = _minutes(after, place)
+    shift = _minutes(after, tz)
     while after - before > 1:
         middle = Instant((before + after) // 2)
-        before, after = (before, middle) if _minutes(middle, place) == shift else (middle, after)
+        before, after = (before, middle) if _minutes(middle, tz) == shift else (middle, after)
     return after

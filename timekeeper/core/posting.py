@@ -4,8 +4,8 @@
 Every namespace has the same accounts. GPU time comes from `issued` into `budget`; pods move it to `charged`, and unused
 time goes to `expired`. Time over budget comes from `unfunded`, whose negative balance is the debt under `debt: carry`,
 and goes to `over-budget`. A refund takes time back from `charged`; time for another namespace's budget passes through
-`transferred`, whose balances sum to zero over all namespaces. Nothing is ever edited: a booking that a late record
-shows to be wrong is reversed, and booked again.
+`transferred`, whose balances sum to zero over all namespaces. Nothing is ever edited: if a late record shows
+that a booking is wrong, it is reversed and booked again.
 """
 
 from __future__ import annotations

@@ -45,6 +45,6 @@ def quota_of(quotas: list[dict[str, Any]], resources: Resources) -> Quota | None
 
 
 def factor(request: PodRequest, quota: Quota) -> Fraction:
-    """Return what a pod is charged for, as a part of the quota; without memory, it is the part of the compute."""
+    """Return the part of the quota that a pod is charged for; if it requests no memory, the part of the compute."""
     core, memory = request.core / quota.core, request.memory_blocks / quota.memory
     return (core + memory) / 2 if request.memory_blocks else core

@@ -29,7 +29,7 @@ class RateBook:
             self._by_model.setdefault(model, []).append((since, rate))
         self._shares: dict[str, dict[str, Fraction]] = {}
         self._newest: dict[str, Fraction] = {}
-        """The price of shares since the last change of any of their models' rates."""
+        """GPU-milliseconds per millisecond of some shares (as stored) since their models' rates last changed."""
 
     def rate(self, model: str, at: Instant) -> Fraction:
         """Return a model's rate at an instant; 1 if none was set."""
@@ -49,13 +49,13 @@ class RateBook:
         if mine is None:
             found = msgspec.json.decode(shares, type=dict[str, str])
             mine = self._shares[shares] = {model: Fraction(text) for model, text in found.items()}
-        turns = {since for model in mine for since, _ in self._by_model.get(model, ()) if since > start}
-        if not turns:
+        instants = {since for model in mine for since, _ in self._by_model.get(model, ()) if since > start}
+        if not instants:
             rate = self._newest.get(shares)
             if rate is None:
                 rate = self._newest[shares] = self._total(mine, start)
             return Claim(key, start, end, rate.numerator, rate.denominator)
-        first, *later = [(at, self._total(mine, at)) for at in (start, *sorted(turns))]
+        first, *later = [(at, self._total(mine, at)) for at in (start, *sorted(instants))]
         changes = []
         last = first[1]
         for at, rate in later:

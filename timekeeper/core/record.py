@@ -117,7 +117,7 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A budget is under another one from an instant on, until its next link; `parent` None: under none."""
+    """Puts a budget under another one from an instant on, until its next link; `parent` None: under none."""
 
     child: AccountId
     parent: AccountId | None

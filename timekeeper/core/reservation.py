@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compute how much GPU time must be reserved so that a pod can finish. Pure, exact.
 
-Which GPU the pod gets is not known yet.
-
 A pod holds its GPUs from its binding until its containers have ended. Kubelet ends them when `activeDeadlineSeconds`
 have passed since the pod's `startTime`, when kubelet first sees the pod, and then grants the pod's grace period. So at
 most `deadline + grace + margin` pass; the margin covers the time from the binding to `startTime`, kubelet's delays and
-its rounding to whole seconds. For each GPU model that the pod might get, the most expensive share counts: every
+its rounding to whole seconds. Which GPU it gets is not known yet: the most expensive possibility counts, every
 container on a GPU of its own, of the least memory, or on the largest MIG slice that it might get, at the highest rate
 that is set for now or later.
 """

@@ -18,12 +18,12 @@ def period_of(state: BudgetState) -> Instant:
 
 
 def limit_of(state: BudgetState) -> GpuMilliseconds:
-    """Return the amount of which thresholds are percentages: the period's amount, its rollover and its grants."""
+    """Return what thresholds are percentages of: the period's amount, its rollover and its grants."""
     return GpuMilliseconds(state.period.amount + state.granted)
 
 
 def crossed(state: BudgetState, percents: Iterable[int], *, is_open: bool) -> list[int]:
-    """Return the thresholds that are crossed, lowest first. One that is spent has crossed all of them."""
+    """Return the thresholds that are crossed, lowest first. A spent budget has crossed all of them."""
     limit = limit_of(state)
     spent = state.exhausted and is_open and state.used > 0
     return sorted({p for p in percents if limit > 0 and (spent or state.used * 100 >= limit * p)})

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
 from timekeeper.core.allowance import BudgetLine
-from timekeeper.core.budget import BudgetState, period_bucket
+from timekeeper.core.budget import BudgetState, period_allowance
 from timekeeper.core.charge import Claim
 from timekeeper.core.hierarchy import chain, parents_at
 from timekeeper.core.record import AccountId, Forest, Link, Posting, PostingKind, Records
@@ -53,13 +53,13 @@ def begin(records: Records, at: Instant, linked: Iterable[Instant] = ()) -> Budg
     known = at if records.opened is None else min(at, records.opened)
     at = min([known, *(Instant(first - 1) for first in firsts)])
     rule = records.rules[0]
-    start, bucket = period_bucket(rule, at)
-    if at < known and bucket.expires == at + 1:
-        bucket.left = NO_TIME
+    start, allowance = period_allowance(rule, at)
+    if at < known and allowance.expires == at + 1:
+        allowance.left = NO_TIME
     return BudgetState(
         at=at,
         period_start=start,
-        period=bucket,
+        period=allowance,
         grants=[],
         exhausted=rule.amount + rule.credit == 0 or not rule.open,
         since=at if start is None else start,
@@ -106,7 +106,7 @@ def advance(
     return TimelineOutcome({key: line.state for key, line in run.lines.items()}, run.postings(), anchors)
 
 
-def next_turn(states: Mapping[AccountId, BudgetState], forest: Forest, key: AccountId) -> Instant | None:
+def next_allowance_change(states: Mapping[AccountId, BudgetState], forest: Forest, key: AccountId) -> Instant | None:
     """Return the next instant at which an allowance of a budget, or of one above it, begins or ends by itself."""
     instants: list[Instant] = []
     at = states[key].at
@@ -119,7 +119,7 @@ def next_turn(states: Mapping[AccountId, BudgetState], forest: Forest, key: Acco
 
 
 class Run:
-    """One walk of some budgets along the time line."""
+    """Budgets on their way along the time line: `next_boundary`, `move` there, `apply` what happens there, repeat."""
 
     def __init__(self, states: Mapping[AccountId, BudgetState], forest: Forest) -> None:
         self.at = min(state.at for state in states.values())
@@ -128,8 +128,8 @@ class Run:
         self._links: dict[Instant, list[Link]] = {}
         self._starts: dict[Instant, list[tuple[BudgetLine, Claim]]] = {}
         self._ends: dict[Instant, list[tuple[BudgetLine, Claim]]] = {}
-        self._turns: dict[Instant, list[tuple[BudgetLine, Claim]]] = {}
-        """Claims whose rate changes."""
+        self._rate_changes: dict[Instant, list[tuple[BudgetLine, Claim]]] = {}
+        """Claims whose rate changes then."""
         self._debts: dict[Instant, list[tuple[BudgetLine, bool]]] = {}
         self._sums: dict[tuple[AccountId, AccountId, PostingKind, Instant], tuple[Instant, int]] = {}
         """Start and amount of postings in budgets above: by budget, the one below it, kind and instant."""
@@ -148,7 +148,7 @@ class Run:
                 if debt.since > self.at:
                     self._debts.setdefault(debt.since, []).append((line, debt.carry))
         own = [instant for line in self.lines.values() for instant in (*line.rules, *line.grants, *line.withdrawals)]
-        known = {*self._starts, *self._ends, *self._turns, *self._links, *self._debts, *own}
+        known = {*self._starts, *self._ends, *self._rate_changes, *self._links, *self._debts, *own}
         self._instants = sorted(known, reverse=True)
         """The instants of all records, the next one last. Ends of periods and grants are found on the way."""
 
@@ -163,9 +163,9 @@ class Run:
                 self._starts.setdefault(claim.start, []).append((line, claim))
             if claim.end is not None:
                 self._ends.setdefault(claim.end, []).append((line, claim))
-            for turn, _, _ in claim.turns:
-                if turn > self.at:
-                    self._turns.setdefault(turn, []).append((line, claim))
+            for change, _, _ in claim.rate_changes:
+                if change > self.at:
+                    self._rate_changes.setdefault(change, []).append((line, claim))
 
     def _sort(self) -> None:
         """Sort the budgets for the check whether a millisecond is too much: lower ones are checked first."""
@@ -194,9 +194,9 @@ class Run:
                 idle.append(line)
             elif end is not None and (known is None or end < known):
                 known = end
-            for bucket in line.state.grants:
-                if bucket.expires is not None and (known is None or bucket.expires < known):
-                    known = bucket.expires
+            for allowance in line.state.grants:
+                if allowance.expires is not None and (known is None or allowance.expires < known):
+                    known = allowance.expires
         found = known
         for line in idle:
             line.skip_idle_periods(until if known is None else min(known, until))
@@ -212,12 +212,12 @@ class Run:
             if not crossings:
                 break
             self._go(min(crossings))
-            # All that are used up change state now: each removes its time from those above, which then do not show it.
+            # Lower budgets first: each that is used up takes its pods' time out of those above, which may not be then.
             for line in [line for line in self._order if line.used_up()]:
-                self._turn_over(line, exhausted=True)
+                self._set_exhausted(line, exhausted=True)
             for line in self._order if self.at < to else ():
                 if line.exceeds():
-                    self._turn_over(line, exhausted=True)
+                    self._set_exhausted(line, exhausted=True)
         self._go(to)
 
     def _go(self, to: Instant) -> None:
@@ -234,7 +234,7 @@ class Run:
             line.close_window()
         for line in self._order:
             if line.exceeds():
-                self._turn_over(line, exhausted=True)
+                self._set_exhausted(line, exhausted=True)
 
     # What happens at an instant
 
@@ -249,7 +249,7 @@ class Run:
             self._end(line, claim)
         for line, carry in self._debts.get(at, ()):
             line.owe(carry)
-        self._turn(at)
+        self._change_rates(at)
         for link in self._links.get(at, ()):
             self._relink(link)
         self._allow(at)
@@ -274,18 +274,18 @@ class Run:
             one.leave(claim)
         self._post_charge(line, claim)
 
-    def _turn(self, at: Instant) -> None:
+    def _change_rates(self, at: Instant) -> None:
         """Apply new rates from now on; earlier time is posted at the old rates."""
-        turned = [(line, claim) for line, claim in self._turns.get(at, ()) if claim.key in line.active]
-        for line in {line.key: line for line, _ in turned}.values():
+        changed = [(line, claim) for line, claim in self._rate_changes.get(at, ()) if claim.key in line.active]
+        for line in {line.key: line for line, _ in changed}.values():
             self._cut(line)
-        for line, claim in turned:
+        for line, claim in changed:
             for one in line.counting:
                 one.change_rate(claim)
 
     def _allow(self, at: Instant) -> None:
         """Start and end allowances, all those of this instant before anything is evaluated."""
-        due = {line.key: line for line in self._order if self._has_turn(line, at)}
+        due = {line.key: line for line in self._order if self._allowance_changes(line, at)}
         # A refund is for a charge that the budgets above paid too, so they get it back as well.
         for line in list(due.values()):
             if any(grant.kind == "refund" for grant in line.grants.get(at, ())):
@@ -303,12 +303,12 @@ class Run:
         for key, line in due.items():
             exhausted = line.judge(raised=raised[key])
             if exhausted != line.state.exhausted:
-                self._turn_over(line, exhausted=exhausted)
+                self._set_exhausted(line, exhausted=exhausted)
 
-    def _has_turn(self, line: BudgetLine, at: Instant) -> bool:
+    def _allowance_changes(self, line: BudgetLine, at: Instant) -> bool:
         if line.state.period.expires == at or at in line.rules or at in line.grants or at in line.withdrawals:
             return True
-        return any(bucket.expires == at for bucket in line.state.grants)
+        return any(allowance.expires == at for allowance in line.state.grants)
 
     def _renew(self, line: BudgetLine, at: Instant) -> bool:
         """Expire what ends now, begin a new period or rule; return whether more may be spent than before."""
@@ -334,7 +334,7 @@ class Run:
         stop = next((one for one in found if one.state.exhausted), None)
         return found if stop is None else (line,) if stop is line else (line, stop)
 
-    def _turn_over(self, line: BudgetLine, *, exhausted: bool) -> None:
+    def _set_exhausted(self, line: BudgetLine, *, exhausted: bool) -> None:
         """Mark a budget as exhausted or as no longer exhausted; that affects all below it."""
         self._cut(line)
 
@@ -403,7 +403,7 @@ class Run:
         child = line
         for one in line.chain[1:]:
             if amount and one in line.counting:
-                place = (one.key, child.key, kind, at)
-                since, total = self._sums.get(place, (start, 0))
-                self._sums[place] = (min(since, start), total + amount)
+                key = (one.key, child.key, kind, at)
+                since, total = self._sums.get(key, (start, 0))
+                self._sums[key] = (min(since, start), total + amount)
             child = one

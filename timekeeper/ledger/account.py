@@ -16,23 +16,26 @@ from timekeeper.store.accounts import BudgetAccount
 
 
 @dataclass(frozen=True)
-class NamespaceRef:
-    """A namespace by its UID, with the policy that it starts with; or a team or an organisation."""
+class AccountRef:
+    """Names the account of a namespace, a team or an organisation; a namespace need not have one yet.
+
+    `policy` determines the budget with which a namespace's account is opened.
+    """
 
     uid: str
     name: str
     policy: NamespacePolicy
 
 
-def ensure_account(books: Books, session: Session, place: NamespaceRef, now: Instant) -> BudgetAccount:
-    """Return a namespace's account, which is created if there is none, or a team's or an organisation's.
+def ensure_account(books: Books, session: Session, ref: AccountRef, now: Instant) -> BudgetAccount:
+    """Return an account; open it if it is a namespace's and does not exist yet.
 
-    Raises Unknown if one of the latter does not exist: these are created explicitly.
+    Raises Unknown if a team or an organisation does not exist: these are created explicitly.
     """
-    found = accounts.find(session, books.cluster, place.uid)
-    if found is None and place.uid == accounts.parent_uid(place.name):
-        found = accounts.require_parent(session, books.cluster, place.name)
+    found = accounts.find(session, books.cluster, ref.uid)
+    if found is None and ref.uid == accounts.parent_uid(ref.name):
+        found = accounts.require_parent(session, books.cluster, ref.name)
     if found is None:
-        rule = policy_rule(place.policy.budget, EPOCH)
-        found = accounts.open_account(session, books.cluster, place.uid, place.name, rule, now)
+        rule = policy_rule(ref.policy.budget, EPOCH)
+        found = accounts.open_account(session, books.cluster, ref.uid, ref.name, rule, now)
     return found

@@ -16,13 +16,13 @@ from timekeeper.store import memberships, timelines
 
 
 def anchored(session: Session, tree: Tree, before: Instant | None) -> tuple[Tree, dict[AccountId, BudgetState]]:
-    """Return the anchor before an instant (None: the latest) to continue from, and what has depended on a tree since.
+    """Return the newest anchor before an instant (None: of all), and a tree with all budgets linked to it since then.
 
-    A budget that is not in the anchor has not begun there.
+    A budget that is not in the anchor had not begun at its instant.
     """
     while True:
         anchor = timelines.anchor_before(session, tree.keys, before)
-        # Budgets that were linked then and are no longer must be in the anchor too, and it may lack those.
+        # The anchor must also have the budgets that were linked then and no longer are, which it was chosen without.
         wider = memberships.tree(session, tree.keys, instant_of(anchor))
         if wider.keys == tree.keys:
             return wider, anchor

@@ -17,7 +17,7 @@ from timekeeper.core import timeline
 from timekeeper.core.hierarchy import IN_FORCE
 from timekeeper.core.record import AccountId, Forest, Revision
 from timekeeper.ledger.anchor import anchored, instant_of, rest_of
-from timekeeper.ledger.standing import Position, Together
+from timekeeper.ledger.standing import BudgetStanding, TreeStanding
 from timekeeper.store import accounts, audit_chain, budget_objects, budget_rules, memberships, timelines
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.database import Database
@@ -34,8 +34,8 @@ class Books:
         self.cluster = cluster
         self.carry = carry
         self._lock = threading.Lock()
-        self._trees: dict[AccountId, tuple[Revision, Together]] = {}
-        self._positions: dict[AccountId, Position] = {}
+        self._trees: dict[AccountId, tuple[Revision, TreeStanding]] = {}
+        self._standings: dict[AccountId, BudgetStanding] = {}
 
     def note(
         self,
@@ -47,7 +47,7 @@ class Books:
         detail: Mapping[str, Any],
         now: Instant,
     ) -> None:
-        """Write to the audit log what this transaction does; `about` is None if it concerns all accounts."""
+        """Write to the audit log what this transaction does; `about` None: it concerns all accounts."""
         if about is not None and about.kind == "namespace":
             detail = {**detail, audit_chain.UID: about.uid}  # a name may be reused, the UID never
         title = "" if about is None else about.title
@@ -55,85 +55,85 @@ class Books:
             session, cluster=self.cluster, actor=actor, action=action, namespace=title, detail=detail, now=now
         )
 
-    # Positions
+    # Standings
 
-    def position(self, name: str) -> Position | None:
+    def standing(self, name: str) -> BudgetStanding | None:
         """Return the standing of a namespace; None if it has no account yet."""
         with self.database.reading() as session:
             account = accounts.find_name(session, self.cluster, name)
-            return None if account is None else self._positions_of(session, [account])[0]
+            return None if account is None else self._standings_of(session, [account])[0]
 
-    def position_of(self, uid: str) -> Position | None:
+    def standing_of(self, uid: str) -> BudgetStanding | None:
         """Return the standing of a namespace, deleted ones too; None if there is no account of that UID."""
         with self.database.reading() as session:
             account = accounts.find(session, self.cluster, uid)
-            return None if account is None else self._positions_of(session, [account])[0]
+            return None if account is None else self._standings_of(session, [account])[0]
 
-    def all_positions(self, after: tuple[str, int], limit: int) -> list[Position]:
-        """Return the standings of all accounts of namespaces, past ones too, by name and age, after a name and id."""
+    def all_standings(self, after: tuple[str, int], limit: int) -> list[BudgetStanding]:
+        """Return the standings of all namespaces, deleted ones too, by name and id, from after a name and id on."""
         with self.database.reading() as session:
-            return self._positions_of(session, accounts.accounts(session, self.cluster, after, limit))
+            return self._standings_of(session, accounts.page(session, self.cluster, after, limit))
 
-    def positions(self) -> list[Position]:
-        """Return the standings of all namespaces, in the order of names."""
+    def standings(self) -> list[BudgetStanding]:
+        """Return the standings of all namespaces, by name."""
         with self.database.reading() as session:
-            return self._positions_of(session, accounts.newest(session, self.cluster))
+            return self._standings_of(session, accounts.newest(session, self.cluster))
 
-    def require_parent(self, name: str) -> Position:
+    def require_parent(self, name: str) -> BudgetStanding:
         """Return the standing of a team or an organisation.
 
         Raises Unknown if there is none of that name.
         """
         with self.database.reading() as session:
             known = accounts.require_parent(session, self.cluster, name)
-            return self._positions_of(session, [known])[0]
+            return self._standings_of(session, [known])[0]
 
-    def parents(self, after: str = "", limit: int | None = None) -> list[Position]:
-        """Return the standings of teams and organisations, in the order of names."""
+    def parents(self, after: str = "", limit: int | None = None) -> list[BudgetStanding]:
+        """Return the standings of teams and organisations, by name."""
         with self.database.reading() as session:
-            return self._positions_of(session, accounts.parents(session, self.cluster, after, limit))
+            return self._standings_of(session, accounts.parents(session, self.cluster, after, limit))
 
-    def children(self, position: Position) -> list[Position]:
-        """Return the standings of the budgets directly below a team or an organisation, in the order of names."""
+    def children(self, standing: BudgetStanding) -> list[BudgetStanding]:
+        """Return the standings of the budgets directly below a team or an organisation, by name."""
         with self.database.reading() as session:
             above = memberships.current(session, self.cluster)
-            below = accounts.named(session, [c for c, parent in above.items() if parent == position.account.id])
-            return self._positions_of(session, sorted(below.values(), key=lambda known: (known.name, known.id)))
+            below = accounts.named(session, [c for c, parent in above.items() if parent == standing.account.id])
+            return self._standings_of(session, sorted(below.values(), key=lambda known: (known.name, known.id)))
 
-    def _positions_of(self, session: Session, places: list[BudgetAccount]) -> list[Position]:
+    def _standings_of(self, session: Session, wanted: list[BudgetAccount]) -> list[BudgetStanding]:
         above = memberships.current(session, self.cluster)
-        known = {place.id: place for place in places}
+        known = {account.id: account for account in wanted}
         known |= accounts.named(session, {*above.values()} - known.keys()) if above else {}
-        return [self._position(session, place, above, known) for place in places]
+        return [self._standing(session, account, above, known) for account in wanted]
 
-    def _position(
+    def _standing(
         self,
         session: Session,
-        place: BudgetAccount,
+        account: BudgetAccount,
         above: dict[AccountId, AccountId],
         known: dict[AccountId, BudgetAccount],
-    ) -> Position:
-        chain = [place]
+    ) -> BudgetStanding:
+        chain = [account]
         while chain[-1].id in above:
             chain.append(known[above[chain[-1].id]])
         root = chain[-1]
-        together = self._together(session, root)
+        tree_standing = self._tree_standing(session, root)
         with self._lock:
-            cached = self._positions.get(place.id)
-        # Its own version counts changes that do not concern the budgets above it: those of its object.
-        if cached is not None and cached.together is together and cached.account.version == place.version:
+            cached = self._standings.get(account.id)
+        # A change of the account's Kubernetes object increments its own version, but not that of the tree's root.
+        if cached is not None and cached.tree_standing is tree_standing and cached.account.version == account.version:
             return cached
-        last_object = budget_objects.last(session, [place.id]).get(place.id)
-        position = Position(chain, together, budget_rules.rules(session, place.id), last_object)
+        last_object = budget_objects.last(session, [account.id]).get(account.id)
+        standing = BudgetStanding(chain, tree_standing, budget_rules.rules(session, account.id), last_object)
         with self._lock:
-            self._positions[place.id] = position
-        return position
+            self._standings[account.id] = standing
+        return standing
 
-    def _together(self, session: Session, root: BudgetAccount) -> Together:
+    def _tree_standing(self, session: Session, root: BudgetAccount) -> TreeStanding:
         """Return the standings of a root and of all below it, computed again only if the root's version has changed.
 
-        Settling any of them increases it. The time line continues from the last anchor to where the ledger is
-        settled; later than that, `Together` advances it by itself.
+        Settling any of them increments it. The time line continues from the last anchor to where the ledger is
+        settled; later than that, `TreeStanding` advances it by itself.
         """
         with self._lock:
             version, cached = self._trees.get(root.id, (None, None))
@@ -144,20 +144,20 @@ class Books:
         forest = Forest(timelines.records(session, tree.keys, instant_of(anchor), carry=self.carry), tree.links)
         settled = accounts.settled_until(session, tree.keys)
         start = timeline.begin_all(forest, settled) | anchor
-        # Budgets may begin later than the ledger is settled; `Together` needs all states at one instant.
+        # Budgets may begin later than the ledger is settled; `TreeStanding` needs all states at one instant.
         until = max(settled, *(state.at for state in start.values()))
         states = timeline.advance(start, forest, until).states
         rest = {key: rest_of(forest.records[key], until) for key in now.keys}
-        together = Together({key: states[key] for key in now.keys}, Forest(rest, now.links))
+        tree_standing = TreeStanding({key: states[key] for key in now.keys}, Forest(rest, now.links))
         with self._lock:
-            self._trees[root.id] = (root.version, together)
-        return together
+            self._trees[root.id] = (root.version, tree_standing)
+        return tree_standing
 
-    def require(self, name: str) -> Position:
+    def require(self, name: str) -> BudgetStanding:
         """Return the standing of a namespace.
 
         Raises Unknown if it has no account.
         """
         with self.database.reading() as session:
             account = accounts.require_name(session, self.cluster, name)
-            return self._positions_of(session, [account])[0]
+            return self._standings_of(session, [account])[0]

@@ -12,7 +12,7 @@ from slicekeeper.config.policy import NamespacePolicy, Origin
 from slicekeeper.units import EPOCH, Instant
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import BudgetClosed, BudgetKept, VersionMismatch
-from timekeeper.ledger.account import NamespaceRef, ensure_account
+from timekeeper.ledger.account import AccountRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget_rule import ANY_VERSION, Change, not_before, policy_rule, rule_detail, version_of
 from timekeeper.ledger.settlement import settle_in
@@ -21,19 +21,17 @@ from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.budget_rules import RuleRow, Status
 
 
-def set_budget(
-    books: Books, place: NamespaceRef, change: Change, *, actor: str, if_match: frozenset[str] | None
-) -> None:
+def set_budget(books: Books, ref: AccountRef, change: Change, *, actor: str, if_match: frozenset[str] | None) -> None:
     """Give a namespace a budget of its own from now on; a suspended budget stays suspended.
 
-    `change` is the rule, from `since` on, or makes it of the one in force. It never begins before the one in force, so
-    of two writers whose clocks differ the later one takes effect. Raises LedgerError if `if_match` has not the budget's
-    version and the budget is another, it is closed, or an object keeps it.
+    `change` is the new rule, or a function that makes it from the one in force. The new rule never begins before that
+    one, so of two writers with different clocks the later one takes effect. Raises LedgerError if the rule differs and
+    `if_match` does not contain the budget's version, the budget is closed, or an object keeps it.
     """
 
     def work(session: Session) -> None:
-        rule = change if isinstance(change, Rule) else change(policy_rule(place.policy.budget, EPOCH))
-        account = ensure_account(books, session, place, rule.since)
+        rule = change if isinstance(change, Rule) else change(policy_rule(ref.policy.budget, EPOCH))
+        account = ensure_account(books, session, ref, rule.since)
         refuse_kept(session, account)
         change_budget(books, session, account, change, actor=actor, if_match=if_match)
 
@@ -41,10 +39,7 @@ def set_budget(
 
 
 def refuse_kept(session: Session, account: BudgetAccount, *, what: str = "budget") -> None:
-    """Refuse a request that changes what an object defines.
-
-    Raises BudgetKept if an object keeps the budget; an object may leave out only the `parent`.
-    """
+    """Raise BudgetKept if an object defines what a request would change; an object may leave out only the `parent`."""
     found = budget_objects.last(session, [account.id]).get(account.id)
     if found is None or found.released is not None or (what == "parent" and found.parent is None):
         return
@@ -71,7 +66,7 @@ def change_budget(
     if row.source == "own" and rule.used != "reset" and row.rule.says_the_same(rule):
         return
     _refuse_stale(account, row, if_match)
-    _rule(books, session, account, rule, row.status, actor=actor, source="own")
+    _append_rule(books, session, account, rule, row.status, actor=actor, source="own")
     books.note(session, actor=actor, action="budget", about=account, detail=rule_detail(rule), now=rule.since)
 
 
@@ -83,14 +78,14 @@ def _refuse_stale(account: BudgetAccount, row: RuleRow, if_match: frozenset[str]
         raise BudgetClosed(f"the budget of {account.title} is closed")
 
 
-def set_status(books: Books, place: NamespaceRef, status: Status, *, reason: str, actor: str, now: Instant) -> None:
+def set_status(books: Books, ref: AccountRef, status: Status, *, reason: str, actor: str, now: Instant) -> None:
     """Suspend a budget, close it, or reactivate it. While it is not active its pods are charged over budget.
 
     Raises Conflicting if it is closed, which is permanent.
     """
 
     def change(session: Session) -> None:
-        account = ensure_account(books, session, place, now)
+        account = ensure_account(books, session, ref, now)
         change_status(books, session, account, status, reason=reason, actor=actor, now=now)
 
     books.database.write(change)
@@ -107,12 +102,12 @@ def change_status(
         raise BudgetClosed(f"the budget of {account.title} is closed")
     since = not_before(row.rule, now)
     rule = replace(row.rule, since=since, open=status == "active", used="counts")
-    _rule(books, session, account, rule, status, actor=actor, source=row.source)
+    _append_rule(books, session, account, rule, status, actor=actor, source=row.source)
     detail = {"status": status, "reason": reason}
     books.note(session, actor=actor, action="status", about=account, detail=detail, now=since)
 
 
-def _rule(
+def _append_rule(
     books: Books, session: Session, account: BudgetAccount, rule: Rule, status: Status, *, actor: str, source: str
 ) -> None:
     budget_rules.add_rule(session, account.id, rule, source=source, actor=actor, now=rule.since, status=status)
@@ -120,21 +115,21 @@ def _rule(
 
 
 def unset_budget(
-    books: Books, place: NamespaceRef, *, reason: str, actor: str, if_match: frozenset[str] | None, now: Instant
+    books: Books, ref: AccountRef, *, reason: str, actor: str, if_match: frozenset[str] | None, now: Instant
 ) -> None:
-    """Give a namespace the policy's budget again; what the current period has used still counts.
+    """Give a namespace the policy's budget again; what was used in the current period still counts.
 
-    Raises LedgerError if `if_match` has not the budget's version, the budget is closed, or an object keeps it.
+    Raises LedgerError if `if_match` does not contain the budget's version, the budget is closed, or an object keeps it.
     """
 
     def change(session: Session) -> None:
-        account = ensure_account(books, session, place, now)
+        account = ensure_account(books, session, ref, now)
         refuse_kept(session, account)
         row = budget_rules.rules(session, account.id)[-1]
         if row.source != "own":
             return
         _refuse_stale(account, row, if_match)
-        rule = fall_back(books, session, account, place.policy, now, actor=actor)
+        rule = fall_back(books, session, account, ref.policy, now, actor=actor)
         if rule is not None:
             detail = {**rule_detail(rule), "source": "policy", "reason": reason}
             books.note(session, actor=actor, action="budget", about=account, detail=detail, now=rule.since)
@@ -151,15 +146,16 @@ def fall_back(
     *,
     actor: str = "policy",
 ) -> Rule | None:
-    """Give a namespace the policy's budget again, as if it had never had one of its own, and return that.
+    """Give a namespace the policy's budget again, as if it had never had one of its own; return the rule.
 
-    None if it has that already, or its budget is closed, which is permanent. An `actor` has it noted in the audit log.
+    None if it has that already, or if its budget is closed, which is permanent. A caller that names an `actor` writes
+    the rule to the audit log.
     """
     row = budget_rules.rules(session, account.id)[-1]
     if row.source != "own" or row.status == "closed":
         return None
     rule = replace(policy_rule(policy.budget, not_before(row.rule, now)), open=row.rule.open)
-    _rule(books, session, account, rule, row.status, actor=actor, source="policy")
+    _append_rule(books, session, account, rule, row.status, actor=actor, source="policy")
     return rule
 
 
@@ -183,7 +179,7 @@ def follow_policy(
                 continue
             rule = replace(policy_rule(policy.budget, not_before(row.rule, now)), open=row.rule.open)
             if not row.rule.says_the_same(rule):
-                _rule(books, session, account, rule, row.status, actor="policy", source="policy")
+                _append_rule(books, session, account, rule, row.status, actor="policy", source="policy")
                 detail = {**rule_detail(rule), "source": "policy", **_origin_detail(origin_of(account.name))}
                 books.note(session, actor="policy", action="policy", about=account, detail=detail, now=rule.since)
 

@@ -16,22 +16,22 @@ from slicekeeper.units import Instant
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import ObjectOutdated, VersionMismatch
 from timekeeper.ledger import hierarchy
-from timekeeper.ledger.account import NamespaceRef, ensure_account
+from timekeeper.ledger.account import AccountRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import change_budget, fall_back
 from timekeeper.store import accounts, budget_objects
 from timekeeper.store.accounts import BudgetAccount, HolderKind
-from timekeeper.store.budget_objects import Kept
+from timekeeper.store.budget_objects import AcceptedObject
 
 
 @dataclass(frozen=True)
 class Desired:
-    """The budget that an object defines. `kept.parent` None: the object does not set the parent.
+    """The budget that an object defines. `object.parent` None: the object does not set the parent.
 
     `seen` is the version (`version_of`) that the ledger had before the object was read.
     """
 
-    kept: Kept
+    object: AcceptedObject
     seen: str
     rule: Rule
     writer: str
@@ -46,76 +46,79 @@ class Desired:
         return self.writer or self.reporter
 
 
-def keep(books: Books, place: NamespaceRef, desired: Desired) -> None:
-    """Let an object keep a namespace's budget.
+def keep(books: Books, ref: AccountRef, desired: Desired) -> None:
+    """Accept a generation of an object that keeps a namespace's budget.
 
     Raises VersionMismatch if another state was accepted since the operator looked, ObjectOutdated if the object's
     generation goes back, LedgerError as `set_budget` and `put_under` do.
     """
 
     def change(session: Session) -> None:
-        account = ensure_account(books, session, place, desired.now)
-        if _is_news(session, account, desired):
+        account = ensure_account(books, session, ref, desired.now)
+        if _is_new(session, account, desired):
             _note(books, session, account, desired)
             change_budget(books, session, account, desired.rule, actor=desired.actor, if_match=None)
-            _place(books, session, account, desired)
+            _move(books, session, account, desired)
 
     books.database.write(change)
 
 
 def keep_parent(books: Books, name: str, kind: HolderKind, desired: Desired) -> None:
-    """Let an object keep a team or an organisation, which is created if there is none; as `keep` otherwise."""
+    """Accept a generation of an object that keeps a team or an organisation; create that if there is none.
+
+    Raises as `keep` does.
+    """
 
     def change(session: Session) -> None:
         found = accounts.find(session, books.cluster, accounts.parent_uid(name))
-        if found is not None and not _is_news(session, found, desired):
+        if found is not None and not _is_new(session, found, desired):
             return
         account, _ = hierarchy.change_parent(
             books, session, name, kind, desired.rule, actor=desired.actor, if_match=None
         )
         _note(books, session, account, desired)
-        _place(books, session, account, desired)
+        _move(books, session, account, desired)
 
     books.database.write(change)
 
 
-def release(books: Books, place: NamespaceRef, uid: str, *, actor: str, now: Instant) -> None:
-    """Note that an object was deleted, if it keeps the budget.
+def release(books: Books, ref: AccountRef, uid: str, *, actor: str, now: Instant) -> None:
+    """Record that an object was deleted, if it keeps the budget.
 
     A namespace has its policy's budget from now on. A team or an organisation keeps the budget that it has, because
-    others are under it. The parent of either stays.
+    other budgets are under it. Neither changes its parent.
     """
 
     def change(session: Session) -> None:
-        account = accounts.find(session, books.cluster, place.uid)
+        account = accounts.find(session, books.cluster, ref.uid)
         found = None if account is None else _last(session, account)
         if account is None or found is None or found.uid != uid or found.released is not None:
             return
         accounts.touch(session, account.id)
-        ended = Kept(found.uid, found.created, found.generation, None, now)
+        ended = AcceptedObject(found.uid, found.created, found.generation, None, now)
         budget_objects.put(session, account.id, ended)
         detail = {"uid": uid, "generation": found.generation, "deleted": "true"}
         books.note(session, actor=actor, action="object", about=account, detail=detail, now=now)
         if account.kind == "namespace":
-            fall_back(books, session, account, place.policy, now)
+            fall_back(books, session, account, ref.policy, now)
 
     books.database.write(change)
 
 
-def version_of(found: Kept | None) -> str:
-    """Return a text that differs between any two accepted states of a budget's objects; empty before the first."""
+def version_of(found: AcceptedObject | None) -> str:
+    """Return a text that is different for each accepted state of a budget's objects; empty before the first."""
     if found is None:
         return ""
     return f"{found.uid}:{found.generation}" + (":deleted" if found.released is not None else "")
 
 
-def _is_news(session: Session, account: BudgetAccount, desired: Desired) -> bool:
-    """Whether an object has a state that was not accepted yet.
+def _is_new(session: Session, account: BudgetAccount, desired: Desired) -> bool:
+    """Whether an object's state has not been accepted yet.
 
     Raises VersionMismatch if another state was accepted since the operator looked, ObjectOutdated if the generation
     goes back although the object was read later.
     """
-    found, state = _last(session, account), desired.kept
+    found, state = _last(session, account), desired.object
     if found is not None and (found.uid, found.generation, found.released) == (state.uid, state.generation, None):
         return False
     if desired.seen != version_of(found):
@@ -132,19 +135,19 @@ def _is_news(session: Session, account: BudgetAccount, desired: Desired) -> bool
     return True
 
 
-def _last(session: Session, account: BudgetAccount) -> Kept | None:
+def _last(session: Session, account: BudgetAccount) -> AcceptedObject | None:
     return budget_objects.last(session, [account.id]).get(account.id)
 
 
 def _note(books: Books, session: Session, account: BudgetAccount, desired: Desired) -> None:
     accounts.touch(session, account.id)
-    budget_objects.put(session, account.id, desired.kept)
+    budget_objects.put(session, account.id, desired.object)
     by = {"reportedBy": desired.reporter} if desired.writer else {"changedBy": "not known"}
-    detail = {"uid": desired.kept.uid, "generation": desired.kept.generation, **by}
+    detail = {"uid": desired.object.uid, "generation": desired.object.generation, **by}
     books.note(session, actor=desired.actor, action="object", about=account, detail=detail, now=desired.now)
 
 
-def _place(books: Books, session: Session, account: BudgetAccount, desired: Desired) -> None:
-    if desired.kept.parent is not None:
-        above, reason = desired.kept.parent or None, f"generation {desired.kept.generation} of its object"
-        hierarchy.change_place(books, session, account, above, reason=reason, actor=desired.actor, now=desired.now)
+def _move(books: Books, session: Session, account: BudgetAccount, desired: Desired) -> None:
+    if desired.object.parent is not None:
+        above, reason = desired.object.parent or None, f"generation {desired.object.generation} of its object"
+        hierarchy.move_under(books, session, account, above, reason=reason, actor=desired.actor, now=desired.now)

@@ -49,9 +49,9 @@ def rule_detail(rule: Rule) -> dict[str, str | int]:
 
 
 def not_before(rule: Rule, now: Instant) -> Instant:
-    """Return from when a new rule applies, after one that another replica's clock may have written ahead of ours.
+    """Return when a new rule begins: not before the one in force, although a clock ahead of ours may have written that.
 
-    One that is further ahead was written by a wrong clock: it never takes effect.
+    A rule that is further ahead than clocks may differ was written by a wrong clock: it never takes effect.
     """
     return max(now, rule.since) if rule.since <= now + CLOCK_SKEW_MS else now
 

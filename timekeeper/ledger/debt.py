@@ -29,7 +29,7 @@ def follow_debt(books: Books, now: Instant) -> None:
         debts.drop(session, books.cluster, Instant(now + CLOCK_SKEW_MS))
         debts.add(session, books.cluster, Debt(since, books.carry))
         if right:
-            mine = {place.id for place in accounts.of_cluster(session, books.cluster)}
+            mine = {account.id for account in accounts.of_cluster(session, books.cluster)}
             touched = mine.intersection(timelines.touched_by(session, since))
             settle_all(books, session, dict.fromkeys(touched, since), now)
             detail = {"debt": debts.word(books.carry), "effectiveAt": since}

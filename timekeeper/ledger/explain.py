@@ -88,7 +88,7 @@ def _lines(session: Session, account: BudgetAccount, at: Instant, *, carry: bool
     forest = Forest(timelines.records(session, tree.keys, after, carry=carry, until=at), tree.links)
     start = timeline.begin_all(forest, at) | anchor
     outcome = timeline.advance(start, forest, max(at, *(state.at for state in start.values())))
-    _, due = difference(bookings.standing(session, account.id, after, at), outcome.postings[account.id])
+    _, due = difference(bookings.valid(session, account.id, after, at), outcome.postings[account.id])
     yield from map(causes.of_due, due)
     state = outcome.states[account.id]
     if not state.period.booked and state.period.amount:

@@ -17,7 +17,7 @@ from timekeeper.core.hierarchy import IN_FORCE, MOST_LEVELS, Tree, parents_at
 from timekeeper.core.record import Link, Rule
 from timekeeper.core.refusal import HierarchyCycle, HierarchyTooDeep, ParentRefused, VersionMismatch
 from timekeeper.ledger import settlement
-from timekeeper.ledger.account import NamespaceRef, ensure_account
+from timekeeper.ledger.account import AccountRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import change_budget, refuse_kept
 from timekeeper.ledger.budget_rule import Change, rule_detail
@@ -95,7 +95,7 @@ def _same_kind(account: BudgetAccount, kind: str) -> None:
         raise ParentRefused(message, "kind")
 
 
-def put_under(books: Books, place: NamespaceRef, above: str | None, *, reason: str, actor: str, now: Instant) -> bool:
+def put_under(books: Books, ref: AccountRef, above: str | None, *, reason: str, actor: str, now: Instant) -> bool:
     """Move a namespace or a team below another budget from now on, or below none; return False if it is there already.
 
     Raises Unknown if there is no such parent, Conflicting if it is an organisation, would be above itself, the chain
@@ -103,14 +103,14 @@ def put_under(books: Books, place: NamespaceRef, above: str | None, *, reason: s
     """
 
     def change(session: Session) -> bool:
-        account = ensure_account(books, session, place, now)
+        account = ensure_account(books, session, ref, now)
         refuse_kept(session, account, what="parent")
-        return change_place(books, session, account, above, reason=reason, actor=actor, now=now)
+        return move_under(books, session, account, above, reason=reason, actor=actor, now=now)
 
     return books.database.write(change)
 
 
-def change_place(
+def move_under(
     books: Books, session: Session, child: BudgetAccount, above: str | None, *, reason: str, actor: str, now: Instant
 ) -> bool:
     """Move an account below another budget, or below none, as `put_under` does."""

@@ -58,7 +58,7 @@ def correct(books: Books, find: Callable[[Session], BudgetAccount], wanted: Requ
         if before == after:
             return False
         _record(books, session, account, pod, start, end, wanted.order)
-        # All that lies between an edge and where it was is charged differently.
+        # The charge changes between each edge that moves and where it was.
         moved = [at for edges in zip(before, after, strict=True) if edges[0] != edges[1] for at in edges]
         settlement.settle_in(books, session, account.id, min(at for at in moved if at is not None), wanted.order.now)
         return True

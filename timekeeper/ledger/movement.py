@@ -30,7 +30,7 @@ from timekeeper.core.refusal import (
     TransferRefused,
 )
 from timekeeper.ledger import coverage, settlement
-from timekeeper.ledger.account import NamespaceRef, ensure_account
+from timekeeper.ledger.account import AccountRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.store import budget_rules, memberships, movements, requested
 from timekeeper.store.accounts import BudgetAccount
@@ -38,7 +38,7 @@ from timekeeper.store.db.models import BudgetGrant
 from timekeeper.store.requested import Row
 
 CLOCKS_MS: Final = 1_000
-"""How far before now a grant may begin: the clock of its sender may be behind ours."""
+"""A grant may begin this long before now, because its sender's clock may be behind ours."""
 
 MovementKind = Literal["grant", "refund", "adjustment", "transfer"]
 OrderKind = MovementKind | Literal["interval"]
@@ -61,7 +61,7 @@ class Order:
 
 
 def grant(
-    books: Books, place: NamespaceRef, order: Order, *, valid_from: Instant, valid_to: Instant | None, priority: int = 0
+    books: Books, ref: AccountRef, order: Order, *, valid_from: Instant, valid_to: Instant | None, priority: int = 0
 ) -> bool:
     """Book a grant; return False if the same request was booked before under its key.
 
@@ -73,7 +73,7 @@ def grant(
         start = _start_of(order.now, valid_from, valid_to)
         append(books, session, account, order, "grant", valid_from=start, valid_to=valid_to, priority=priority)
 
-    return once(books, place, order, "grant", book)
+    return once(books, ref, order, "grant", book)
 
 
 def _start_of(now: Instant, valid_from: Instant, valid_to: Instant | None) -> Instant:
@@ -101,8 +101,7 @@ def withdraw(
             raise GrantUnknown(f"{account.title} has no grant {key}")
         if row.withdrawn_at is not None:
             return
-        # Settled first: the row of the root is updated, so that no other transaction reserves or books at the same
-        # time.
+        # Settling updates the row of the root, so no other transaction reserves or books at the same time.
         if row.valid_from <= settlement.settle_in(books, session, account.id, None, now).at:
             raise GrantBegun(
                 f"grant {key} began at {format_instant(row.valid_from)}; take back what is left with an adjustment"
@@ -111,14 +110,14 @@ def withdraw(
         detail = {"id": key, "amountMs": row.amount_ms, "reason": reason}
         books.note(session, actor=actor, action="withdraw", about=account, detail=detail, now=now)
         settlement.settle_in(books, session, account.id, row.valid_from, now)
-        _still_covered(books, session, account, now)
+        _refuse_if_uncovered(books, session, account, now)
 
     books.database.write(change)
     with books.database.reading() as session:
         return session.get_one(BudgetGrant, key)
 
 
-def adjust(books: Books, place: NamespaceRef, order: Order) -> bool:
+def adjust(books: Books, ref: AccountRef, order: Order) -> bool:
     """Adjust a balance by hand: a negative amount deducts GPU time.
 
     Raises Conflicting if more would be deducted than is left.
@@ -126,17 +125,15 @@ def adjust(books: Books, place: NamespaceRef, order: Order) -> bool:
 
     def book(session: Session, account: BudgetAccount) -> None:
         if order.amount < 0:
-            _need(books, session, account, GpuMilliseconds(-order.amount), order.now)
+            _refuse_beyond_rest(books, session, account, GpuMilliseconds(-order.amount), order.now)
         append(books, session, account, order, "adjustment")
         if order.amount < 0:
-            _still_covered(books, session, account, order.now)
+            _refuse_if_uncovered(books, session, account, order.now)
 
-    return once(books, place, order, "adjustment", book)
+    return once(books, ref, order, "adjustment", book)
 
 
-def transfer(
-    books: Books, source: NamespaceRef, target: NamespaceRef, order: Order, *, valid_to: Instant | None
-) -> bool:
+def transfer(books: Books, source: AccountRef, target: AccountRef, order: Order, *, valid_to: Instant | None) -> bool:
     """Move GPU time from one budget to another, both or neither.
 
     Raises InvalidValue if it would end in the past, and Conflicting if less is left (credit cannot be transferred), or
@@ -148,25 +145,25 @@ def transfer(
         if valid_to is not None and valid_to <= order.now:
             raise InstantPast("validTo is in the past", "validTo")
         taker = ensure_account(books, session, target, order.now)
-        _apart(session, giver, taker)
-        _need(books, session, giver, order.amount, order.now)
+        _refuse_if_related(session, giver, taker)
+        _refuse_beyond_rest(books, session, giver, order.amount, order.now)
         append(books, session, giver, order, "transfer", amount=GpuMilliseconds(-order.amount), counterpart=taker.title)
         key = movements.other_side(giver.id, order.key)
         if requested.under(session, BudgetGrant, taker.id, key) is not None:
             raise KeyReused(f"{taker.title} already has a movement under this Idempotency-Key; send another key")
         append(books, session, taker, order, "transfer", key=key, counterpart=giver.title, valid_to=valid_to)
-        _still_covered(books, session, giver, order.now)
+        _refuse_if_uncovered(books, session, giver, order.now)
 
     return once(books, source, order, "transfer", book)
 
 
 def once(
-    books: Books, place: NamespaceRef, order: Order, kind: MovementKind, book: Callable[[Session, BudgetAccount], None]
+    books: Books, ref: AccountRef, order: Order, kind: MovementKind, book: Callable[[Session, BudgetAccount], None]
 ) -> bool:
     """Book a movement; return False if the same request was booked before under its key."""
 
     def change(session: Session) -> bool:
-        account = ensure_account(books, session, place, order.now)
+        account = ensure_account(books, session, ref, order.now)
         if repeated(session, BudgetGrant, account, order, kind):
             return False
         book(session, account)
@@ -183,16 +180,19 @@ def repeated(session: Session, table: type[Row], account: BudgetAccount, order: 
     return before is not None
 
 
-def _need(books: Books, session: Session, account: BudgetAccount, amount: GpuMilliseconds, now: Instant) -> None:
+def _refuse_beyond_rest(
+    books: Books, session: Session, account: BudgetAccount, amount: GpuMilliseconds, now: Instant
+) -> None:
+    """Refuse to take more than a budget has left and not reserved."""
     cover = coverage.settled(books, session, account.id, now)
-    left = cover.states[account.id].balance - cover.held(account.id)
+    left = cover.states[account.id].balance - cover.reserved_in(account.id)
     if amount > left:
         raise BalanceInsufficient(
             f"amountMs: {amount} GPU-ms are more than the {max(left, 0)} that {account.title} has left and unreserved"
         )
 
 
-def _still_covered(books: Books, session: Session, account: BudgetAccount, now: Instant) -> None:
+def _refuse_if_uncovered(books: Books, session: Session, account: BudgetAccount, now: Instant) -> None:
     """Refuse to withdraw time that is needed later, when the rest has expired."""
     gap = coverage.settled(books, session, account.id, now).gap([account.id])
     if gap is not None:
@@ -202,7 +202,7 @@ def _still_covered(books: Books, session: Session, account: BudgetAccount, now: 
         )
 
 
-def _apart(session: Session, giver: BudgetAccount, taker: BudgetAccount) -> None:
+def _refuse_if_related(session: Session, giver: BudgetAccount, taker: BudgetAccount) -> None:
     """Refuse a transfer between a budget and one of its ancestors."""
     tree = memberships.tree(session, [giver.id], IN_FORCE)
     for lower, upper in ((giver, taker), (taker, giver)):

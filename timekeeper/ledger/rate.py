@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Set the rates of GPU models: the intervals of pods that run at that instant are split there, exactly."""
+"""Set the rates of GPU models, by request or as the settings say."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def set_rate(
 ) -> tuple[Instant, bool]:
     """Set a GPU model's rate from an instant on; intervals of running pods are split there, exactly.
 
-    `since` None: from now on, and the rate that is set later applies, whatever the clocks show. Returns from when it
-    applies, and False if it already did. Raises InvalidValue if the instant is past, and Conflicting if another rate
-    applies from it on.
+    `since` None: from now on; of two such calls the later one applies, whatever the clocks show. Returns the instant
+    from which the rate applies, and False if it already did. Raises InvalidValue if the instant is past, Conflicting if
+    another rate applies from it on.
     """
     if since is not None and since < now:
         raise InstantPast("effectiveAt is in the past, and past charges do not change", "effectiveAt")
@@ -48,10 +48,10 @@ def set_rate(
 
 
 def follow_settings(books: Books, wanted: dict[str, Fraction], now: Instant) -> None:
-    """Apply the settings' rates from now on if they have changed; before the first pod, from the start."""
+    """Apply the settings' rates from now on if they have changed; in a new ledger, from the start of time."""
 
     def change(session: Session) -> None:
-        first = rates.none_counted(session)
+        first = rates.is_new_ledger(session)
         instants = []
         for model, rate in rates.changed_settings(session, wanted).items():
             instants.append(EPOCH if first else rates.from_now(session, model, now))

@@ -8,14 +8,14 @@ from sqlalchemy.orm import Session
 from timekeeper.core.period import bounds
 from timekeeper.core.refusal import PodRunning, PodUnknown, RefundAboveCharge
 from timekeeper.ledger import settlement
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Order, append, once
 from timekeeper.store import bookings, budget_rules, movements, workloads
 from timekeeper.store.accounts import BudgetAccount
 
 
-def refund_pod(books: Books, place: NamespaceRef, order: Order, *, pod_uid: str) -> bool:
+def refund_pod(books: Books, ref: AccountRef, order: Order, *, pod_uid: str) -> bool:
     """Refund the charge of an ended pod, or a part of it; the refund must be used before the period ends.
 
     Raises Unknown if the namespace had no such pod, Conflicting if more than its charge would be refunded.
@@ -24,7 +24,7 @@ def refund_pod(books: Books, place: NamespaceRef, order: Order, *, pod_uid: str)
     def book(session: Session, account: BudgetAccount) -> None:
         pod = workloads.by_uid(session, [pod_uid]).get(pod_uid)
         if pod is None or pod.namespace_id != account.id:
-            raise PodUnknown(f"namespace {place.name} had no pod {pod_uid} that held GPUs")
+            raise PodUnknown(f"namespace {ref.name} had no pod {pod_uid} that held GPUs")
         if pod.ended_at is None:
             raise PodRunning(f"pod {pod_uid} is still running; refund it after it has ended")
         settlement.settle_in(books, session, account.id, None, order.now)
@@ -38,4 +38,4 @@ def refund_pod(books: Books, place: NamespaceRef, order: Order, *, pod_uid: str)
         around = bounds(order.now, *rule.calendar)
         append(books, session, account, order, "refund", valid_to=around and around[1], counterpart=pod_uid)
 
-    return once(books, place, order, "refund", book)
+    return once(books, ref, order, "refund", book)

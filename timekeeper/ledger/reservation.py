@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open and release reservations: GPU time of a namespace that is set aside, so that nothing else can use it.
 
-Free is the rest of a budget, including credit, less what is set aside. A reservation is opened only if that much is
-free, and that is checked in the same transaction; so what is set aside never exceeds the budget. Movements that take
+The rest of a budget, including credit, less what is reserved, is free. A reservation is opened only if that much is
+free, and that is checked in the same transaction; so what is reserved never exceeds the budget. Movements that take
 time out of a budget make the same check. Reservations are not entries of the ledger: they move no GPU time.
 """
 
@@ -16,7 +16,7 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant, format_instant
-from timekeeper.core.coverage import Aside, planned
+from timekeeper.core.coverage import ReservedTime, planned
 from timekeeper.core.hierarchy import tree_of
 from timekeeper.core.record import AccountId
 from timekeeper.core.refusal import (
@@ -29,10 +29,10 @@ from timekeeper.core.refusal import (
 )
 from timekeeper.core.reservation import Need
 from timekeeper.ledger import coverage
-from timekeeper.ledger.account import NamespaceRef, ensure_account
+from timekeeper.ledger.account import AccountRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Order
-from timekeeper.ledger.standing import Position
+from timekeeper.ledger.standing import BudgetStanding
 from timekeeper.store import accounts, budget_rules, requested
 from timekeeper.store import reservations as store
 from timekeeper.store.accounts import BudgetAccount
@@ -41,34 +41,34 @@ from timekeeper.store.db.models import ReservationRow
 CONTROLLER: Final = "controller"
 
 
-def held(books: Books, now: Instant, namespace: AccountId | None = None) -> Mapping[AccountId, GpuMilliseconds]:
-    """Return what is reserved, by namespace; only that of one namespace if it is given."""
+def reserved(books: Books, now: Instant, namespace: AccountId | None = None) -> Mapping[AccountId, GpuMilliseconds]:
+    """Return the GPU-milliseconds that are reserved, by namespace; `namespace` selects one."""
     with books.database.reading() as session:
-        asides = store.asides(session, now, None if namespace is None else [namespace])
+        times = store.reserved(session, now, None if namespace is None else [namespace])
     total: defaultdict[AccountId, GpuMilliseconds] = defaultdict(lambda: NO_TIME)
-    for one in asides:
+    for one in times:
         total[one.budget] = GpuMilliseconds(total[one.budget] + one.rest(now))
     return total
 
 
-def held_below(books: Books, positions: Iterable[Position], now: Instant) -> dict[AccountId, GpuMilliseconds]:
-    """Return what is reserved in budgets and in all below them."""
-    everywhere = held(books, now)
+def reserved_below(books: Books, standings: Iterable[BudgetStanding], now: Instant) -> dict[AccountId, GpuMilliseconds]:
+    """Return the GPU-milliseconds that are reserved in each budget and in all below it."""
+    everywhere = reserved(books, now)
     found = {}
-    for position in positions:
-        below = tree_of(position.together.forest).below(position.account.id)
-        found[position.account.id] = GpuMilliseconds(sum(everywhere[key] for key in below))
+    for standing in standings:
+        below = tree_of(standing.tree_standing.forest).below(standing.account.id)
+        found[standing.account.id] = GpuMilliseconds(sum(everywhere[key] for key in below))
     return found
 
 
-def open_for_pod(books: Books, place: NamespaceRef, uid: str, name: str, need: Need, now: Instant) -> bool:
+def open_for_pod(books: Books, ref: AccountRef, uid: str, name: str, need: Need, now: Instant) -> bool:
     """Reserve GPU time for a pod; return whether it is reserved.
 
     A pod has one reservation, however often this is called.
     """
 
     def change(session: Session) -> bool:
-        account = ensure_account(books, session, place, now)
+        account = ensure_account(books, session, ref, now)
         key = f"pod:{uid}"
         if requested.under(session, ReservationRow, account.id, key) is not None:
             return True
@@ -93,7 +93,7 @@ def open_for_pod(books: Books, place: NamespaceRef, uid: str, name: str, need: N
 
 
 def end_pods(books: Books, pods: Mapping[str, tuple[str, str]], now: Instant) -> None:
-    """End the reservations of pods (namespace and name by UID); those charged more than was reserved are audited."""
+    """End the reservations of pods (namespace and name by UID); the audit log names those that exceeded theirs."""
 
     def change(session: Session) -> None:
         for row, paid in store.exceeded(session, pods):
@@ -106,9 +106,7 @@ def end_pods(books: Books, pods: Mapping[str, tuple[str, str]], now: Instant) ->
     books.database.write(change)
 
 
-def open_by_hand(
-    books: Books, place: NamespaceRef, order: Order, *, expires_at: Instant
-) -> tuple[ReservationRow, bool]:
+def open_by_hand(books: Books, ref: AccountRef, order: Order, *, expires_at: Instant) -> tuple[ReservationRow, bool]:
     """Reserve GPU time until an instant; return the reservation, and False if it was opened before under its key.
 
     Raises InvalidValue if the instant is past, and Conflicting if less is free, the budget may not be spent, or the key
@@ -116,7 +114,7 @@ def open_by_hand(
     """
 
     def change(session: Session) -> tuple[int, bool]:
-        account = ensure_account(books, session, place, order.now)
+        account = ensure_account(books, session, ref, order.now)
         key = key_of(order.key)
         digest = hashlib.sha256(order.body).hexdigest()
         before = requested.under(session, ReservationRow, account.id, key)
@@ -152,7 +150,7 @@ def open_by_hand(
 def _check_free(books: Books, session: Session, account: BudgetAccount, order: Order, until: Instant) -> None:
     """Refuse a reservation if less is free, now or later until its end."""
     cover = coverage.settled(books, session, account.id, order.now)
-    gap = cover.lack(Aside(account.id, order.amount, until=until))
+    gap = cover.lack(ReservedTime(account.id, order.amount, until=until))
     if gap is None:
         return
     if gap.at == cover.at:

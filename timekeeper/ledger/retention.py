@@ -23,7 +23,7 @@ _AT_ONCE: Final = 500
 def sweep(database: Database, cluster: str, *, raw_days: int, usage_days: int, now: Instant) -> tuple[int, int]:
     """Delete what is old enough; return how many pods were archived, and how many hours were deleted one by one."""
     usage_before = Instant(now - usage_days * DAY_MS)
-    database.write(lambda session: usage.turn_partitions(session, now, usage_before))
+    database.write(lambda session: usage.rotate_partitions(session, now, usage_before))
 
     def archive(session: Session) -> int:
         uids = usage.archivable(session, cluster, Instant(now - raw_days * DAY_MS), _AT_ONCE)

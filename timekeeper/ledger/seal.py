@@ -31,11 +31,11 @@ _TOGETHER = 50
 def seal_due(books: Books, grace_ms: int, now: Instant) -> None:
     """Seal the periods that ended `grace_ms` ago or earlier, of all namespaces that have ever existed."""
     with books.database.reading() as session:
-        places = accounts.of_cluster(session, books.cluster)
+        all_accounts = accounts.of_cluster(session, books.cluster)
         rules = budget_rules.all_rules(session, books.cluster)
     over = Instant(now - grace_ms)
-    ends = {place.id: period_around(rules[place.id], over)[0] for place in places}
-    wanted = [(place.id, ends[place.id]) for place in places if ends[place.id] > place.sealed_until]
+    ends = {account.id: period_around(rules[account.id], over)[0] for account in all_accounts}
+    wanted = [(account.id, ends[account.id]) for account in all_accounts if ends[account.id] > account.sealed_until]
     for start in range(0, len(wanted), _TOGETHER):
         _seal_together(books, wanted[start : start + _TOGETHER], now)
 
@@ -48,20 +48,20 @@ def _seal_together(books: Books, wanted: Sequence[tuple[AccountId, Instant]], no
     books.database.write(change)
 
 
-def seal(books: Books, place: BudgetAccount, until: Instant, *, reason: str, actor: str, now: Instant) -> None:
+def seal(books: Books, account: BudgetAccount, until: Instant, *, reason: str, actor: str, now: Instant) -> None:
     """Seal a budget's periods up to the end of one, by an operator's request; a repetition changes nothing.
 
     Raises Conflicting if no period that is over ends there.
     """
 
     def change(session: Session) -> None:
-        rules = [row.rule for row in budget_rules.rules(session, place.id)]
+        rules = [row.rule for row in budget_rules.rules(session, account.id)]
         if until > now or period_around(rules, Instant(until - 1))[1] != until:
             raise PeriodNotOver("until: no completed period ends at that instant")
-        if until > seals.until(session, place.id):
-            _seal(books, session, place.id, until, actor=actor, now=now)
+        if until > seals.until(session, account.id):
+            _seal(books, session, account.id, until, actor=actor, now=now)
             detail = {"until": until, "reason": reason}
-            books.note(session, actor=actor, action="seal", about=place, detail=detail, now=now)
+            books.note(session, actor=actor, action="seal", about=account, detail=detail, now=now)
 
     books.database.write(change)
 

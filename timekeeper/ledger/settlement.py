@@ -30,10 +30,10 @@ ANCHOR_EVERY: Final = 256
 """Boundaries of the time line (starts and ends of pods and allowances) between two anchors."""
 
 ANCHOR_LAG_MS: Final = 600_000
-"""How far before now anchors end: a record that is less late than this drops none."""
+"""Minimum age of a new anchor: a record that is less late than this invalidates none."""
 
 ANCHORS_KEPT: Final = 64
-"""Newest anchors that a budget keeps; of older ones, see `timelines.keep_anchors`."""
+"""Number of newest anchors that a budget keeps all of; `timelines.keep_anchors` thins out older ones."""
 
 
 def settle_in(books: Books, session: Session, namespace: AccountId, since: Instant | None, now: Instant) -> BudgetState:
@@ -77,7 +77,7 @@ def _settle(
     start = timeline.begin_all(forest, until) | anchor
     outcome = timeline.advance(start, forest, until, every=ANCHOR_EVERY, settled=Instant(until - ANCHOR_LAG_MS))
     for key in sorted(tree.keys):
-        wrong, missing = difference(bookings.standing(session, key, after), outcome.postings[key])
+        wrong, missing = difference(bookings.valid(session, key, after), outcome.postings[key])
         if wrong or missing:
             floor = seals.until(session, key)
             bookings.reverse(session, key, wrong, now, floor)
@@ -85,7 +85,7 @@ def _settle(
         anchors = [states[key] for states in outcome.anchors if key in states]
         timelines.keep_anchors(session, key, anchors, ANCHORS_KEPT)
     for root in tree.roots:
-        accounts.settled(session, root, until)
+        accounts.mark_settled(session, root, until)
     changed = None if since is None else _limit_refunds(session, tree.keys, since)
     return outcome.states if changed is None else _settle(books, session, tree, changed, now)
 
@@ -105,7 +105,7 @@ def _continued_from(
         # No replica's clock is so far ahead. What is ahead of now is not due yet: it is reversed.
         until, ahead = now, Instant(now + 1)
         timelines.drop_anchors(session, tree.keys, ahead)
-        accounts.settled_at_most(session, tree.keys, now)
+        accounts.limit_settled(session, tree.keys, now)
         tree, anchor = anchored(session, tree, ahead if since is None else min(since, ahead))
     return tree, anchor, until
 
@@ -155,10 +155,10 @@ def settle(books: Books, ids: Iterable[AccountId], now: Instant) -> None:
         books.database.write(lambda session: settle_all(books, session, wanted, now))
 
 
-def come_back(books: Books, now: Instant) -> None:
-    """Reverse what is further ahead of now than clocks may differ: ends of pods, and settlements.
+def reverse_future(books: Books, now: Instant) -> None:
+    """Reverse ends of pods and settlements that are further ahead of now than clocks may differ.
 
-    A ledger of an older release, or one that was written while a clock was wrong, may contain such.
+    An older release, or a process with a wrong clock, may have written them.
     """
     latest = Instant(now + CLOCK_SKEW_MS)
     with books.database.reading() as session:
@@ -173,7 +173,7 @@ def come_back(books: Books, now: Instant) -> None:
             account = accounts.named(session, [workload.namespace_id])[workload.namespace_id]
             detail = {"podUid": workload.pod_uid, "toldMs": workload.ended_at, "endMs": latest}
             books.note(session, actor="timekeeper", action="end-held", about=account, detail=detail, now=now)
-            workloads.hold_end(session, workload, latest)
+            workloads.limit_end(session, workload, latest)
             dirty[workload.namespace_id] = latest
         settle_all(books, session, dirty, now)
 

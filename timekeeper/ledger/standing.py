@@ -12,11 +12,11 @@ from timekeeper.core.budget import BudgetState, rule_at
 from timekeeper.core.record import AccountId, Forest, Posting
 from timekeeper.core.timeline import CHILD
 from timekeeper.store.accounts import BudgetAccount
-from timekeeper.store.budget_objects import Kept
+from timekeeper.store.budget_objects import AcceptedObject
 from timekeeper.store.budget_rules import RuleRow
 
 
-class Together:
+class TreeStanding:
     """The standings of budgets that depend on each other, valid until their records change."""
 
     def __init__(self, states: dict[AccountId, BudgetState], forest: Forest) -> None:
@@ -75,41 +75,45 @@ class Together:
         return self._run_outs
 
 
-class Position:
+class BudgetStanding:
     """The standing of a namespace, a team or an organisation, alone or under others."""
 
     def __init__(
-        self, chain: list[BudgetAccount], together: Together, rules: list[RuleRow], last_object: Kept | None
+        self,
+        chain: list[BudgetAccount],
+        tree_standing: TreeStanding,
+        rules: list[RuleRow],
+        last_object: AcceptedObject | None,
     ) -> None:
         self.account = chain[0]
         self.above = chain[1:]
         """Its ancestors, nearest first."""
-        self.together = together
+        self.tree_standing = tree_standing
         self.rule = rules[-1]
         self.last_object = last_object
         """The object of the cluster that kept it last, whether it still does or not."""
 
     def at(self, now: Instant) -> BudgetState:
         """Return the state at an instant, at least that at which the namespace was settled."""
-        return self.together.at(now)[self.account.id]
+        return self.tree_standing.at(now)[self.account.id]
 
     def run_out(self, now: Instant) -> Instant | None:
         """Return when the namespace will be over budget if the pods that run now continue, in others too."""
-        return self.together.run_outs(now).get(self.account.id)
+        return self.tree_standing.run_outs(now).get(self.account.id)
 
     def binding(self, now: Instant) -> tuple[BudgetAccount, BudgetState]:
         """Return the limiting budget, its own or one above: the nearest with nothing left, or with the least.
 
         Credit counts as left.
         """
-        states, chain = self.together.at(now), [self.account, *self.above]
+        states, chain = self.tree_standing.at(now), [self.account, *self.above]
         state = states[self.account.id]
         if state.over_budget:
             key = self.account.id if state.barred is None else state.barred
             return next((account, states[account.id]) for account in chain if account.id == key)
 
         def left(account: BudgetAccount) -> int:
-            rules = self.together.forest.records[account.id].rules
+            rules = self.tree_standing.forest.records[account.id].rules
             return states[account.id].balance + rule_at(rules, state.at).credit
 
         tightest = min(chain, key=left)
@@ -121,8 +125,8 @@ class Position:
 
     def running_below(self, now: Instant) -> Counter[AccountId]:
         """Return what was charged in this period and is not booked yet, by the budget directly below."""
-        found = self.together.due_below(self.account.id, self.counts_since(now), now)
-        states, forest = self.together.at(now), self.together.forest
+        found = self.tree_standing.due_below(self.account.id, self.counts_since(now), now)
+        states, forest = self.tree_standing.at(now), self.tree_standing.forest
         for key, state in states.items():
             chain = hierarchy.chain(forest.links, key, state.at)
             if self.account.id in chain[1:] and not state.over_budget:
@@ -134,6 +138,6 @@ class Position:
 
     def due(self, now: Instant) -> Instant | None:
         """Return the next instant at which the namespace's state may change by itself."""
-        turn = timeline.next_turn(self.together.at(now), self.together.forest, self.account.id)
-        dues = self.run_out(now), turn, self.together.next_end
+        change = timeline.next_allowance_change(self.tree_standing.at(now), self.tree_standing.forest, self.account.id)
+        dues = self.run_out(now), change, self.tree_standing.next_end
         return min((instant for instant in dues if instant is not None), default=None)

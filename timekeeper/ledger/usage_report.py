@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process sidecars' reports: each is compared with watermarks, in the transaction that changes these.
+"""Process sidecars' reports: each is compared with the watermarks, in the transaction that moves these.
 
 Requests that wait at the same time are processed together, so a thousand sidecars cost about as much as a batch.
 """
@@ -33,7 +33,7 @@ from timekeeper.store.workloads import holders_of
 _ACCEPTED, _DUPLICATE = ReportOutcome(outcome="accepted"), ReportOutcome(outcome="duplicate")
 
 
-class Heard(NamedTuple):
+class ReportRequest(NamedTuple):
     """One request: its sender, its reports, and when it arrived."""
 
     caller: Caller
@@ -43,23 +43,28 @@ class Heard(NamedTuple):
 
 def take(database: Database, caller: Caller, reports: Sequence[UsageReport], now: Instant) -> list[ReportOutcome]:
     """Process reports; return their outcomes in order. Accepted reports are on disk by then."""
-    return database.write_reports(_take, Heard(caller, reports, now), len(reports))
+    return database.write_reports(_take, ReportRequest(caller, reports, now), len(reports))
 
 
-def _take(session: Session, requests: Sequence[Heard]) -> list[list[ReportOutcome]]:
-    uids = {r.pod_uid for it in requests for r in it.reports if it.caller.operator or r.pod_uid == it.caller.pod_uid}
+def _take(session: Session, requests: Sequence[ReportRequest]) -> list[list[ReportOutcome]]:
+    uids = {
+        report.pod_uid
+        for request in requests
+        for report in request.reports
+        if request.caller.operator or report.pod_uid == request.caller.pod_uid
+    }
     known = watermarks.read(session, uids)
-    intake = _Intake(known.pods, known.marks)
-    answers = [intake.outcomes(request) for request in requests]
-    watermarks.keep(session, intake.changed, known.places)
-    usage.add(session, intake.over)
+    batch = _Batch(known.pods, known.marks)
+    answers = [batch.outcomes(request) for request in requests]
+    watermarks.keep(session, batch.changed, known.places)
+    usage.add(session, batch.over)
     return answers
 
 
-class _Intake:
+class _Batch:
     """Compares reports with what is known of their pods, and collects what must be written.
 
-    A later report is compared with the watermark that an earlier one has just moved, written or not.
+    A report is compared with the watermark that an earlier one of the batch has moved, before that is written.
     """
 
     def __init__(self, pods: dict[str, MeteredPod], marks: Marks) -> None:
@@ -70,14 +75,14 @@ class _Intake:
         self.over: list[tuple[str, str, HourUsed]] = []
         """The hours that are over, by pod and container."""
 
-    def outcomes(self, request: Heard) -> list[ReportOutcome]:
+    def outcomes(self, request: ReportRequest) -> list[ReportOutcome]:
         """Return the outcomes of a request's reports, in order."""
         # The last report of a counter was read just before it was sent; how much older the others are, their own
         # monotonic clock says. So reports that waited on the pod's disk count in the hours in which they were read.
         newest_ns = {(one.pod_uid, one.container, one.epoch): one.monotonic_ns for one in request.reports}
         return [self._outcome(report, request, newest_ns) for report in request.reports]
 
-    def _outcome(self, report: UsageReport, request: Heard, newest_ns: dict[MarkKey, int]) -> ReportOutcome:
+    def _outcome(self, report: UsageReport, request: ReportRequest, newest_ns: dict[MarkKey, int]) -> ReportOutcome:
         pod = self._pods.get(report.pod_uid)
         refusal = _refusal(report, request.caller, pod)
         if refusal or pod is None:

@@ -55,7 +55,7 @@ def verify(engine: Engine, *, carry: bool) -> Verification:
     `carry` is the setting `timekeeper.debt`: it applies until the ledger has recorded one.
     """
     with Session(engine) as session, session.begin():
-        places = accounts.everyone(session)
+        everyone = accounts.all_accounts(session)
         differences = [
             *_unbalanced(session),
             *_bad_reversals(session),
@@ -64,19 +64,19 @@ def verify(engine: Engine, *, carry: bool) -> Verification:
             *audit_comparison.differences(session),
             *corrections.broken(session),
         ]
-        known = {place.id: place for place in places}
+        known = {account.id: account for account in everyone}
         checked: set[AccountId] = set()
-        for place in places:
-            differences += _balances(session, place)
-            if place.id not in checked:
-                tree = memberships.tree(session, [place.id], None)
+        for account in everyone:
+            differences += _balances(session, account)
+            if account.id not in checked:
+                tree = memberships.tree(session, [account.id], None)
                 checked |= tree.keys
                 differences += _bookings(session, tree, known, carry=carry)
-            differences += _refunds(session, place)
-            differences += seals.broken(session, place)
-        differences += sum_check.opinion(session)
+            differences += _refunds(session, account)
+            differences += seals.broken(session, account)
+        differences += sum_check.findings(session)
         return Verification(
-            namespaces=len(places),
+            namespaces=len(everyone),
             transactions=session.execute(select(func.count(Transaction.id))).scalar_one(),
             entries=session.execute(select(func.count(Entry.id))).scalar_one(),
             differences=differences,
@@ -107,53 +107,56 @@ def _bad_reversals(session: Session) -> Iterator[str]:
 
 
 def _transfers(session: Session) -> Iterator[str]:
-    """Yield the transfers of which one side is missing, or is not the opposite of the other."""
+    """Yield the transfers that lack one side, or whose sides are not opposite."""
     rows = movements.transfers(session)
     given = {movements.other_side(r.namespace_id, r.idempotency_key): r for r in rows if r.amount_ms < 0}
     for row in rows:
         if row.amount_ms > 0:
             other = given.pop(row.idempotency_key, None)
             if other is None or other.amount_ms != -row.amount_ms:
-                yield f"transfer {row.id}: no giver is found for the {row.amount_ms} that it brings"
+                yield f"transfer {row.id}: the budget that gave the {row.amount_ms} is missing"
     for row in given.values():
-        yield f"transfer {row.id}: the {-row.amount_ms} that it takes came to no taker"
+        yield f"transfer {row.id}: no budget received the {-row.amount_ms}"
 
 
-def _refunds(session: Session, place: BudgetAccount) -> Iterator[str]:
+def _refunds(session: Session, account: BudgetAccount) -> Iterator[str]:
     """Yield the pods that were refunded more than their charge in the ledger, less reversals and corrections."""
-    found = movements.refunds(session, [place.id])
+    found = movements.refunds(session, [account.id])
     charged = bookings.booked_by_pod(session, sorted(found))
     for uid, rows in found.items():
         net = charged[uid].charged
         given, wanted = sum(row.amount_ms - row.taken_back_ms for row in rows), sum(row.amount_ms for row in rows)
         if given > net:
-            yield f"{_where(place)}: pod {uid} was refunded {given}, and its net charge is {net}"
+            yield f"{_where(account)}: pod {uid} was refunded {given}, and its net charge is {net}"
         elif given != min(wanted, net):
-            yield f"{_where(place)}: of {wanted} for pod {uid}, refunds of {given} count, and {min(wanted, net)} should"
+            right = min(wanted, net)
+            yield f"{_where(account)}: of {wanted} for pod {uid}, refunds of {given} count, and {right} should"
 
 
-def _balances(session: Session, place: BudgetAccount) -> Iterator[str]:
+def _balances(session: Session, account: BudgetAccount) -> Iterator[str]:
     query = (
         select(Account.kind, Account.balance_ms, func.coalesce(func.sum(Entry.amount_ms), 0))
         .outerjoin(Entry, Entry.account_id == Account.id)
-        .where(Account.namespace_id == place.id)
+        .where(Account.namespace_id == account.id)
         .group_by(Account.id, Account.kind, Account.balance_ms)
     )
     for kind, cached, rebuilt in session.execute(query):
         if cached != rebuilt:
-            yield f"namespace {place.name} ({place.uid}): account {kind} holds {cached}, its entries sum to {rebuilt}"
+            yield f"{_where(account)}: account {kind} holds {cached}, its entries sum to {rebuilt}"
 
 
-def _bookings(session: Session, tree: Tree, places: Mapping[AccountId, BudgetAccount], *, carry: bool) -> Iterator[str]:
+def _bookings(
+    session: Session, tree: Tree, accounts_by_id: Mapping[AccountId, BudgetAccount], *, carry: bool
+) -> Iterator[str]:
     """Yield each booking and anchor that does not follow from the records of the budgets that were settled together.
 
     Records and bookings are read side by side, one stretch of time after the other, because all of them together may
     not fit into memory. The time line is stopped at each anchor, to compare it, and where each budget was settled last:
     what falls due later is not booked yet.
     """
-    settled = {key: places[tree.chain(key)[-1]].settled_at for key in tree.keys}
+    settled = {key: accounts_by_id[tree.chain(key)[-1]].settled_at for key in tree.keys}
     kept = _anchors(session, tree)
-    booked = _InOrder(bookings.standing_in_order(session, tree.keys))
+    booked = _InOrder(bookings.valid_in_order(session, tree.keys))
     states: dict[AccountId, BudgetState] = {}
     begun = last = EPOCH
     for end, records in timelines.stretches(session, tree.keys, carry=carry):
@@ -172,13 +175,13 @@ def _bookings(session: Session, tree: Tree, places: Mapping[AccountId, BudgetAcc
                 postings[key] += mine if at <= max(settled[key], begun) else []
             for key, anchor in kept.pop(at, ()):
                 if states[key] != anchor:
-                    yield f"{_where(places[key])}: the anchor at {at} is not what the records give"
+                    yield f"{_where(accounts_by_id[key])}: the anchor at {at} is not what the records give"
         found = booked.up_to(end)
         for key in sorted(tree.keys):
-            yield from _compared(found[key], postings[key], places[key])
+            yield from _compared(found[key], postings[key], accounts_by_id[key])
     for at, anchors in kept.items():
         for key, _ in anchors:
-            yield f"{_where(places[key])}: the anchor at {at} is older than all records"
+            yield f"{_where(accounts_by_id[key])}: the anchor at {at} is older than all records"
 
 
 def _anchors(session: Session, tree: Tree) -> dict[Instant, list[tuple[AccountId, BudgetState]]]:
@@ -212,13 +215,13 @@ def _beginnings(session: Session, forest: Forest) -> Forest:
     return replace(forest, records={key: replace(r, claims=first.get(key, [])) for key, r in forest.records.items()})
 
 
-def _compared(booked: list[Booked], wanted: list[Posting], place: BudgetAccount) -> Iterator[str]:
+def _compared(booked: list[Booked], wanted: list[Posting], account: BudgetAccount) -> Iterator[str]:
     wrong, missing = difference(booked, wanted)
     for one in wrong:
-        yield f"{_where(place)}: transaction {one.transaction} does not follow from the records: {one.posting}"
+        yield f"{_where(account)}: transaction {one.transaction} does not follow from the records: {one.posting}"
     for posting in missing:
-        yield f"{_where(place)}: missing: {posting}"
+        yield f"{_where(account)}: missing: {posting}"
 
 
-def _where(place: BudgetAccount) -> str:
-    return f"{place.kind} {place.name} ({place.uid})"
+def _where(account: BudgetAccount) -> str:
+    return f"{account.kind} {account.name} ({account.uid})"

@@ -16,7 +16,7 @@ from slicekeeper.units import Instant
 from timekeeper.core import rate
 from timekeeper.core.record import AccountId
 from timekeeper.ledger import vanished_pod
-from timekeeper.ledger.account import NamespaceRef, ensure_account
+from timekeeper.ledger.account import AccountRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.settlement import settle_all
 from timekeeper.ledger.vanished_pod import LAST_CONFIRMED
@@ -105,10 +105,10 @@ def _open(
     there = workloads.by_uid(session, {o.pod_uid for o in openings})
     rows, changes = [], []
     for opening in openings:
-        if opening.pod_uid in there:  # told again; its start may have been corrected since
+        if opening.pod_uid in there:  # booked already; its start may have been corrected since
             continue
-        place = NamespaceRef(opening.namespace_uid, opening.namespace, policies[opening.namespace])
-        account = ensure_account(books, session, place, now)
+        ref = AccountRef(opening.namespace_uid, opening.namespace, policies[opening.namespace])
+        account = ensure_account(books, session, ref, now)
         rows.append(_row_of(opening, account.id, now))
         changes.append((account.id, opening.start))
     workloads.add(session, rows)

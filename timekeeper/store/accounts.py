@@ -30,7 +30,7 @@ _COLUMNS = (
 )
 """In the order of BudgetAccount's fields."""
 
-# Made once: every decision executes them, and making them again took much of its processor time.
+# Made once: every decision executes them, and making them took much of its CPU time.
 _BY_UID: Final = select(*_COLUMNS).where(Namespace.cluster == bindparam("cluster"), Namespace.uid == bindparam("uid"))
 _NEWEST_OF_NAME: Final = (
     select(*_COLUMNS)
@@ -44,7 +44,7 @@ _NEWEST_OF_NAME: Final = (
 
 @dataclass(frozen=True)
 class BudgetAccount:
-    """A namespace that has an account, or a team or an organisation."""
+    """The budget account of a namespace, a team or an organisation."""
 
     id: AccountId
     uid: str
@@ -66,19 +66,19 @@ def parent_uid(name: str) -> str:
 
 
 def find(session: Session, cluster: str, uid: str) -> BudgetAccount | None:
-    """Return a namespace by its UID."""
+    """Return the account with a UID (of a namespace, or `parent_uid`)."""
     row = session.execute(_BY_UID, {"cluster": cluster, "uid": uid}).one_or_none()
     return BudgetAccount(*row) if row else None
 
 
 def find_name(session: Session, cluster: str, name: str) -> BudgetAccount | None:
-    """Return the newest namespace of a name; older ones were deleted."""
+    """Return the account of the newest namespace with a name; older ones were deleted."""
     row = session.execute(_NEWEST_OF_NAME, {"cluster": cluster, "name": name}).one_or_none()
     return BudgetAccount(*row) if row else None
 
 
 def require_name(session: Session, cluster: str, name: str) -> BudgetAccount:
-    """Return the newest namespace of a name.
+    """Return the account of the newest namespace with a name.
 
     Raises Unknown if it has no account.
     """
@@ -89,7 +89,7 @@ def require_name(session: Session, cluster: str, name: str) -> BudgetAccount:
 
 
 def require_parent(session: Session, cluster: str, name: str) -> BudgetAccount:
-    """Return a team or an organisation.
+    """Return the account of a team or an organisation.
 
     Raises Unknown if there is none of that name.
     """
@@ -100,32 +100,32 @@ def require_parent(session: Session, cluster: str, name: str) -> BudgetAccount:
 
 
 def newest(session: Session, cluster: str) -> list[BudgetAccount]:
-    """Return the newest namespace of each name, in the order of names."""
+    """Return the account of the newest namespace with each name, by name."""
     latest = select(func.max(Namespace.id)).where(Namespace.cluster == cluster, Namespace.kind == "namespace")
     latest = latest.group_by(Namespace.name)
     query = select(*_COLUMNS).where(Namespace.id.in_(latest)).order_by(Namespace.name)
     return [BudgetAccount(*row) for row in session.execute(query)]
 
 
-def accounts(session: Session, cluster: str, after: tuple[str, int], limit: int) -> list[BudgetAccount]:
-    """Return all namespaces that ever had an account, by name and age, beginning after a position."""
+def page(session: Session, cluster: str, after: tuple[str, int], limit: int) -> list[BudgetAccount]:
+    """Return the accounts of all namespaces, deleted ones too, by name and id, from after a name and id on."""
     query = select(*_COLUMNS).where(Namespace.cluster == cluster, Namespace.kind == "namespace")
     query = query.where(tuple_(Namespace.name, Namespace.id) > tuple_(literal(after[0]), literal(after[1])))
     return [BudgetAccount(*row) for row in session.execute(query.order_by(Namespace.name, Namespace.id).limit(limit))]
 
 
 def parents(session: Session, cluster: str, after: str, limit: int | None) -> list[BudgetAccount]:
-    """Return a cluster's teams and organisations, in the order of names."""
+    """Return the accounts of a cluster's teams and organisations, by name, from after a name on."""
     query = select(*_COLUMNS).where(Namespace.cluster == cluster, Namespace.kind != "namespace", Namespace.name > after)
     return [BudgetAccount(*row) for row in session.execute(query.order_by(Namespace.name).limit(limit))]
 
 
 def named(session: Session, ids: Collection[AccountId]) -> dict[AccountId, BudgetAccount]:
-    """Return namespaces, teams and organisations by id."""
+    """Return accounts by id."""
     return {row.id: BudgetAccount(*row) for row in session.execute(select(*_COLUMNS).where(Namespace.id.in_(ids)))}
 
 
-def everyone(session: Session) -> list[BudgetAccount]:
+def all_accounts(session: Session) -> list[BudgetAccount]:
     """Return all accounts, including those of deleted namespaces."""
     return [BudgetAccount(*row) for row in session.execute(select(*_COLUMNS).order_by(Namespace.id))]
 
@@ -147,7 +147,7 @@ def open_account(
     kind: HolderKind = "namespace",
     actor: str = "policy",
 ) -> BudgetAccount:
-    """Create a namespace's accounts, with the policy's rule from the start of time; or a parent's, with its own."""
+    """Open the account of a namespace, with the policy's rule, or of a team or an organisation, with its own."""
     values = {"cluster": cluster, "uid": uid, "name": name, "opened_at": now, "settled_at": now, "version": 1}
     values["kind"] = kind
     key = session.execute(insert(Namespace).values(values).returning(Namespace.id)).scalar_one()
@@ -172,12 +172,12 @@ def touch(session: Session, key: AccountId) -> None:
     session.execute(update(Namespace).where(Namespace.id == key).values(version=Namespace.version + 1))
 
 
-def settled(session: Session, key: AccountId, at: Instant) -> None:
+def mark_settled(session: Session, key: AccountId, at: Instant) -> None:
     """Record up to when the accounts below a root are settled."""
     session.execute(update(Namespace).where(Namespace.id == key).values(settled_at=at))
 
 
-def settled_at_most(session: Session, keys: Collection[AccountId], at: Instant) -> None:
+def limit_settled(session: Session, keys: Collection[AccountId], at: Instant) -> None:
     """Record that roots and the accounts now below them are settled up to an instant at most."""
     ahead = update(Namespace).where(Namespace.id.in_(keys), Namespace.settled_at > at)
     session.execute(ahead.values(settled_at=at))

@@ -139,7 +139,7 @@ def _done(session: Session) -> Iterator[_Act]:
     )
     for query, act_of in steps:
         for row in session.execute(query.execution_options(yield_per=1000)):
-            yield act_of(row[0], _place(row))
+            yield act_of(row[0], _account_of(row))
     for rate in session.scalars(select(Rate).where(Rate.source == "rest")):
         text = str(rate.numerator) if rate.denominator == 1 else f"{rate.numerator}/{rate.denominator}"
         yield f"rate {rate.id}", ("rate", rate.model, text, rate.effective_at)
@@ -147,6 +147,6 @@ def _done(session: Session) -> Iterator[_Act]:
         yield f"debt rule of {debt.effective_at}", ("debt", debt.cluster, debt.debt, debt.effective_at)
 
 
-def _place(row: Row[Any]) -> tuple[str, str]:
+def _account_of(row: Row[Any]) -> tuple[str, str]:
     """Return the cluster and the display name of the account that has the record."""
     return row.cluster, row.name if row.kind == "namespace" else f"{row.kind} {row.name}"

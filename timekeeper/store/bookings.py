@@ -22,7 +22,7 @@ REVERSAL = "reversal"
 
 
 def due_at(table: type[Transaction] = Transaction) -> ColumnElement[Instant]:
-    """Return when a transaction would be effective had everything been known in time; a correction is later."""
+    """Return when a transaction would be effective if everything had been known in time; a correction is later."""
     return func.coalesce(table.corrects_at, table.effective_at)
 
 
@@ -33,11 +33,9 @@ def _effect(due: Instant, floor: Instant, now: Instant) -> dict[str, Instant | N
     return {"effective_at": max(now, Instant(floor + 1)), "corrects_at": due}
 
 
-def standing(
-    session: Session, namespace: AccountId, after: Instant | None, until: Instant | None = None
-) -> list[Booked]:
-    """Return the postings, without reversed ones, that are due after an instant (None: ever) and up to another."""
-    query = _standing().where(Transaction.namespace_id == namespace)
+def valid(session: Session, namespace: AccountId, after: Instant | None, until: Instant | None = None) -> list[Booked]:
+    """Return the postings that were not reversed and are due after an instant (None: all), up to another."""
+    query = _valid().where(Transaction.namespace_id == namespace)
     if after is not None:
         # Only the first condition has an index; a correction is effective after what it corrects.
         query = query.where(Transaction.effective_at > after, due_at() > after)
@@ -46,14 +44,14 @@ def standing(
     return [_booked(row) for row in session.execute(query)]
 
 
-def standing_in_order(session: Session, keys: Collection[AccountId]) -> Iterator[tuple[AccountId, Booked]]:
-    """Yield some budgets' postings, without reversed ones, by when they fall due; never all in memory."""
-    query = _standing().where(Transaction.namespace_id.in_(keys)).order_by(due_at())
+def valid_in_order(session: Session, keys: Collection[AccountId]) -> Iterator[tuple[AccountId, Booked]]:
+    """Yield some budgets' postings that were not reversed, by when they are due; never all are in memory."""
+    query = _valid().where(Transaction.namespace_id.in_(keys)).order_by(due_at())
     for row in session.execute(query.execution_options(yield_per=1000)):
         yield row.namespace_id, _booked(row)
 
 
-def _standing() -> Select[*tuple[Any, ...]]:
+def _valid() -> Select[*tuple[Any, ...]]:
     undo = aliased(Transaction)
     return select(
         Transaction.id,

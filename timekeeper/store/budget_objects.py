@@ -15,7 +15,7 @@ from timekeeper.store.db.models import BudgetObject
 
 
 @dataclass(frozen=True)
-class Kept:
+class AcceptedObject:
     """The newest accepted state of an object that defines a budget."""
 
     uid: str
@@ -28,21 +28,21 @@ class Kept:
     """When its deletion became known: since then it keeps nothing."""
 
 
-def last(session: Session, keys: Collection[AccountId]) -> dict[AccountId, Kept]:
+def last(session: Session, keys: Collection[AccountId]) -> dict[AccountId, AcceptedObject]:
     """Return the objects that were the last to keep some budgets, whether they still do or not."""
     query = select(BudgetObject).where(BudgetObject.namespace_id.in_(keys))
     rows = session.scalars(query.execution_options(populate_existing=True))
-    return {row.namespace_id: _kept(row) for row in rows}
+    return {row.namespace_id: _accepted(row) for row in rows}
 
 
-def put(session: Session, key: AccountId, kept: Kept) -> None:
+def put(session: Session, key: AccountId, state: AcceptedObject) -> None:
     """Record the accepted state of an object that defines a budget."""
     values = {
-        "uid": kept.uid,
-        "created_at": kept.created,
-        "generation": kept.generation,
-        "parent": kept.parent,
-        "released_at": kept.released,
+        "uid": state.uid,
+        "created_at": state.created,
+        "generation": state.generation,
+        "parent": state.parent,
+        "released_at": state.released,
     }
     if session.get(BudgetObject, key) is None:
         session.execute(insert(BudgetObject).values(namespace_id=key, **values))
@@ -50,5 +50,5 @@ def put(session: Session, key: AccountId, kept: Kept) -> None:
         session.execute(update(BudgetObject).where(BudgetObject.namespace_id == key).values(**values))
 
 
-def _kept(row: BudgetObject) -> Kept:
-    return Kept(row.uid, row.created_at, row.generation, row.parent, row.released_at)
+def _accepted(row: BudgetObject) -> AcceptedObject:
+    return AcceptedObject(row.uid, row.created_at, row.generation, row.parent, row.released_at)

@@ -74,7 +74,7 @@ def add_rule(
 
 
 def rules(session: Session, namespace: AccountId) -> list[RuleRow]:
-    """Return a namespace's rules in the order in which they apply, which is that of writing: the last is in force."""
+    """Return a budget's rules in the order in which they apply and were written: the last is in force."""
     query = select(BudgetRule).where(BudgetRule.namespace_id == namespace)
     return _ruling(session.scalars(query.order_by(BudgetRule.id)).all())
 

@@ -15,7 +15,7 @@ from timekeeper.store.db.models import DebtRule, Namespace
 
 
 def of_cluster(session: Session, cluster: str) -> list[Debt]:
-    """Return a cluster's rules, oldest first; none: what the setting says holds from the start of time."""
+    """Return a cluster's rules, oldest first; if there are none, the setting applies from the start of time."""
     return _read(session, cluster)
 
 
@@ -41,5 +41,5 @@ def drop(session: Session, cluster: str, after: Instant) -> None:
 
 
 def word(carry: bool) -> str:
-    """Return what the setting says for it."""
+    """Return the value of the setting for a rule."""
     return "carry" if carry else "forgive"

@@ -20,20 +20,20 @@ from timekeeper.core.record import AccountId, Link
 from timekeeper.store.db.models import Membership, Namespace
 
 _LATER = aliased(Membership)
-HOLDS: Final = (
+APPLIES: Final = (
     ~select(_LATER.id)
     .where(
         _LATER.child_id == Membership.child_id, _LATER.id > Membership.id, _LATER.effective_at < Membership.effective_at
     )
     .exists()
 )
-"""Of a membership: whether no later one has taken its place before it began."""
+"""Condition on a membership: no later one replaced it before it began."""
 
-# Made once: every decision executes it, and making it again took much of its processor time.
+# Made once: every decision executes it, and making it took much of its CPU time.
 _IN_CLUSTER: Final = (
     select(Membership.child_id, Membership.parent_id, Membership.effective_at)
     .join(Namespace, Namespace.id == Membership.child_id)
-    .where(Namespace.cluster == bindparam("cluster"), HOLDS)
+    .where(Namespace.cluster == bindparam("cluster"), APPLIES)
     .order_by(Membership.effective_at, Membership.id)
 )
 
@@ -60,7 +60,7 @@ def _links(session: Session, keys: Collection[AccountId], after: Instant | None)
     """Return the links of budgets, up and down, that were in force at any time after an instant."""
     some = select(Membership.child_id).where(or_(Membership.child_id.in_(keys), Membership.parent_id.in_(keys)))
     query = select(Membership.id, Membership.child_id, Membership.parent_id, Membership.effective_at)
-    query = query.where(Membership.child_id.in_(some), HOLDS)
+    query = query.where(Membership.child_id.in_(some), APPLIES)
     rows = session.execute(query.order_by(Membership.effective_at, Membership.id))
     histories: dict[AccountId, list[tuple[int, Link]]] = {}
     for key, child, parent, since in rows:

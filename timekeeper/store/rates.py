@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rates of GPU models over time, from the settings or set by hand.
 
-A rate that is set to apply immediately replaces all earlier written ones of this kind that would begin after it: a rate
-that was written with a clock far ahead of all others never begins if another one was written since. A rate that was set
-for a given instant stays.
+A rate that is set to apply immediately replaces all rates of this kind that were written before it and would begin
+after it: a rate that was written with a clock far ahead of all others never begins if another one was written since. A
+rate that was set for a given instant stays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from timekeeper.store.db.models import Rate, WorkloadRow
 Source = Literal["settings", "rest"]
 
 _LATER = aliased(Rate)
-_HOLDS: Final = Rate.booked_at.is_distinct_from(Rate.effective_at) | ~(
+_APPLIES: Final = Rate.booked_at.is_distinct_from(Rate.effective_at) | ~(
     select(_LATER.id)
     .where(
         _LATER.model == Rate.model,
@@ -39,7 +39,7 @@ _HOLDS: Final = Rate.booked_at.is_distinct_from(Rate.effective_at) | ~(
 
 def read(session: Session) -> RateBook:
     """Return all rates that ever apply."""
-    rows = session.execute(select(Rate.model, Rate.effective_at, Rate.numerator, Rate.denominator).where(_HOLDS))
+    rows = session.execute(select(Rate.model, Rate.effective_at, Rate.numerator, Rate.denominator).where(_APPLIES))
     return RateBook([(model, since, Fraction(num, den)) for model, since, num, den in rows])
 
 
@@ -112,6 +112,6 @@ def changed_settings(session: Session, wanted: Mapping[str, Fraction]) -> dict[s
     return {model: rate for model, rate in now.items() if before.get(model, ONE) != rate}
 
 
-def none_counted(session: Session) -> bool:
+def is_new_ledger(session: Session) -> bool:
     """Whether no pod was ever charged and no rate was ever set."""
     return all(session.execute(select(column).limit(1)).first() is None for column in (Rate.id, WorkloadRow.pod_uid))

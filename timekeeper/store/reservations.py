@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, case, select, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
-from timekeeper.core.coverage import Aside, planned
+from timekeeper.core.coverage import ReservedTime, planned
 from timekeeper.core.rate import RateBook
 from timekeeper.core.record import AccountId
 from timekeeper.store import rates
@@ -70,7 +70,7 @@ def release(session: Session, key: int, now: Instant) -> None:
 # What is set aside
 
 
-def asides(session: Session, at: Instant, namespaces: Collection[AccountId] | None = None) -> list[Aside]:
+def reserved(session: Session, at: Instant, namespaces: Collection[AccountId] | None = None) -> list[ReservedTime]:
     """Return what is set aside in all namespaces, or in some.
 
     A pod that is not bound yet counts as if it were bound at `at`.
@@ -85,22 +85,24 @@ def left(session: Session, rows: Sequence[ReservationRow], at: Instant) -> dict[
     return {row.id: found[row.id].rest(at) if row.id in found else NO_TIME for row in rows}
 
 
-def _open(session: Session, at: Instant, *conditions: ColumnElement[bool]) -> dict[int, Aside]:
+def _open(session: Session, at: Instant, *conditions: ColumnElement[bool]) -> dict[int, ReservedTime]:
     """Return the open reservations that meet conditions, by id, without those of pods that have ended."""
     query = select(ReservationRow, WorkloadRow.started_at, WorkloadRow.shares)
     query = query.outerjoin(WorkloadRow, WorkloadRow.pod_uid == ReservationRow.pod_uid)
     query = query.where(ReservationRow.ended_at.is_(None), WorkloadRow.ended_at.is_(None), *conditions)
     rows = session.execute(query).all()
     book = rates.read(session) if rows else RateBook([])
-    return {row.id: _aside(row, started, shares, book, at) for row, started, shares in rows}
+    return {row.id: _reserved_time(row, started, shares, book, at) for row, started, shares in rows}
 
 
-def _aside(row: ReservationRow, started: Instant | None, shares: str | None, book: RateBook, at: Instant) -> Aside:
+def _reserved_time(
+    row: ReservationRow, started: Instant | None, shares: str | None, book: RateBook, at: Instant
+) -> ReservedTime:
     if row.expires_at is not None:
-        return Aside(row.namespace_id, row.amount_ms, until=row.expires_at)
+        return ReservedTime(row.namespace_id, row.amount_ms, until=row.expires_at)
     if started is None or shares is None:
         return planned(str(row.id), row.namespace_id, row.amount_ms, row.span_ms, at)
     claim = book.claim(str(row.id), started, Instant(started + max(row.span_ms, 1)), shares)
     needed = GpuMilliseconds(claim.gross(Instant(started + row.span_ms)))
     # On the GPU that it got, a pod may need less than on the most expensive one that it could have got.
-    return Aside(row.namespace_id, min(row.amount_ms, needed), claim)
+    return ReservedTime(row.namespace_id, min(row.amount_ms, needed), claim)

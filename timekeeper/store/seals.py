@@ -81,19 +81,19 @@ def _moved(session: Session, namespace: AccountId, after: Instant, at: Instant) 
     return {kind: GpuMilliseconds(int(total)) for kind, total in session.execute(query)}
 
 
-def broken(session: Session, place: BudgetAccount) -> Iterator[str]:
+def broken(session: Session, account: BudgetAccount) -> Iterator[str]:
     """Yield what has changed in a namespace's sealed periods since they were sealed."""
-    where = f"namespace {place.name} ({place.uid})"
+    where = f"{account.kind} {account.name} ({account.uid})"
     after, sums = EPOCH, Counter[str]()
-    for seal in session.scalars(select(Seal).where(Seal.namespace_id == place.id).order_by(Seal.until)):
-        last, count = _booked(session, place.id, after, seal.until)
-        sums.update(_moved(session, place.id, after, seal.until))
+    for seal in session.scalars(select(Seal).where(Seal.namespace_id == account.id).order_by(Seal.until)):
+        last, count = _booked(session, account.id, after, seal.until)
+        sums.update(_moved(session, account.id, after, seal.until))
         sealed = msgspec.json.decode(seal.balances, type=dict[str, GpuMilliseconds])
         if (last, count) != (seal.last_txn, seal.transactions):
             yield f"{where}: what was sealed up to {seal.until} has {count} transactions, not {seal.transactions}"
         elif {k: v for k, v in sums.items() if v} != {k: v for k, v in sealed.items() if v}:
             yield f"{where}: what was sealed up to {seal.until} amounts to {dict(sums)}, not to {sealed}"
         after = seal.until
-    _, stray = _booked(session, place.id, after, place.sealed_until)
+    _, stray = _booked(session, account.id, after, account.sealed_until)
     if stray:
-        yield f"{where}: {stray} transactions were booked into what is sealed up to {place.sealed_until}"
+        yield f"{where}: {stray} transactions were booked into what is sealed up to {account.sealed_until}"

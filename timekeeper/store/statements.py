@@ -61,7 +61,7 @@ def totals(session: Session, namespace: AccountId, spans: Sequence[tuple[Instant
         return found
     rows = [(index, start, end) for index, (start, end) in enumerate(spans)]
     columns = (column("index", Integer), column("start", BigInteger), column("until", BigInteger))
-    span = values(*columns).data(rows).cte("span")  # only so does SQLite name a list's columns
+    span = values(*columns).data(rows).cte("span")  # SQLite names the columns of VALUES only in a CTE
     corrects = Transaction.corrects_at.is_not(None)
     query = (
         select(span.c.index, _kind, corrects, func.count(), func.sum(Transaction.amount_ms))

@@ -34,7 +34,7 @@ _GIFTS = """SELECT valid_from, COALESCE(valid_to, 4611686018427387904), amount_m
 _MOVED = "SELECT due, kind, subject, amount_ms FROM valid WHERE namespace_id = :key AND kind <> 'expiry'"
 
 
-def opinion(session: Session) -> Iterator[str]:
+def findings(session: Session) -> Iterator[str]:
     """Yield what cannot be right, such as a period charged beyond its amount, rollover, grants and credit."""
     for finding, query in _WRONG.items():
         yield from (finding.format(key) for (key,) in session.execute(text(_BOOKED + query)))
@@ -43,12 +43,14 @@ def opinion(session: Session) -> Iterator[str]:
 
 
 def _of_budget(session: Session, key: int) -> Iterator[str]:
+    """Yield the periods whose charges exceed amount, rollover and credit by more than their grants can pay."""
     rules, gifts, moved = (session.execute(text(_BOOKED + q), {"key": key}).all() for q in (_RULES, _GIFTS, _MOVED))
     periods = [(due, of[7:]) for due, kind, of, _ in moved if kind == "allowance" and of.startswith("period:")]
     begun = {max(int(of) if of.isdigit() else 0, *(r[0] for r in rules if r[0] <= due), 0) for due, of in periods}
     starts, sums, lent = [-1, *sorted(begun), 2**62], Counter[tuple[str, int]](), 0
     for due, kind, _, amount in moved:  # a charge ends with a period, a refund begins with one
         sums[kind, (bisect_left if kind == "charge" else bisect_right)(starts, due)] += amount
+    # `own` may be spent without grants, `more` is what grants must have paid, and `lent` what they paid before.
     for number, (start, end) in enumerate(pairwise(starts), 1):
         held = [rule for rule in rules if rule[0] < end and start <= rule[1]] or rules[:1]
         own = max(rule[3] for rule in held) + max(rule[2] for rule in held) + sums["refund", number]

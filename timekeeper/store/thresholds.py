@@ -20,7 +20,7 @@ def announced(session: Session, namespace: AccountId, period: Instant) -> set[in
 
 
 def note(session: Session, namespace: AccountId, period: Instant, percents: Collection[int], now: Instant) -> None:
-    """Note that thresholds were announced. A process that does the same at once loses, and reads what is there."""
+    """Record that thresholds were announced. If two processes do this at once, one fails, and reads them again."""
     if percents:
         rows = [
             {"namespace_id": namespace, "period_start": period, "percent": percent, "told_at": now}

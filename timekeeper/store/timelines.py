@@ -23,19 +23,19 @@ from timekeeper.store.db.models import Anchor, BudgetGrant, BudgetRule, Membersh
 _STRETCH: Final = 10_000
 """Minimum number of pods that begin in a stretch."""
 
-_COMES: Final[dict[str, PostingKind]] = {
+_KIND_IN: Final[dict[str, PostingKind]] = {
     "grant": "allowance",
     "refund": "refund",
     "adjustment": "allowance",
     "transfer": "transfer-in",
 }
-"""How a movement into a budget is posted, by its kind; `_GOES`: a movement out of it."""
+"""The kind of posting for each kind of movement into a budget; `_KIND_OUT` is for movements out of one."""
 
-_GOES: Final[dict[str, PostingKind]] = {"adjustment": "withdrawal", "transfer": "transfer-out"}
+_KIND_OUT: Final[dict[str, PostingKind]] = {"adjustment": "withdrawal", "transfer": "transfer-out"}
 
 _DAY_MS: Final = 86_400_000
 _DAYS: Final = 40
-"""For so long, one anchor a day is kept; then one a month (30 days)."""
+"""One anchor a day is kept for this many days, then one a month (30 days)."""
 
 
 def records(
@@ -45,7 +45,8 @@ def records(
 
     The budgets belong to one cluster. `carry` is whether time over budget is owed if the ledger has no rule for it.
     """
-    begun = WorkloadRow.started_at + 0  # so the index of the end is used; that of the start would read all earlier pods
+    # `+ 0` keeps databases from using the index of the start, which would read all earlier pods.
+    begun = WorkloadRow.started_at + 0
     query = _claims(keys).order_by(begun, WorkloadRow.pod_uid)
     if after is not None:
         query = query.where(or_(WorkloadRow.ended_at.is_(None), WorkloadRow.ended_at > after))
@@ -116,11 +117,11 @@ def _without_claims(
         if not amount:
             continue
         if amount > 0:
-            grant = GrantRecord(name, amount, row.valid_from, row.valid_to, _COMES[row.kind], row.priority)
+            grant = GrantRecord(name, amount, row.valid_from, row.valid_to, _KIND_IN[row.kind], row.priority)
             grants[row.namespace_id].append(grant)
         else:
             withdrawals[row.namespace_id].append(
-                Withdrawal(name, GpuMilliseconds(-amount), row.valid_from, _GOES[row.kind])
+                Withdrawal(name, GpuMilliseconds(-amount), row.valid_from, _KIND_OUT[row.kind])
             )
     owed = debts.of_budgets(session, keys) or [Debt(EPOCH, carry)]
     opened = _openings(session, keys)
@@ -150,8 +151,8 @@ def anchor_before(session: Session, keys: Collection[AccountId], at: Instant | N
     query = select(Anchor.at, func.count()).where(Anchor.namespace_id.in_(keys))
     if at is not None:
         query = query.where(Anchor.at < at)
-    # Usually the newest anchor has all budgets. Only if it lacks some does it matter whether these had begun by then,
-    # which takes several statements to find out.
+    # Usually the newest anchor has all budgets. If it lacks some, it matters whether these had begun by then, and that
+    # takes several statements to find out.
     births: dict[AccountId, Instant] | None = None
     for found, count in session.execute(query.group_by(Anchor.at).order_by(Anchor.at.desc())).all():
         if count < len(keys):
@@ -175,8 +176,8 @@ def _births(session: Session, keys: Collection[AccountId]) -> dict[AccountId, In
             BudgetGrant.valid_from,
             BudgetGrant.namespace_id.in_(keys) & BudgetGrant.withdrawn_at.is_(None),
         ),
-        (Membership.child_id, Membership.effective_at, Membership.child_id.in_(keys) & memberships.HOLDS),
-        (Membership.parent_id, Membership.effective_at, Membership.parent_id.in_(keys) & memberships.HOLDS),
+        (Membership.child_id, Membership.effective_at, Membership.child_id.in_(keys) & memberships.APPLIES),
+        (Membership.parent_id, Membership.effective_at, Membership.parent_id.in_(keys) & memberships.APPLIES),
         (
             BudgetRule.namespace_id,
             BudgetRule.effective_at,

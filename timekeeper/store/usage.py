@@ -259,8 +259,8 @@ def forget_hours(session: Session, before: Instant, limit: int) -> int:
     return int(session.execute(delete(UsageHour).where(tuple_(*key).in_(old))).rowcount)  # type: ignore[attr-defined]
 
 
-def turn_partitions(session: Session, now: Instant, before: Instant) -> None:
-    """On PostgreSQL, drop the months before an instant, and create partitions for this month and the next.
+def rotate_partitions(session: Session, now: Instant, before: Instant) -> None:
+    """On PostgreSQL, drop the partitions of months before an instant, and create those of this month and the next.
 
     All other rows are in the partition `usage_hour_rest`; if it already has rows of a month, that month stays there.
     Any number of processes may do this at once.
@@ -271,8 +271,8 @@ def turn_partitions(session: Session, now: Instant, before: Instant) -> None:
     missing = [month for month in _months(now) if month[0] not in there and not _holds(session, month[1], month[2])]
     old = [name for name in there if _ends_before(name, before)]
     if missing or old:
-        # One process at a time from here on. The snapshot, from which the catalogue is read, may be older than what
-        # another process has just done: so each statement accepts that its table exists, or is gone, already.
+        # One process at a time from here on. Our snapshot of the catalogue may be older than what another process has
+        # just done, so each statement accepts that its table already exists, or no longer does.
         session.execute(text("LOCK TABLE usage_hour IN SHARE UPDATE EXCLUSIVE MODE"))
     for name, start, end in missing:
         try:

@@ -63,7 +63,7 @@ def ended_after(session: Session, cluster: str, at: Instant) -> list[WorkloadRow
     return list(session.scalars(query.order_by(WorkloadRow.pod_uid)))
 
 
-def hold_end(session: Session, workload: WorkloadRow, latest: Instant) -> None:
+def limit_end(session: Session, workload: WorkloadRow, latest: Instant) -> None:
     """End a workload at an instant, or when it began if that is later, and flag it for clocks that differed."""
     flags = {*filter(None, workload.flags.split(",")), "clock-skew"}
     end = max(latest, workload.started_at)
@@ -82,7 +82,7 @@ def heard(session: Session, uid: str, now: Instant) -> None:
     session.execute(update(WorkloadRow).where(WorkloadRow.pod_uid == uid).values(heard_at=now))
 
 
-def open_ones(session: Session, cluster: str) -> dict[str, tuple[str, str]]:
+def open_intervals(session: Session, cluster: str) -> dict[str, tuple[str, str]]:
     """Return the pods of a cluster whose interval is open: namespace and name by UID."""
     query = select(WorkloadRow.pod_uid, Namespace.name, WorkloadRow.pod_name).join(
         Namespace, Namespace.id == WorkloadRow.namespace_id

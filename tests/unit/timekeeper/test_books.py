@@ -27,7 +27,7 @@ from timekeeper.core.charge import Claim
 from timekeeper.core.record import Forest, Posting, Records, Rule
 from timekeeper.core.refusal import KeyReused, VersionMismatch
 from timekeeper.ledger import movement, settlement, workload
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import follow_policy, set_budget
 from timekeeper.ledger.budget_rule import version_of
@@ -58,11 +58,11 @@ def books(database_url: str) -> Iterator[Books]:
         yield made
 
 
-def standing(books: Books, name: str = "team") -> list[Posting]:
+def valid_postings(books: Books, name: str = "team") -> list[Posting]:
     with books.database.reading() as session:
         known = accounts.find_name(session, books.cluster, name)
         assert known is not None
-        return sorted(b.posting for b in bookings.standing(session, known.id, None))
+        return sorted(b.posting for b in bookings.valid(session, known.id, None))
 
 
 def apply(books: Books, openings: list[Opening], closings: list[Closing], now: int) -> None:
@@ -95,7 +95,7 @@ def test_late_repeated_and_reordered_knowledge_ends_in_the_same_ledger(
             apply(
                 books, [opening("last", T0 + 200_000, HALF)], [Closing("last", T0 + 200_001, "finished")], T0 + 900_000
             )
-            found = standing(books)
+            found = valid_postings(books)
             report = verify(books.database.engine, carry=False)
     claims = [
         Claim(uid, one.start, closings[uid].end, *one.shares[""].as_integer_ratio()) for uid, one in openings.items()
@@ -155,12 +155,12 @@ def test_a_pod_that_ended_before_others_were_charged_takes_back_what_they_were_c
     one = Fraction(1)
     workload.apply(books, [opening("a", T0, one), opening("b", T0, one)], [], policy, T0)
     workload.apply(books, [], [Closing("a", T0 + 10_000, "finished")], policy, T0 + 10_000)
-    over = [p for p in standing(books) if p.kind == "over-budget"]
+    over = [p for p in valid_postings(books) if p.kind == "over-budget"]
     assert [(p.key, p.amount) for p in over] == [("a", 5_000)]
     # b had ended long before, which nobody knew: a was within the budget for nine seconds.
     workload.apply(books, [], [Closing("b", T0 + 1_000, "finished")], policy, T0 + 20_000)
     amounts: Counter[tuple[str, str]] = Counter()
-    for posting in standing(books):
+    for posting in valid_postings(books):
         amounts[posting.kind, posting.key] += posting.amount
     assert amounts["charge", "a"] == 9_000
     assert amounts["over-budget", "a"] == 1_000
@@ -171,15 +171,15 @@ def test_a_pod_that_ended_before_others_were_charged_takes_back_what_they_were_c
 def test_a_grant_is_booked_once_and_its_key_is_for_that_grant_alone(books: Books) -> None:
     def grant(amount: int, now: int) -> bool:
         order = Order(amount, "why", "k", str(amount).encode(), "me", now)
-        return movement.grant(books, NamespaceRef("uid-team", "team", POLICY), order, valid_from=now, valid_to=None)
+        return movement.grant(books, AccountRef("uid-team", "team", POLICY), order, valid_from=now, valid_to=None)
 
     assert grant(5_000, T0)
     assert not grant(5_000, T0 + 1)
     with pytest.raises(KeyReused):
         grant(6_000, T0 + 2)
-    position = books.position("team")
-    assert position is not None
-    assert position.at(T0 + 10).balance == 25_000
+    standing = books.standing("team")
+    assert standing is not None
+    assert standing.at(T0 + 10).balance == 25_000
 
 
 @pytest.mark.parametrize("ahead", [1, 3_600_000])
@@ -195,18 +195,18 @@ def test_a_budget_of_its_own_holds_from_then_on_and_stale_versions_are_refused(b
     tag = version_of(before.rule)
     set_budget(
         books,
-        NamespaceRef("uid-team", "team", POLICY),
+        AccountRef("uid-team", "team", POLICY),
         Rule(T0 + 5_000, 8_000, "hour", "UTC"),
         actor="me",
         if_match=frozenset({tag}),
     )
-    position = books.require("team")
-    assert position.at(T0 + 5_000).balance == 3_000
-    assert position.run_out(T0 + 5_000) == T0 + 8_000
+    standing = books.require("team")
+    assert standing.at(T0 + 5_000).balance == 3_000
+    assert standing.run_out(T0 + 5_000) == T0 + 8_000
     with pytest.raises(VersionMismatch):
         set_budget(
             books,
-            NamespaceRef("uid-team", "team", POLICY),
+            AccountRef("uid-team", "team", POLICY),
             Rule(T0 + 6_000, 1, "hour", "UTC"),
             actor="me",
             if_match=frozenset({tag}),
@@ -216,7 +216,7 @@ def test_a_budget_of_its_own_holds_from_then_on_and_stale_versions_are_refused(b
 def test_a_changed_policy_holds_from_then_on_but_not_for_a_budget_of_its_own(books: Books) -> None:
     apply(books, [opening("a", T0, Fraction(1)), opening("b", T0, Fraction(1), "mine")], [], T0)
     set_budget(
-        books, NamespaceRef("uid-mine", "mine", POLICY), Rule(T0 + 1, 7_000, "hour", "UTC"), actor="me", if_match=None
+        books, AccountRef("uid-mine", "mine", POLICY), Rule(T0 + 1, 7_000, "hour", "UTC"), actor="me", if_match=None
     )
     changed = NamespacePolicy(budget=BudgetPolicy(amount="30s", period="hour"))
     follow_policy(books, {"team": changed, "mine": changed}, T0 + 10_000)

@@ -86,7 +86,7 @@ class Stage(controller_stage.Stage):
         with self.books.database.reading() as session:
             rows = list(session.scalars(select(WorkloadRow)))
             return {row.pod_name: (row.started_at, row.ended_at, row.flags, row.gpus, row.holders) for row in rows} | {
-                "charged": {p.account.name: p.at(self.clock.now_ms()).balance for p in self.books.positions()}
+                "charged": {p.account.name: p.at(self.clock.now_ms()).balance for p in self.books.standings()}
             }
 
 
@@ -181,8 +181,8 @@ def test_a_namespace_and_a_node_that_are_gone_are_charged_all_the_same(stage: St
         row = workloads.by_uid(session, [pod["metadata"]["uid"]])[pod["metadata"]["uid"]]
     assert stage.controller.namespaces.uid("team") != uid
     assert "gpu-unknown" not in row.flags
-    [position] = [p for p in stage.books.positions() if p.account.uid == uid]
-    assert position.at(stage.clock.now_ms()).balance == 100 * 3_600_000 - 5 * MINUTE
+    [standing] = [p for p in stage.books.standings() if p.account.uid == uid]
+    assert standing.at(stage.clock.now_ms()).balance == 100 * 3_600_000 - 5 * MINUTE
     assert stage.records() == []
 
 

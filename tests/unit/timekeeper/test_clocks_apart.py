@@ -19,7 +19,7 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Posting, Rule
 from timekeeper.core.refusal import Conflicting
 from timekeeper.ledger import hierarchy, settlement, workload
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.rate import follow_settings, set_rate
@@ -32,7 +32,7 @@ from timekeeper.store.db.engine import make_engine
 T0 = 1_767_225_600_000
 SECOND, HOUR = 1_000, 3_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="1000h", period="none"))
-TEAM = NamespaceRef("uid-team", "team", POLICY)
+TEAM = AccountRef("uid-team", "team", POLICY)
 aparts = pytest.mark.parametrize("apart", [2 * SECOND, HOUR])
 
 
@@ -48,8 +48,8 @@ def parent(books: Books, name: str, at: int = T0, kind: Any = "team") -> None:
     hierarchy.put_parent(books, name, kind, Rule(at, 10**10, "none", "UTC"), actor="me", if_match=None)
 
 
-def under(books: Books, child: NamespaceRef | str, above: str | None, at: int) -> bool:
-    place = NamespaceRef(accounts.parent_uid(child), child, POLICY) if isinstance(child, str) else child
+def under(books: Books, child: AccountRef | str, above: str | None, at: int) -> bool:
+    place = AccountRef(accounts.parent_uid(child), child, POLICY) if isinstance(child, str) else child
     return hierarchy.put_under(books, place, above, reason="r", actor="me", now=at)
 
 
@@ -60,13 +60,13 @@ def run(books: Books, uid: str, start: int, end: int | None = None, model: str =
 
 def charged(books: Books, name: str) -> int:
     with books.database.reading() as session:
-        places = {place.name: place for place in accounts.everyone(session)}
+        places = {place.name: place for place in accounts.all_accounts(session)}
         return bookings.balances(session, places[name].id)["charged"]
 
 
 def charges(books: Books) -> list[Posting]:
     with books.database.reading() as session:
-        found = [b.posting for p in accounts.everyone(session) for b in bookings.standing(session, p.id, None)]
+        found = [b.posting for p in accounts.all_accounts(session) for b in bookings.valid(session, p.id, None)]
     return sorted(p for p in found if p.kind == "charge")
 
 
@@ -186,9 +186,9 @@ def test_no_ring_of_parents_ever_comes_to_exist(
                     wanted[child] = to
                 settlement.settle(books, [books.require("team").account.id], now + clock)
             now += SECOND
-            for position in [*books.parents(), books.require("team")]:
-                held = [known.name for known in position.above]
-                assert held[:1] == [wanted[position.account.name]][:1] if position.account.name in wanted else not held
+            for standing in [*books.parents(), books.require("team")]:
+                held = [known.name for known in standing.above]
+                assert held[:1] == [wanted[standing.account.name]][:1] if standing.account.name in wanted else not held
             never_a_ring(books)
             workload.apply(books, [], [Closing("pod", now + 3 * HOUR, "finished")], {}, now + 3 * HOUR)
             assert charged(books, "team") == now + 3 * HOUR - T0
@@ -199,7 +199,7 @@ def test_no_ring_of_parents_ever_comes_to_exist(
 
 def never_a_ring(books: Books) -> None:
     with books.database.reading() as session:
-        keys = [place.id for place in accounts.everyone(session)]
+        keys = [place.id for place in accounts.all_accounts(session)]
         links = memberships.tree(session, keys, None).links
     parents: dict[int, int | None] = {}
     for link in links:

@@ -17,7 +17,7 @@ from slicekeeper.units import NO_TIME
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting, Unknown
 from timekeeper.ledger import hierarchy, seal, workload
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.explain import explain
@@ -33,7 +33,7 @@ from timekeeper.store.db.engine import make_engine
 T0 = 1_767_225_600_000
 MINUTE, HOUR = 60_000, 3_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20m", period="hour"))
-TEAM = NamespaceRef("uid-team", "team", POLICY)
+TEAM = AccountRef("uid-team", "team", POLICY)
 
 
 def run(

@@ -15,12 +15,12 @@ from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core import timeline
-from timekeeper.core.coverage import Aside, Cover, Gap, planned
+from timekeeper.core.coverage import Cover, Gap, ReservedTime, planned
 from timekeeper.core.record import Forest, GrantRecord, Link, Records, Rule
 from timekeeper.core.refusal import Conflicting
 from timekeeper.core.reservation import Need
 from timekeeper.ledger import hierarchy, movement, reservation, workload
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget
 from timekeeper.ledger.movement import Order
@@ -32,7 +32,7 @@ from timekeeper.store.db.engine import make_engine
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="10s", period="hour", enforcement="safe"))
-TEAM, OTHER = NamespaceRef("uid-team", "team", POLICY), NamespaceRef("uid-other", "other", POLICY)
+TEAM, OTHER = AccountRef("uid-team", "team", POLICY), AccountRef("uid-other", "other", POLICY)
 
 
 def order(amount: int, key: str, now: int = T0) -> Order:
@@ -49,10 +49,10 @@ def bind(books: Books, uid: str, at: int, amount: int, span: int) -> None:
 
 
 def uncovered(books: Books, now: int) -> int:
-    position = books.require("team")
-    state = position.at(now)
-    held = reservation.held(books, now)[position.account.id]
-    return held - state.balance - position.rule.rule.credit
+    standing = books.require("team")
+    state = standing.at(now)
+    held = reservation.reserved(books, now)[standing.account.id]
+    return held - state.balance - standing.rule.rule.credit
 
 
 def test_what_expires_before_a_pods_end_is_not_set_aside_for_what_comes_after(books: Books) -> None:
@@ -91,7 +91,7 @@ def test_nothing_is_taken_out_that_is_needed_when_the_rest_has_expired(books: Bo
 def test_a_parents_expiring_grant_covers_nothing_later_either(books: Books) -> None:
     hierarchy.put_parent(books, "lab", "team", Rule(T0, 1_000, "none", "UTC"), actor="me", if_match=None)
     hierarchy.put_under(books, TEAM, "lab", reason="r", actor="me", now=T0)
-    lab = NamespaceRef(":lab", "lab", POLICY)
+    lab = AccountRef(":lab", "lab", POLICY)
     movement.grant(books, lab, order(50_000, "g"), valid_from=T0, valid_to=T0 + 60_000)
     assert not reservation.open_for_pod(books, TEAM, "p", "p", Need(10_000, 90_000), T0)
     assert reservation.open_for_pod(books, TEAM, "p", "p", Need(10_000, 60_000), T0)
@@ -179,10 +179,10 @@ def two_budgets(draw: st.DrawFn) -> Cover:
 
 def later(cover: Cover, at: int) -> Cover:
     """Return the same budgets at an instant, if all that have time set aside run from now on and nothing else does."""
-    claims = [one.claim for one in cover.asides if one.claim is not None]
+    claims = [one.claim for one in cover.reserved if one.claim is not None]
     before = cover.forest.records
     forest = Forest({**before, 1: replace(before[1], claims=claims)}, cover.forest.links)
-    return Cover(timeline.advance(cover.states, forest, at).states, forest, cover.asides)
+    return Cover(timeline.advance(cover.states, forest, at).states, forest, cover.reserved)
 
 
 def left(cover: Cover, key: int) -> int:
@@ -198,21 +198,21 @@ def test_time_is_set_aside_exactly_if_it_stays_covered(cover: Cover, data: st.Da
         if data.draw(st.booleans()):
             more = planned(f"pod{number}", 1, amount, span, cover.at)
         else:
-            more = Aside(1, amount, until=cover.at + span)
+            more = ReservedTime(1, amount, until=cover.at + span)
         gap = cover.lack(more)
-        wider = Cover(cover.states, cover.forest, [*cover.asides, more])
+        wider = Cover(cover.states, cover.forest, [*cover.reserved, more])
         if gap is None:
             cover = wider
         elif gap.at > cover.at:
             there = later(wider, gap.at)
-            assert gap == Gap(gap.budget, gap.at, there.held(gap.budget) - left(there, gap.budget))
+            assert gap == Gap(gap.budget, gap.at, there.reserved_in(gap.budget) - left(there, gap.budget))
             assert gap.amount > 0
         else:
             assert gap.amount == amount - cover.free(1)[0] > 0
-    ends = [one.until if one.claim is None else one.claim.end for one in cover.asides]
+    ends = [one.until if one.claim is None else one.claim.end for one in cover.reserved]
     expiries = [grant.until for key in (1, 2) for grant in cover.forest.records[key].grants]
     watched = {*ends, *expiries, *(T0 + hour * HOUR for hour in range(1, 5)), T0 + 24 * HOUR}
     for at in sorted(instant for instant in watched if instant is not None and instant > cover.at):
         there = later(cover, at)
         assert [state.over for state in there.states.values()] == [0, 0], "a pod with time set aside ran over budget"
-        assert all(there.held(key) <= left(there, key) for key in (1, 2))
+        assert all(there.reserved_in(key) <= left(there, key) for key in (1, 2))

@@ -11,7 +11,7 @@ from support.openings import opening
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
 from timekeeper.ledger import hierarchy, movement, seal, workload
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.explain import explain
@@ -25,7 +25,7 @@ from timekeeper.store.db.engine import make_engine
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="10s", period="hour"))
-TEAM = NamespaceRef("uid-team", "team", POLICY)
+TEAM = AccountRef("uid-team", "team", POLICY)
 
 
 def with_debt(books: Books, setting: str) -> Books:
@@ -48,8 +48,8 @@ def grant(books: Books, amount: int, now: int) -> None:
 def collected(books: Books, name: str = "team") -> list[int]:
     """Return what was taken from allowances for time over budget, in order."""
     with books.database.reading() as session:
-        key = next(place.id for place in accounts.everyone(session) if place.name == name)
-        found = [one.posting for one in bookings.standing(session, key, None)]
+        key = next(place.id for place in accounts.all_accounts(session) if place.name == name)
+        found = [one.posting for one in bookings.valid(session, key, None)]
     return [posting.amount for posting in sorted(found) if posting.kind == "debt"]
 
 
@@ -114,7 +114,7 @@ def test_above_it_is_the_lowest_budget_without_room_that_owes(books: Books) -> N
     carrying = with_debt(books, "carry")
     follow_debt(carrying, T0 + 6_000)
     end(carrying, "a", T0 + 9_000)
-    states = carrying.require("team").together.at(T0 + 10_000)
+    states = carrying.require("team").tree_standing.at(T0 + 10_000)
     assert {carrying.require("team").account.id: 0, carrying.require_parent("physics").account.id: 3_000} == {
         key: state.debt for key, state in states.items()
     }

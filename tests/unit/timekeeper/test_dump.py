@@ -18,7 +18,7 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.errors import SettingsError, Unavailable
 from slicekeeper.units import format_instant
 from timekeeper.ledger import movement, seal, workload
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.workload import Closing, Opening
@@ -51,7 +51,7 @@ def fill(url: str) -> None:
     books = Books(Database(make_engine(url)), "default", carry=False)
     tell(books, "a", T0, T0 + HOUR, T0 + HOUR)
     order = Order(HOUR, "a deadline", "k", b"", "ann", T0 + HOUR)
-    movement.grant(books, NamespaceRef("uid", "team", POLICY), order, valid_from=T0 + HOUR, valid_to=None)
+    movement.grant(books, AccountRef("uid", "team", POLICY), order, valid_from=T0 + HOUR, valid_to=None)
     seal.seal_due(books, 0, T0 + 25 * HOUR)
     tell(books, "late", T0, T0 + 60_000, T0 + 26 * HOUR)
     tell(books, "runs", T0 + 26 * HOUR, None, T0 + 26 * HOUR)

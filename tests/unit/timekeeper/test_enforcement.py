@@ -21,7 +21,7 @@ from slicekeeper.units import format_instant, format_seconds
 from timekeeper.cluster import eviction, gate, pod_patch
 from timekeeper.cluster.controller import Controller
 from timekeeper.ledger import movement, reservation
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Order
 from timekeeper.store import requested
@@ -116,8 +116,8 @@ class Stage:
         return [e["reason"] for e in self.client.list(EVENTS)[0] if e["involvedObject"]["name"] == name]
 
     def held(self) -> int:
-        position = self.books.require(NAMESPACE)
-        return reservation.held(self.books, self.clock.now_ms())[position.account.id]
+        standing = self.books.require(NAMESPACE)
+        return reservation.reserved(self.books, self.clock.now_ms())[standing.account.id]
 
     def outcomes(self) -> dict[str, str]:
         with self.books.database.reading() as session:
@@ -126,7 +126,7 @@ class Stage:
 
     def grant(self, amount: int) -> None:
         uid = self.client.get(NAMESPACES, NAMESPACE)["metadata"]["uid"]
-        place = NamespaceRef(uid, NAMESPACE, self.policy.of(NAMESPACE))
+        place = AccountRef(uid, NAMESPACE, self.policy.of(NAMESPACE))
         now = self.clock.now_ms()
         movement.grant(self.books, place, Order(amount, "r", f"k{now}", b"", "me", now), valid_from=now, valid_to=None)
 

@@ -14,13 +14,13 @@ from support.databases import Postgres, postgres
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.ledger import movement
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.store.db import migrate
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 
-BUSY = NamespaceRef("uid-busy", "busy", NamespacePolicy(budget=BudgetPolicy(amount="1s", period="none")))
+BUSY = AccountRef("uid-busy", "busy", NamespacePolicy(budget=BudgetPolicy(amount="1s", period="none")))
 GRANTS, HALF = 40, len(history.STEPS) // 2
 
 

@@ -64,7 +64,7 @@ def rival(url: str) -> Iterator[Connection]:
 
 
 def turn(session: Session, now: int = T0, before: int = 0) -> None:
-    usage.turn_partitions(session, now, before)
+    usage.rotate_partitions(session, now, before)
 
 
 def partitions(database: Database) -> list[str]:

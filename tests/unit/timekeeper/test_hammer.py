@@ -17,7 +17,7 @@ from timekeeper.core.caller import OPERATOR
 from timekeeper.core.refusal import BalanceInsufficient, Conflicting
 from timekeeper.core.reservation import Need
 from timekeeper.ledger import movement, reservation, usage_report, workload
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
@@ -32,7 +32,7 @@ T0 = 1_767_225_600_000
 NOW = T0 + 60_000
 END = NOW + 1_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="10s", period="none"))
-TEAM, OTHER = NamespaceRef("uid-team", "team", POLICY), NamespaceRef("uid-other", "other", POLICY)
+TEAM, OTHER = AccountRef("uid-team", "team", POLICY), AccountRef("uid-other", "other", POLICY)
 CLIENTS, EACH = 64, 4
 
 
@@ -90,7 +90,7 @@ def watch(books: Books, team: int, done: threading.Event, broken: list[str]) -> 
     """Look again and again whether what is set aside is covered by what is left, in one snapshot."""
     while not done.wait(0.01):
         with books.database.reading() as session:
-            held = sum(aside.rest(END) for aside in store.asides(session, END, [team]))
+            held = sum(one.rest(END) for one in store.reserved(session, END, [team]))
             left = bookings.balances(session, team)["budget"]
         if held > left:
             broken.append(f"{held} are set aside of {left}")
@@ -155,7 +155,7 @@ def test_sixty_four_clients_are_never_promised_more_than_there_is(database_url: 
     state = replicas[0].require("team").at(END)
     assert (state.used, state.over) == (booked["pod"], 0), "whoever started was paid for"
     assert state.balance == 10_000 + booked["grant"] - booked["transfer"] - booked["pod"]
-    held = reservation.held(replicas[0], END)[team]
+    held = reservation.reserved(replicas[0], END)[team]
     assert held == kept["by-hand"] <= state.balance
     assert verify(replicas[0].database.engine, carry=False).differences == []
     for books in replicas:

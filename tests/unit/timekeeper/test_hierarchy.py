@@ -25,7 +25,7 @@ from timekeeper.core.refusal import (
     ParentUnknown,
 )
 from timekeeper.ledger import coverage, hierarchy, movement, reservation, settlement, workload
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_status
 from timekeeper.ledger.explain import explain
@@ -40,7 +40,7 @@ from timekeeper.store.db.engine import make_engine
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="100s", period="none"))
-RED, BLUE = NamespaceRef("uid-red", "red", POLICY), NamespaceRef("uid-blue", "blue", POLICY)
+RED, BLUE = AccountRef("uid-red", "red", POLICY), AccountRef("uid-blue", "blue", POLICY)
 
 
 def team(books: Books, name: str, amount: int, *, kind: Any = "team", period: Any = "none", at: int = T0) -> None:
@@ -48,14 +48,12 @@ def team(books: Books, name: str, amount: int, *, kind: Any = "team", period: An
     assert hierarchy.put_parent(books, name, kind, rule, actor="me", if_match=None)
 
 
-def under(books: Books, child: NamespaceRef | str, parent: str | None, at: int = T0) -> bool:
-    place = NamespaceRef(accounts.parent_uid(child), child, POLICY) if isinstance(child, str) else child
+def under(books: Books, child: AccountRef | str, parent: str | None, at: int = T0) -> bool:
+    place = AccountRef(accounts.parent_uid(child), child, POLICY) if isinstance(child, str) else child
     return hierarchy.put_under(books, place, parent, reason="r", actor="me", now=at)
 
 
-def run(
-    books: Books, uid: str, start: int, end: int | None = None, *, place: NamespaceRef = RED, share: int = 1
-) -> None:
+def run(books: Books, uid: str, start: int, end: int | None = None, *, place: AccountRef = RED, share: int = 1) -> None:
     begun = opening(uid, start, share, place.name, model="A100")
     workload.apply(books, [begun], [Closing(uid, end, "finished")] if end else [], {place.name: POLICY}, end or start)
 
@@ -70,15 +68,15 @@ def order(amount: int, key: str, now: int) -> Order:
 
 def posted(books: Books, uid: str) -> list[tuple[str, int, int, int]]:
     with books.database.reading() as session:
-        places = accounts.everyone(session)
-        found = [b.posting for p in places for b in bookings.standing(session, p.id, None) if b.posting.key == uid]
+        places = accounts.all_accounts(session)
+        found = [b.posting for p in places for b in bookings.valid(session, p.id, None) if b.posting.key == uid]
     return sorted(((p.kind, p.start - T0, p.at - T0, p.amount) for p in found), key=lambda p: p[1])
 
 
 def consumed(books: Books, name: str) -> int:
     """Return what is booked as charged on a namespace, a team or an organisation."""
     with books.database.reading() as session:
-        places = {place.name: place for place in accounts.everyone(session)}
+        places = {place.name: place for place in accounts.all_accounts(session)}
         return bookings.balances(session, places[name].id)["charged"]
 
 
@@ -118,10 +116,10 @@ def test_late_and_reordered_knowledge_ends_in_what_an_independent_oracle_says(
             team(books, "physics", amounts["physics"], at=T0 - 1)
             team(books, "science", amounts["science"], kind="organisation", at=T0 - 1)
             for child in ("physics", *names):
-                place = child if child == "physics" else NamespaceRef(f"uid-{child}", child, policies[child])
+                place = child if child == "physics" else AccountRef(f"uid-{child}", child, policies[child])
                 under(books, place, parents[child], T0 - 1)
             for index, (since, name, amount) in enumerate(sorted(grants)):
-                target = NamespaceRef(
+                target = AccountRef(
                     f"uid-{name}" if name in names else accounts.parent_uid(name), name, policies.get(name, POLICY)
                 )
                 movement.grant(books, target, order(amount, f"{index}", T0), valid_from=T0 + since, valid_to=None)
@@ -148,9 +146,9 @@ def test_a_team_that_runs_out_stops_all_its_namespaces_at_one_instant(books: Boo
     run(books, "a", T0 + 1_000)
     run(books, "b", T0 + 1_000, place=BLUE, share=2)
     for name in ("red", "blue"):
-        position = books.require(name)
-        assert position.due(T0 + 1_000) == position.run_out(T0 + 1_000) == T0 + 11_000
-        assert position.binding(T0 + 2_000)[0].name == "physics"
+        standing = books.require(name)
+        assert standing.due(T0 + 1_000) == standing.run_out(T0 + 1_000) == T0 + 11_000
+        assert standing.binding(T0 + 2_000)[0].name == "physics"
     end(books, "a", T0 + 15_000)
     end(books, "b", T0 + 15_000)
     assert posted(books, "a") == [("charge", 1_000, 11_000, 10_000), ("over-budget", 11_000, 15_000, 4_000)]
@@ -170,7 +168,7 @@ def test_a_parents_period_and_grant_bring_running_pods_back_at_their_instant(boo
     run(books, "a", T0 + HOUR - 20_000)
     movement.grant(
         books,
-        NamespaceRef(accounts.parent_uid("physics"), "physics", POLICY),
+        AccountRef(accounts.parent_uid("physics"), "physics", POLICY),
         order(3_000, "g", T0 + HOUR - 5_000),
         valid_from=T0 + HOUR - 5_000,
         valid_to=None,
@@ -226,7 +224,7 @@ def test_what_is_set_aside_in_one_namespace_is_not_free_in_another(books: Books)
     reservation.open_by_hand(books, RED, order(5_000, "r", T0 + 2_000), expires_at=T0 + HOUR)
     with pytest.raises(Conflicting, match="more than the 3000 that blue has free"):
         reservation.open_by_hand(books, BLUE, order(3_001, "r", T0 + 2_000), expires_at=T0 + HOUR)
-    parent = NamespaceRef(accounts.parent_uid("physics"), "physics", POLICY)
+    parent = AccountRef(accounts.parent_uid("physics"), "physics", POLICY)
     with pytest.raises(Conflicting, match="more than the 3000 that team physics has left and unreserved"):
         movement.adjust(books, parent, order(-3_001, "w", T0 + 2_000))
     with books.database.reading() as session:
@@ -250,7 +248,7 @@ def test_a_suspended_parent_puts_all_below_over_budget(books: Books) -> None:
     team(books, "physics", 50_000)
     under(books, RED, "physics")
     run(books, "a", T0)
-    physics = NamespaceRef(accounts.parent_uid("physics"), "physics", POLICY)
+    physics = AccountRef(accounts.parent_uid("physics"), "physics", POLICY)
     set_status(books, physics, "suspended", reason="r", actor="me", now=T0 + 2_000)
     set_status(books, physics, "active", reason="r", actor="me", now=T0 + 5_000)
     end(books, "a", T0 + 6_000)
@@ -301,7 +299,7 @@ def test_writers_of_one_tree_wait_for_each_other_and_never_lose(database_url: st
     team(replicas[0], "science", 10**9, kind="organisation")
     team(replicas[0], "physics", 20_000)
     under(replicas[0], "physics", "science")
-    places = [NamespaceRef(f"uid-space-{i}", f"space-{i}", POLICY) for i in range(4)]
+    places = [AccountRef(f"uid-space-{i}", f"space-{i}", POLICY) for i in range(4)]
     failed: list[BaseException] = []
 
     def work(index: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.units import parse_instant
-from timekeeper.core.interval import End, Start, credible, end_of, others_ended, start_of
+from timekeeper.core.interval import End, Start, apps_ended, credible, end_of, start_of
 
 BOUND = "2026-11-21T10:00:00.250Z"
 START = parse_instant(BOUND)
@@ -265,9 +265,9 @@ def test_a_pod_that_ran_and_was_refused_after_a_reboot_pays_until_the_refusal() 
 def test_the_sidecar_may_leave_when_the_others_have_ended_for_good(policy: str, code: int, over: bool) -> None:
     running = pod(phase="Running", containerStatuses=[ended("main", BOUND, code), ended("helper", BOUND)])
     running["spec"]["restartPolicy"] = policy
-    assert others_ended(running) is over
+    assert apps_ended(running) is over
     running["status"]["containerStatuses"].pop()
-    assert not others_ended(running)
+    assert not apps_ended(running)
 
 
 @pytest.mark.parametrize("record", [{}, {"status": []}, {"spec": {"nodeName": "n"}, "metadata": {"annotations": 3}}])

@@ -30,7 +30,7 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import BalanceInsufficient, Conflicting, RefundAboveCharge
 from timekeeper.ledger import hierarchy, movement, workload
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.debt import follow_debt
@@ -49,8 +49,8 @@ STARTS = {
     "a leap day": 1_835_395_200_000 - 90 * MINUTE,  # 2028-02-29T00:00Z
 }
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20m", period="hour", time_zone="Europe/Berlin"))
-PLACES = {name: NamespaceRef(f"uid-{name}", name, POLICY) for name in ("team", "other")}
-PARENTS = {name: NamespaceRef(accounts.parent_uid(name), name, POLICY) for name in ("lab", "school")}
+PLACES = {name: AccountRef(f"uid-{name}", name, POLICY) for name in ("team", "other")}
+PARENTS = {name: AccountRef(accounts.parent_uid(name), name, POLICY) for name in ("lab", "school")}
 places, amounts = st.sampled_from(sorted(PLACES)), st.integers(1, 30 * MINUTE)
 behind = st.sampled_from([0, 0, 0, 2_000, 5 * MINUTE])
 """By how much the clock of the replica lags that takes a request."""
@@ -184,12 +184,12 @@ class Ledger(RuleBasedStateMachine):
         self, name: str, amount: int, period: Any, credit: int, rollover: int, zone: str, used: Any, behind: int
     ) -> None:
         rule = Rule(self.now - behind, amount, period, zone, credit, rollover, used=used)
-        set_budget(self.books, NamespaceRef(f"uid-{name}", name, POLICY), rule, actor="me", if_match=None)
+        set_budget(self.books, AccountRef(f"uid-{name}", name, POLICY), rule, actor="me", if_match=None)
 
     @rule(name=places, status=st.sampled_from(["active", "suspended"]), behind=behind)
     def a_status(self, name: str, status: Any, behind: int) -> None:
         now = self.now - behind
-        set_status(self.books, NamespaceRef(f"uid-{name}", name, POLICY), status, reason="r", actor="me", now=now)
+        set_status(self.books, AccountRef(f"uid-{name}", name, POLICY), status, reason="r", actor="me", now=now)
         assert self.books.require(name).rule.status == status
 
     @rule(name=st.sampled_from(sorted(PARENTS)), amount=amounts, period=st.sampled_from(["none", "hour", "day"]))
@@ -216,7 +216,7 @@ class Ledger(RuleBasedStateMachine):
     def the_lab_is_put_under(self, above: str | None) -> None:
         hierarchy.put_under(
             self.books,
-            NamespaceRef(accounts.parent_uid("lab"), "lab", POLICY),
+            AccountRef(accounts.parent_uid("lab"), "lab", POLICY),
             above,
             reason="r",
             actor="me",
@@ -237,10 +237,10 @@ class Ledger(RuleBasedStateMachine):
     def a_parents_consumption_is_that_of_those_below(self) -> None:
         wanted: Counter[str] = Counter()
         with self.books.database.reading() as session:
-            everyone = accounts.everyone(session)
+            everyone = accounts.all_accounts(session)
             booked = {p.name: bookings.balances(session, p.id)["charged"] for p in everyone if p.kind != "namespace"}
             for place in everyone:
-                for one in bookings.standing(session, place.id, None) if place.kind == "namespace" else ():
+                for one in bookings.valid(session, place.id, None) if place.kind == "namespace" else ():
                     posting = one.posting
                     if posting.kind in ("charge", "refund"):
                         ran = posting.kind == "charge"
@@ -278,11 +278,11 @@ class Ledger(RuleBasedStateMachine):
 
     @invariant()
     def balances_hold(self) -> None:
-        for position in self.books.positions():
+        for standing in self.books.standings():
             with self.books.database.reading() as session:
-                known = accounts.find_name(session, "default", position.account.name)
-                booked = bookings.balances(session, position.account.id)
-            assert known == position.account
+                known = accounts.find_name(session, "default", standing.account.name)
+                booked = bookings.balances(session, standing.account.id)
+            assert known == standing.account
             assert booked["charged"] + booked["over-budget"] >= 0
 
     def teardown(self) -> None:

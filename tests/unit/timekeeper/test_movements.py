@@ -17,7 +17,7 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting, Unknown
 from timekeeper.ledger import hierarchy, movement, rate, reservation, seal, workload
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.movement import Order
@@ -34,7 +34,7 @@ T0 = 1_767_225_600_000
 HOUR = 3_600_000
 DAY_END = T0 + 24 * HOUR
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="hour"))
-TEAM, OTHER = NamespaceRef("uid-team", "team", POLICY), NamespaceRef("uid-other", "other", POLICY)
+TEAM, OTHER = AccountRef("uid-team", "team", POLICY), AccountRef("uid-other", "other", POLICY)
 
 
 def run(books: Books, uid: str, start: int, end: int | None = None, *, share: Fraction = Fraction(1)) -> None:
@@ -50,7 +50,7 @@ def charges(books: Books, uid: str) -> list[tuple[str, int, int, int]]:
     with books.database.reading() as session:
         known = accounts.find_name(session, "default", "team")
         assert known is not None
-        found = [b.posting for b in bookings.standing(session, known.id, None) if b.posting.key == uid]
+        found = [b.posting for b in bookings.valid(session, known.id, None) if b.posting.key == uid]
     return sorted((p.kind, p.start - T0, p.at - T0, p.amount) for p in found)
 
 
@@ -149,10 +149,10 @@ def test_credit_is_overdraft_and_is_paid_back_from_the_next_period(books: Books)
     rule = Rule(T0, 20_000, "hour", "UTC", credit=5_000)
     set_budget(books, TEAM, rule, actor="me", if_match=None)
     run(books, "a", T0)
-    position = books.require("team")
-    assert (position.at(T0 + 22_000).balance, position.at(T0 + 22_000).exhausted) == (-2_000, False)
-    assert position.run_out(T0 + 22_000) == T0 + 25_000
-    state = position.at(T0 + HOUR)
+    standing = books.require("team")
+    assert (standing.at(T0 + 22_000).balance, standing.at(T0 + 22_000).exhausted) == (-2_000, False)
+    assert standing.run_out(T0 + 22_000) == T0 + 25_000
+    state = standing.at(T0 + HOUR)
     assert (state.balance, state.exhausted) == (15_000, False)
     workload.apply(books, [], [Closing("a", T0 + HOUR + 1_000, "finished")], {}, T0 + HOUR + 1_000)
 
@@ -195,7 +195,7 @@ def test_grants_of_low_priority_are_used_first(books: Books) -> None:
     assert left == {5: 1_000}  # what is used up is no longer there
 
 
-def later(books: Books, key: str, place: NamespaceRef = TEAM, begins: int = T0 + 5_000) -> int:
+def later(books: Books, key: str, place: AccountRef = TEAM, begins: int = T0 + 5_000) -> int:
     """Book a grant that begins later; return its id."""
     movement.grant(books, place, order(9_000, key, T0), valid_from=begins, valid_to=None)
     with books.database.reading() as session:
@@ -206,7 +206,7 @@ def later(books: Books, key: str, place: NamespaceRef = TEAM, begins: int = T0 +
         return row.id
 
 
-def withdraw(books: Books, key: int, now: int, place: NamespaceRef = TEAM) -> int | None:
+def withdraw(books: Books, key: int, now: int, place: AccountRef = TEAM) -> int | None:
     def find(session: Session) -> accounts.BudgetAccount:
         found = accounts.find(session, "default", place.uid)
         assert found is not None
@@ -235,7 +235,7 @@ def test_a_grant_that_has_not_begun_is_withdrawn_once_and_brings_nothing(books: 
 
 
 def test_a_grant_is_withdrawn_from_its_own_budget_alone_a_teams_too(books: Books) -> None:
-    lab = NamespaceRef(accounts.parent_uid("lab"), "lab", POLICY)
+    lab = AccountRef(accounts.parent_uid("lab"), "lab", POLICY)
     hierarchy.put_parent(books, "lab", "team", Rule(T0, 5_000, "day", "UTC"), actor="me", if_match=None)
     key = later(books, "k", lab)
     later(books, "other")
@@ -247,7 +247,7 @@ def test_a_grant_is_withdrawn_from_its_own_budget_alone_a_teams_too(books: Books
 
 def test_a_grant_on_which_time_set_aside_depends_is_not_withdrawn(books: Books) -> None:
     safe = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="none", enforcement="safe"))
-    place = NamespaceRef("uid-safe", "safe", safe)
+    place = AccountRef("uid-safe", "safe", safe)
     passing = order(10_000, "passing", T0)
     movement.grant(books, place, passing, valid_from=T0, valid_to=T0 + 6_000)
     key = later(books, "k", place)
@@ -301,7 +301,7 @@ def test_a_transfer_says_so_if_its_key_is_taken_on_the_other_side(books: Books) 
         ("UPDATE budget_grant SET reason = 'none'", "transfer 1 is not in the audit log"),
         ("UPDATE budget_grant SET actor = 'none'", "transfer 1 is not in the audit log"),
         ("UPDATE audit SET id = id + 10 WHERE id = 2", "audit record 3: it does not follow"),
-        ("UPDATE budget_grant SET amount_ms = 11999 WHERE amount_ms = 12000", "no giver is found"),
+        ("UPDATE budget_grant SET amount_ms = 11999 WHERE amount_ms = 12000", "the budget that gave"),
         ("UPDATE budget_grant SET amount_ms = 9000 WHERE kind = 'refund'", "was refunded 9000"),
     ],
 )

@@ -17,7 +17,7 @@ from timekeeper.core.budget import BudgetState
 from timekeeper.core.record import Posting, Rule
 from timekeeper.core.refusal import Conflicting
 from timekeeper.ledger import hierarchy, movement, settlement, workload
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
@@ -29,8 +29,8 @@ from timekeeper.store.db.engine import make_engine
 T0 = 1_835_388_000_000
 HOUR, MINUTE = 3_600_000, 60_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20m", period="hour"))
-PLACES = {name: NamespaceRef(f"uid-{name}", name, POLICY) for name in ("red", "blue")}
-PLACES |= {name: NamespaceRef(accounts.parent_uid(name), name, POLICY) for name in ("lab", "school")}
+PLACES = {name: AccountRef(f"uid-{name}", name, POLICY) for name in ("red", "blue")}
+PLACES |= {name: AccountRef(accounts.parent_uid(name), name, POLICY) for name in ("lab", "school")}
 
 
 def parent(books: Books, name: str, amount: int, *, period: Any = "none", at: int = T0) -> None:
@@ -51,10 +51,10 @@ def order(amount: int, key: str, now: int) -> Order:
     return Order(amount, "why", key, f"{amount}".encode(), "me", now)
 
 
-def standing(books: Books, name: str) -> list[Posting]:
+def valid_postings(books: Books, name: str) -> list[Posting]:
     with books.database.reading() as session:
-        known = next(place for place in accounts.everyone(session) if place.name == name)
-        return sorted(one.posting for one in bookings.standing(session, known.id, None))
+        known = next(place for place in accounts.all_accounts(session) if place.name == name)
+        return sorted(one.posting for one in bookings.valid(session, known.id, None))
 
 
 def test_what_was_due_before_a_move_is_booked(books: Books) -> None:
@@ -66,7 +66,7 @@ def test_what_was_due_before_a_move_is_booked(books: Books) -> None:
     now = start + 166 + 1_921 + 3_628_800
     move(books, "red", "school", now)
     missed = Posting(T0 + HOUR, "expiry", f"period:{T0}", T0 + HOUR, 20 * MINUTE - 338)
-    assert missed in standing(books, "red")
+    assert missed in valid_postings(books, "red")
     assert verify(books.database.engine, carry=False).differences == []
     for above, later in ((None, 1), ("school", HOUR), (None, HOUR), ("school", 3 * HOUR)):
         move(books, "red", above, now := now + later)
@@ -103,7 +103,7 @@ def test_a_move_by_a_clock_that_lags_behind_leaves_no_anchor_of_before(
     run(books, "a", T0 + 1_000, None, T0 + 1_000)
     run(books, "b", T0 + 1_000, None, T0 + 1_000, name="blue")
     move(books, "blue", "lab", T0 + 2_000)
-    settlement.settle(books, [place.account.id for place in books.positions()], T0 + 3 * HOUR)
+    settlement.settle(books, [place.account.id for place in books.standings()], T0 + 3 * HOUR)
     move(books, "red", None, T0 + HOUR + 5)
     assert verify(books.database.engine, carry=False).differences == []
     run(books, "late", T0 + 2 * HOUR, T0 + 2 * HOUR + 60_000, T0 + 4 * HOUR, name="blue")
@@ -111,7 +111,7 @@ def test_a_move_by_a_clock_that_lags_behind_leaves_no_anchor_of_before(
 
 
 def states(books: Books, now: int) -> dict[str, BudgetState]:
-    return {p.account.name: p.at(now) for p in (*books.positions(), *books.parents())}
+    return {p.account.name: p.at(now) for p in (*books.standings(), *books.parents())}
 
 
 steps = st.lists(
@@ -196,7 +196,7 @@ def test_two_clocks_never_close_a_ring_and_the_later_move_holds(books: Books) ->
     """A team is put under another one by a fast clock, taken out, and the other one put under it by a slow clock."""
     for name in ("one", "two"):
         hierarchy.put_parent(books, name, "team", Rule(T0, HOUR, "none", "UTC"), actor="me", if_match=None)
-    teams = {name: NamespaceRef(accounts.parent_uid(name), name, POLICY) for name in ("one", "two")}
+    teams = {name: AccountRef(accounts.parent_uid(name), name, POLICY) for name in ("one", "two")}
     move(books, "red", "two", T0 + 1)
     run(books, "a", T0 + 1_000, None, T0 + 1_000)
     for child, above, at in (
@@ -207,10 +207,10 @@ def test_two_clocks_never_close_a_ring_and_the_later_move_holds(books: Books) ->
         ("one", "two", T0 + 5_000),
     ):
         hierarchy.put_under(books, teams[child], above, reason="r", actor="me", now=at)
-        position = books.require_parent(child)
-        assert [known.name for known in position.above] == ([] if above is None else [above])
+        standing = books.require_parent(child)
+        assert [known.name for known in standing.above] == ([] if above is None else [above])
     move(books, "red", "one", T0 + 5_000)
     workload.apply(books, [], [Closing("a", T0 + 12_000, "finished")], {}, T0 + 12_000)
     with books.database.reading() as session:
-        used = {p.name: bookings.balances(session, p.id)["charged"] for p in accounts.everyone(session)}
+        used = {p.name: bookings.balances(session, p.id)["charged"] for p in accounts.all_accounts(session)}
     assert used == {"red": 11_000, "two": 11_000, "one": 3_000}

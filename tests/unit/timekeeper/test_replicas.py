@@ -21,7 +21,7 @@ from support.openings import opening
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.errors import Conflict
 from timekeeper.ledger import movement, workload
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
@@ -86,7 +86,7 @@ def life(books: Books, index: int) -> None:
 
 def grant(books: Books, key: str, amount: int = 1_000) -> bool:
     order = Order(amount, "why", key, str(amount).encode(), "me", T0 + 50_000)
-    return movement.grant(books, NamespaceRef("uid-team", "team", POLICY), order, valid_from=T0 + 50_000, valid_to=None)
+    return movement.grant(books, AccountRef("uid-team", "team", POLICY), order, valid_from=T0 + 50_000, valid_to=None)
 
 
 def undisturbed(tmp_path: Path) -> tuple[int, int, int]:

@@ -19,7 +19,7 @@ from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting, Unknown
 from timekeeper.core.reservation import Need, need_of, span_of
 from timekeeper.ledger import coverage, hierarchy, movement, reservation, workload
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.movement import Order
@@ -31,7 +31,7 @@ from timekeeper.store.db.models import ReservationRow
 
 T0 = 1_767_225_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="100s", period="none", enforcement="safe"))
-TEAM, OTHER = NamespaceRef("uid-team", "team", POLICY), NamespaceRef("uid-other", "other", POLICY)
+TEAM, OTHER = AccountRef("uid-team", "team", POLICY), AccountRef("uid-other", "other", POLICY)
 
 
 def order(amount: int, key: str = "k", now: int = T0) -> Order:
@@ -43,7 +43,7 @@ def find_team(session: Session) -> BudgetAccount | None:
 
 
 def held(books: Books, now: int) -> int:
-    return reservation.held(books, now)[books.require("team").account.id]
+    return reservation.reserved(books, now)[books.require("team").account.id]
 
 
 def run(books: Books, uid: str, start: int, *, end: int | None = None, now: int, rate: Fraction = Fraction(1)) -> None:
@@ -187,19 +187,19 @@ def test_the_tightest_budget_above_limits_what_all_under_it_set_aside(books: Boo
     now = T0 + 1
     assert reservation.open_for_pod(books, TEAM, "p", "p", Need(30_000, 30_000), now)
     assert not reservation.open_for_pod(books, OTHER, "q", "q", Need(20_001, 1), now)
-    position = books.require("other")
+    standing = books.require("other")
     with books.database.reading() as session:
-        cover = coverage.known(session, position, now)
-    assert cover.free(position.account.id) == (20_000, position.above[0].id)
-    assert cover.most(position.account.id) == 50_000
+        cover = coverage.known(session, standing, now)
+    assert cover.free(standing.account.id) == (20_000, standing.above[0].id)
+    assert cover.most(standing.account.id) == 50_000
     assert reservation.open_for_pod(books, OTHER, "q", "q", Need(20_000, 20_000), now)
     with pytest.raises(Conflicting, match="the 0 that other has free"):
         reservation.open_by_hand(books, OTHER, order(1, now=now), expires_at=T0 + 9)
     run(books, "p", now, end=now + 10_000, now=now + 10_000)
     with books.database.reading() as session:
-        position = books.require("team")
-        cover = coverage.known(session, position, now + 10_000)
-    assert cover.free(position.account.id)[0] == 20_000, "the rest of a pod is free for all under the team"
+        standing = books.require("team")
+        cover = coverage.known(session, standing, now + 10_000)
+    assert cover.free(standing.account.id)[0] == 20_000, "the rest of a pod is free for all under the team"
 
 
 def test_whoever_pays_more_than_was_set_aside_is_told_of(books: Books) -> None:

@@ -17,7 +17,7 @@ from timekeeper.core.period_change import period_around
 from timekeeper.core.record import Posting, Rule
 from timekeeper.core.refusal import Conflicting
 from timekeeper.ledger import hierarchy, movement, rate, workload
-from timekeeper.ledger.account import NamespaceRef, ensure_account
+from timekeeper.ledger.account import AccountRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import follow_policy, set_budget, set_status
 from timekeeper.ledger.budget_rule import version_of
@@ -32,7 +32,7 @@ from timekeeper.store.db.engine import make_engine
 T0 = 1_767_225_600_000  # 2026-01-01T00:00Z, a Thursday
 SECOND, HOUR, DAY = 1_000, 3_600_000, 86_400_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="100s", period="month"))
-TEAM = NamespaceRef("uid-team", "team", POLICY)
+TEAM = AccountRef("uid-team", "team", POLICY)
 MONTH = Rule(0, 100 * SECOND, "month", "UTC")
 
 
@@ -58,14 +58,14 @@ def grant(books: Books, seconds: int, now: int, until: int | None = None) -> Non
 
 def booked(books: Books, name: str = "team") -> dict[str, int]:
     with books.database.reading() as session:
-        known = next(place for place in accounts.everyone(session) if place.name == name)
+        known = next(place for place in accounts.all_accounts(session) if place.name == name)
         return dict(bookings.balances(session, known.id))
 
 
 def posted(books: Books, kind: str) -> list[Posting]:
     with books.database.reading() as session:
         known = accounts.require_name(session, "default", "team")
-        return sorted(b.posting for b in bookings.standing(session, known.id, None) if b.posting.kind == kind)
+        return sorted(b.posting for b in bookings.valid(session, known.id, None) if b.posting.kind == kind)
 
 
 # What the running period has used is remembered
@@ -121,7 +121,7 @@ def test_nothing_rolls_over_from_before_the_beginning(books: Books, first: str) 
         movement.grant(books, place, order(1, "k", T0), valid_from=T0, valid_to=None)
     elif first == "budget":
         rule = replace(MONTH, since=T0, rollover=50 * SECOND)
-        set_budget(books, NamespaceRef("uid-team", "team", policy), rule, actor="me", if_match=None)
+        set_budget(books, AccountRef("uid-team", "team", policy), rule, actor="me", if_match=None)
     else:
         hierarchy.put_parent(books, "lab", "team", replace(MONTH, since=T0), actor="me", if_match=None)
         hierarchy.put_under(books, place, "lab", reason="r", actor="me", now=T0)
@@ -273,10 +273,10 @@ def test_the_later_accepted_write_holds_with_two_replicas_whose_clocks_differ(da
         tag = frozenset({version_of(slow.require("team").rule)})
         set_budget(slow, TEAM, replace(MONTH, since=behind), actor="me", if_match=tag)
         for books in (fast, slow):
-            position = books.require("team")
-            assert position.rule.rule.amount == 100 * SECOND
-            assert position.at(ahead + DAY).balance == 70 * SECOND
-            assert position.rule.rule.since >= ahead
+            standing = books.require("team")
+            assert standing.rule.rule.amount == 100 * SECOND
+            assert standing.at(ahead + DAY).balance == 70 * SECOND
+            assert standing.rule.rule.since >= ahead
         set_status(fast, TEAM, "suspended", reason="r", actor="me", now=ahead)
         set_status(slow, TEAM, "active", reason="r", actor="me", now=behind)
         assert (slow.require("team").rule.status, slow.require("team").at(ahead + 1).exhausted) == ("active", False)
@@ -300,8 +300,8 @@ def test_what_a_clock_far_ahead_wrote_never_holds_once_another_rule_is_written(b
     set_status(books, TEAM, "suspended", reason="r", actor="me", now=now + SECOND)
     set_status(books, TEAM, "active", reason="r", actor="me", now=now + 2 * SECOND)
     hierarchy.put_parent(books, "lab", "team", replace(MONTH, since=now, amount=7), actor="me", if_match=None)
-    position = books.require("team")
-    assert (position.rule.rule.since, position.rule.rule.amount) == (now + 2 * SECOND, 90 * SECOND)
+    standing = books.require("team")
+    assert (standing.rule.rule.since, standing.rule.rule.amount) == (now + 2 * SECOND, 90 * SECOND)
     assert books.require_parent("lab").rule.rule.amount == 7
     use(books, "b", now + HOUR, 100)
     assert booked(books)["charged"] == 90 * SECOND
@@ -349,7 +349,7 @@ def test_a_price_for_at_once_is_not_overtaken_by_an_earlier_one_of_a_clock_ahead
 @pytest.mark.parametrize("act", ["move", "status", "movement"])
 def test_an_account_that_a_no_op_opened_is_settled_from_its_opening(books: Books, act: str) -> None:
     policy = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="hour", rollover="1h"))
-    place = NamespaceRef("uid-team", "team", policy)
+    place = AccountRef("uid-team", "team", policy)
     if act == "move":
         assert not hierarchy.put_under(books, place, None, reason="r", actor="me", now=T0)
     elif act == "status":

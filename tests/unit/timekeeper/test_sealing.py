@@ -22,7 +22,7 @@ from timekeeper.core.posting import effect
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting
 from timekeeper.ledger import movement, seal, settlement, workload
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget
 from timekeeper.ledger.debt import follow_debt
@@ -39,7 +39,7 @@ HOUR = 60 * MINUTE
 T0 = 1_774_746_000_000 - 30 * HOUR
 """30 hours before daylight saving begins in Berlin."""
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20m", period="hour", time_zone="Europe/Berlin"))
-PLACE = NamespaceRef("uid-team", "team", POLICY)
+PLACE = AccountRef("uid-team", "team", POLICY)
 
 
 def tell(books: Books, uid: str, start: int, end: int | None, now: int, share: Fraction = Fraction(1)) -> None:
@@ -123,7 +123,7 @@ class Sealed(RuleBasedStateMachine):
         given = Rule(0, amount, period, "Europe/Berlin", credit, rollover)
         self.do(
             lambda books, now: set_budget(
-                books, NamespaceRef("uid-team", "team", POLICY), replace(given, since=now), actor="me", if_match=None
+                books, AccountRef("uid-team", "team", POLICY), replace(given, since=now), actor="me", if_match=None
             )
         )
 
@@ -264,7 +264,7 @@ def test_a_pod_that_is_known_late_is_charged_to_its_own_period_by_corrections_in
 
 def test_an_explanation_begins_with_what_is_sealed(books: Books) -> None:
     whole = Rule(T0, HOUR, "none", "UTC")
-    set_budget(books, NamespaceRef("uid-team", "team", POLICY), whole, actor="me", if_match=None)
+    set_budget(books, AccountRef("uid-team", "team", POLICY), whole, actor="me", if_match=None)
     february = T0 + 31 * 24 * HOUR
     tell(books, "a", T0 + HOUR, T0 + HOUR + 5 * MINUTE, T0 + 2 * HOUR)
     tell(books, "b", february + HOUR, february + HOUR + MINUTE, february + 2 * HOUR)
@@ -295,7 +295,7 @@ def test_a_request_seals_at_the_end_of_a_period_that_is_over_and_nowhere_else(bo
 
 def test_without_periods_months_are_sealed(books: Books) -> None:
     whole = Rule(T0, HOUR, "none", "Europe/Berlin")
-    set_budget(books, NamespaceRef("uid-team", "team", POLICY), whole, actor="me", if_match=None)
+    set_budget(books, AccountRef("uid-team", "team", POLICY), whole, actor="me", if_match=None)
     april = 1_774_994_400_000  # 2026-03-31T22:00Z
     seal.seal_due(books, 24 * HOUR, april + 24 * HOUR - 1)
     assert books.require("team").account.sealed_until < april

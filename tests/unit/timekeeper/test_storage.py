@@ -127,7 +127,7 @@ def test_without_a_free_connection_a_request_is_refused_in_time_and_nothing_is_l
     pool._timeout = 0.05  # type: ignore[attr-defined]
     held = [books.database.engine.connect() for _ in range(pool._max_overflow + pool.size())]  # type: ignore[attr-defined]
     with pytest.raises(NoConnection) as found:
-        books.positions()
+        books.standings()
     assert problem(found.value) == (503, "database-unavailable", problems.RETRY_AFTER)
     with ThreadPoolExecutor(1) as clients:
         waits = clients.submit(history.STEPS[0], books)
@@ -136,6 +136,6 @@ def test_without_a_free_connection_a_request_is_refused_in_time_and_nothing_is_l
         for connection in held:
             connection.close()
         waits.result(60)
-    assert [position.account.name for position in books.positions()] == ["team"]
+    assert [standing.account.name for standing in books.standings()] == ["team"]
     books.database.close()
     history.checked(database_url)

@@ -15,7 +15,7 @@ from support.openings import opening
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
 from timekeeper.ledger import hierarchy, movement, workload
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
@@ -27,7 +27,7 @@ from timekeeper.store.db.engine import make_engine
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="hour", credit="3s", rollover="4s"))
-TEAM, OTHER = NamespaceRef("uid-team", "team", POLICY), NamespaceRef("uid-other", "other", POLICY)
+TEAM, OTHER = AccountRef("uid-team", "team", POLICY), AccountRef("uid-other", "other", POLICY)
 
 
 @pytest.fixture
@@ -50,13 +50,13 @@ def run(books: Books, uid: str, start: int, end: int) -> None:
     workload.apply(books, [opening(uid, start)], [Closing(uid, end, "finished")], {"team": POLICY}, end)
 
 
-def opinion(books: Books) -> list[str]:
+def findings(books: Books) -> list[str]:
     with books.database.reading() as session:
-        return list(sum_check.opinion(session))
+        return list(sum_check.findings(session))
 
 
 def test_a_ledger_that_is_right_is_found_right(ledger: Books) -> None:
-    assert opinion(ledger) == []
+    assert findings(ledger) == []
     assert verify(ledger.database.engine, carry=False).differences == []
 
 
@@ -106,7 +106,7 @@ def test_planted_defects_are_found(ledger: Books, damage: tuple[str, ...], told:
             session.execute(text(statement))
 
     ledger.database.write(plant)
-    found = opinion(ledger)
+    found = findings(ledger)
     assert any(told in one for one in found), found
     assert any(told in one for one in verify(ledger.database.engine, carry=False).differences)
 

@@ -24,7 +24,7 @@ from timekeeper.cluster.controller import Controller
 from timekeeper.core.period import PeriodName
 from timekeeper.core.record import Rule
 from timekeeper.ledger import hierarchy, movement, workload
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget
 from timekeeper.ledger.movement import Order
@@ -58,8 +58,8 @@ class Stage:
         return self.all_books[0]
 
     @property
-    def place(self) -> NamespaceRef:
-        return NamespaceRef(self.uid, NAMESPACE, PolicyFile(self.settings.policy).of(NAMESPACE))
+    def place(self) -> AccountRef:
+        return AccountRef(self.uid, NAMESPACE, PolicyFile(self.settings.policy).of(NAMESPACE))
 
     def begin(self) -> Controller:
         books = Books(Database(make_engine(self.url)), "default", carry=False)
@@ -155,8 +155,8 @@ def test_the_decision_names_the_highest(stage: Stage) -> None:
     stage.run("a")
     for seconds, wanted in ((51, 50), (30, 80), (15, 95)):
         stage.clock.advance(seconds * 1_000)
-        now, position = stage.clock.now_ms(), stage.books.require(NAMESPACE)
-        found = decision.decision(position, stage.place.policy, stage.settings, now, 0)
+        now, standing = stage.clock.now_ms(), stage.books.require(NAMESPACE)
+        found = decision.decision(standing, stage.place.policy, stage.settings, now, 0)
         assert (found.state, found.reason) == ("warning", f"more than {wanted} % of the budget is used")
 
 

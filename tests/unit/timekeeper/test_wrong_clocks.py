@@ -16,7 +16,7 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.api.views.workload import workload_views
 from timekeeper.core.record import Posting, Rule
 from timekeeper.ledger import hierarchy, settlement, workload
-from timekeeper.ledger.account import NamespaceRef
+from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.verify import verify
 from timekeeper.ledger.workload import Closing, Opening
@@ -33,15 +33,15 @@ def apply(books: Books, openings: Collection[Opening], closings: Collection[Clos
     workload.apply(books, openings, closings, {o.namespace: POLICY for o in openings}, now)
 
 
-def standing(books: Books, name: str) -> list[Posting]:
+def valid_postings(books: Books, name: str) -> list[Posting]:
     with books.database.reading() as session:
         known = accounts.require_name(session, books.cluster, name)
-        return sorted(b.posting for b in bookings.standing(session, known.id, None))
+        return sorted(b.posting for b in bookings.valid(session, known.id, None))
 
 
 def settled_until(books: Books) -> int:
     with books.database.reading() as session:
-        return max((known.settled_at for known in accounts.everyone(session)), default=0)
+        return max((known.settled_at for known in accounts.all_accounts(session)), default=0)
 
 
 def ended_at(books: Books, uid: str) -> int | None:
@@ -53,7 +53,7 @@ def two_under_one(books: Books) -> None:
     rule = Rule(T0, 150_000, "none", "UTC")
     hierarchy.put_parent(books, "lab", "team", rule, actor="me", if_match=None)
     for name in ("red", "blue"):
-        hierarchy.put_under(books, NamespaceRef(f"uid-{name}", name, POLICY), "lab", reason="r", actor="me", now=T0)
+        hierarchy.put_under(books, AccountRef(f"uid-{name}", name, POLICY), "lab", reason="r", actor="me", now=T0)
 
 
 @pytest.mark.parametrize("ahead", [1_000, 20 * MINUTE, 10 * 365 * 24 * 60 * MINUTE])
@@ -79,17 +79,17 @@ def test_what_is_charged_of_an_end_in_the_future_grows_until_then_and_is_booked(
         return workload_views(books, rows, now)[0].charged_ms
 
     assert [charged(T0 + at) for at in (10_000, 20_000, 30_000, 40_000)] == [10_000, 20_000, 30_000, 30_000]
-    position = books.require("team")
-    assert position.due(T0 + 10_000) == T0 + 30_000, "so that the controller books it then"
-    settlement.settle(books, [position.account.id], T0 + 30_000)
-    assert [(p.at, p.amount) for p in standing(books, "team") if p.kind == "charge"] == [(T0 + 30_000, 30_000)]
+    standing = books.require("team")
+    assert standing.due(T0 + 10_000) == T0 + 30_000, "so that the controller books it then"
+    settlement.settle(books, [standing.account.id], T0 + 30_000)
+    assert [(p.at, p.amount) for p in valid_postings(books, "team") if p.kind == "charge"] == [(T0 + 30_000, 30_000)]
 
 
 def test_a_budget_that_runs_out_before_an_end_in_the_future_is_told_so_in_time(books: Books) -> None:
     apply(books, [opening("a", T0, 10)], [Closing("a", T0 + 30_000, "finished")], T0 + 5_000)
-    position = books.require("team")
-    assert position.due(T0 + 5_000) == T0 + 10_000
-    assert position.at(T0 + 10_000).over_budget
+    standing = books.require("team")
+    assert standing.due(T0 + 5_000) == T0 + 10_000
+    assert standing.at(T0 + 10_000).over_budget
 
 
 pods = st.tuples(st.integers(0, 50_000), st.integers(0, 40_000), st.sampled_from([1, 2, 3]))
@@ -112,15 +112,15 @@ def test_ends_told_ahead_of_time_end_in_the_ledger_of_ends_told_in_time(
             news += [(T0 + at, "", 2) for at in looks]
             for now, uid, kind in sorted(news, key=lambda one: (one[0], one[2])):
                 if kind == 2:
-                    settlement.settle(books, [p.account.id for p in books.positions()], now)
+                    settlement.settle(books, [p.account.id for p in books.standings()], now)
                 elif kind == 0:
                     apply(books, [opening(uid, now, spans[uid][2])], [], now)
                 else:
                     apply(books, [], [Closing(uid, spans[uid][1], "finished")], now)
                 assert settled_until(books) <= now
             last = T0 + 200_000
-            settlement.settle(books, [p.account.id for p in books.positions()], last)
-            found.append((standing(books, "team"), books.require("team").at(last)))
+            settlement.settle(books, [p.account.id for p in books.standings()], last)
+            found.append((valid_postings(books, "team"), books.require("team").at(last)))
             assert verify(database.engine, carry=False).differences == []
             database.close()
     assert found[0] == found[1]
@@ -132,12 +132,12 @@ def test_a_ledger_that_was_settled_into_the_future_comes_back(books: Books, ahea
     apply(books, [opening("a", T0, 1, "red"), opening("b", T0, 1, "blue")], [], T0 + 1_000)
     settlement.settle(books, [books.require("red").account.id], T0 + ahead)
     assert books.require("blue").at(T0 + 10_000).over_budget, "as an older release left it"
-    settlement.come_back(books, T0 + 10_000)
+    settlement.reverse_future(books, T0 + 10_000)
     assert settled_until(books) == T0 + 10_000
     for name in ("red", "blue"):
         state = books.require(name).at(T0 + 10_000)
         assert (state.balance, state.over_budget) == (90_000, False)
-        assert all(posting.at <= T0 + 10_000 for posting in standing(books, name))
+        assert all(posting.at <= T0 + 10_000 for posting in valid_postings(books, name))
     assert verify(books.database.engine, carry=False).differences == []
     apply(books, [], [Closing("a", T0 + 20_000, "finished")], T0 + 20_000)
     assert books.require("red").at(T0 + 20_000).balance == 80_000
@@ -156,7 +156,7 @@ def test_a_budget_that_was_settled_into_the_future_before_it_got_a_parent_comes_
     settlement.settle(books, [books.require("red").account.id], T0 + 50 * MINUTE)
     two_under_one(books)
     apply(books, [], [Closing("a", T0 + 20_000, "finished")], T0 + 20_000)
-    settlement.come_back(books, T0 + 20_000)
+    settlement.reverse_future(books, T0 + 20_000)
     assert settled_until(books) == T0 + 20_000
     assert books.require("red").at(T0 + 20_000).balance == 80_000
 
@@ -166,7 +166,7 @@ def test_what_another_replica_settled_a_moment_ahead_stays(books: Books) -> None
     known = books.require("team").account
     settlement.settle(books, [known.id], T0 + CLOCK_SKEW_MS)
     settlement.settle(books, [known.id], T0 + 1)
-    settlement.come_back(books, T0 + 1)
+    settlement.reverse_future(books, T0 + 1)
     assert settled_until(books) == T0 + CLOCK_SKEW_MS
 
 
@@ -174,7 +174,7 @@ def test_ends_that_an_older_release_took_from_the_future_are_held(books: Books) 
     apply(books, [opening("a", T0), opening("fine", T0)], [Closing("a", T0 + 60 * MINUTE, "finished")], T0 + 1_000)
     apply(books, [], [Closing("fine", T0 + 2_000, "finished")], T0 + 2_000)
     for _ in range(2):
-        settlement.come_back(books, T0 + 2_000)
+        settlement.reverse_future(books, T0 + 2_000)
     latest = T0 + 2_000 + CLOCK_SKEW_MS
     assert (ended_at(books, "a"), ended_at(books, "fine")) == (latest, T0 + 2_000)
     with books.database.reading() as session:
@@ -182,4 +182,4 @@ def test_ends_that_an_older_release_took_from_the_future_are_held(books: Books) 
         (told,) = audit_chain.page(session, "default", "team", 0, 10)
     assert told.action == "end-held"
     settlement.settle(books, [books.require("team").account.id], latest + 1)
-    assert sum(p.amount for p in standing(books, "team") if p.key == "a") == latest - T0
+    assert sum(p.amount for p in valid_postings(books, "team") if p.key == "a") == latest - T0

@@ -24,10 +24,10 @@ def listed(service: Service) -> Response:
     """Return a page of budgets."""
     service.allow("list")
     limit, after = paging.limit(), paging.cursor(tuple[str, int])
-    positions = service.books.all_positions(after or ("", 0), limit + 1)
-    positions, more = paging.page(positions, limit, lambda p: (p.account.name, p.account.id))
+    standings = service.books.all_standings(after or ("", 0), limit + 1)
+    standings, more = paging.page(standings, limit, lambda p: (p.account.name, p.account.id))
     now = service.clock.now_ms()
-    held = reservation.held(service.books, now)
+    held = reservation.reserved(service.books, now)
     items = [
         budget.budget(
             p.account.name,
@@ -38,7 +38,7 @@ def listed(service: Service) -> Response:
             uid=p.account.uid,
             gone=service.controller.namespaces.is_gone(p.account.name, p.account.uid),
         )
-        for p in positions
+        for p in standings
     ]
     return requests.answer(BudgetList(items=items, next_cursor=more))
 
@@ -70,21 +70,21 @@ def unset(service: Service, namespace: str) -> Response:
     owner = NamespaceOwner(service, requests.namespace(namespace))
     caller = owner.allow("delete")
     reason = requests.plain("reason", 1024) or "unset"
-    place = owner.place()
-    if owner.position() is not None:  # one without an account has the policy's
+    ref = owner.account_ref()
+    if owner.standing() is not None:  # one without an account has the policy's
         wanted, now = requests.if_match(), service.clock.now_ms()
-        unset_budget(service.books, place, reason=reason, actor=caller.name, if_match=wanted, now=now)
+        unset_budget(service.books, ref, reason=reason, actor=caller.name, if_match=wanted, now=now)
     return changed(owner)
 
 
 def _set(owner: NamespaceOwner, change: Change, caller: Caller) -> Response:
     service, wanted = owner.service, requests.if_match()
-    if wanted is not None and owner.position() is None:
+    if wanted is not None and owner.standing() is None:
         if wanted.isdisjoint({owner.current()[1], ANY_VERSION}):
             detail = f"budget of {owner.name}: it has changed since you read it; read it again"
             raise Problem(412, "version-mismatch", detail, "If-Match")
         wanted = None
-    set_budget(service.books, owner.place(), change, actor=caller.name, if_match=wanted)
+    set_budget(service.books, owner.account_ref(), change, actor=caller.name, if_match=wanted)
     return changed(owner)
 
 
@@ -94,6 +94,11 @@ def status(service: Service, **path: str) -> Response:
     caller = owner.allow("update")
     given = requests.body(StatusBody)
     set_status(
-        service.books, owner.place(), given.status, reason=given.reason, actor=caller.name, now=service.clock.now_ms()
+        service.books,
+        owner.account_ref(),
+        given.status,
+        reason=given.reason,
+        actor=caller.name,
+        now=service.clock.now_ms(),
     )
     return changed(owner)

@@ -14,7 +14,7 @@ from timekeeper.api.service import Service, kept_name
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import budget_object
 from timekeeper.ledger.budget_object import Desired
-from timekeeper.store.budget_objects import Kept
+from timekeeper.store.budget_objects import AcceptedObject
 
 _RIGHT = "objects"
 
@@ -23,7 +23,7 @@ def put(service: Service, namespace: str) -> Response:
     """Let an object keep a namespace's budget."""
     caller = service.allow("update", "", _RIGHT)
     owner = NamespaceOwner(service, requests.namespace(namespace))
-    budget_object.keep(service.books, owner.place(), _desired(service, requests.body(ObjectBody), caller))
+    budget_object.keep(service.books, owner.account_ref(), _desired(service, requests.body(ObjectBody), caller))
     return budget_answer.changed(owner)
 
 
@@ -43,13 +43,13 @@ def deleted(service: Service, **path: str) -> Response:
     uid = requests.plain("object", 64)
     if not uid:
         raise Problem(422, "query-invalid", "object: name the UID of the object, as in object=…", "object")
-    budget_object.release(service.books, owner.place(), uid, actor=caller.name, now=service.clock.now_ms())
+    budget_object.release(service.books, owner.account_ref(), uid, actor=caller.name, now=service.clock.now_ms())
     return budget_answer.changed(owner)
 
 
 def _desired(service: Service, given: ObjectBody, caller: Caller) -> Desired:
     rule = rule_of(service, given)
     parent = requests.parent(given.parent) if given.parent else given.parent
-    state = Kept(given.uid, requests.instant(given.created_at, "createdAt"), given.generation, parent)
+    state = AcceptedObject(given.uid, requests.instant(given.created_at, "createdAt"), given.generation, parent)
     who = kept_name(given.changed_by or "")
     return Desired(state, given.object_version, rule, who, caller.name, service.clock.now_ms())

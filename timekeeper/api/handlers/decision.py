@@ -16,17 +16,17 @@ from timekeeper.api.service import Service
 from timekeeper.api.views import decision as decision_views
 from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.ledger import reservation
-from timekeeper.ledger.standing import Position
+from timekeeper.ledger.standing import BudgetStanding
 
 
 def listed(service: Service) -> Response:
     """Return all namespaces' decisions."""
     service.allow("list")
     now = service.clock.now_ms()
-    held = reservation.held(service.books, now)
+    held = reservation.reserved(service.books, now)
     items = [
         decision_views.decision(p, service.policy.of(p.account.name), service.settings, now, held[p.account.id])
-        for p in service.books.positions()
+        for p in service.books.standings()
         if _is_there(service, p)
     ]
     etag = decision_views.decisions_tag(items)
@@ -39,15 +39,15 @@ def shown(service: Service, namespace: str) -> Response:
     """Return one namespace's decision."""
     name = requests.namespace(namespace)
     service.allow("get", name)
-    position = NamespaceOwner(service, name).position()
-    if position is None or not _is_there(service, position):
+    standing = NamespaceOwner(service, name).standing()
+    if standing is None or not _is_there(service, standing):
         raise NamespaceUnknown(f"namespace {name} has no account yet: it is in budget")
     now = service.clock.now_ms()
-    held = reservation.held(service.books, now, position.account.id)[position.account.id]
-    decision = decision_views.decision(position, service.policy.of(name), service.settings, now, held)
+    held = reservation.reserved(service.books, now, standing.account.id)[standing.account.id]
+    decision = decision_views.decision(standing, service.policy.of(name), service.settings, now, held)
     etag = decision_views.decisions_tag([decision])
     return requests.not_modified(etag) or requests.answer(decision, etag=etag)
 
 
-def _is_there(service: Service, position: Position) -> bool:
-    return not service.controller.namespaces.is_gone(position.account.name, position.account.uid)
+def _is_there(service: Service, standing: BudgetStanding) -> bool:
+    return not service.controller.namespaces.is_gone(standing.account.name, standing.account.uid)

@@ -86,7 +86,9 @@ def grant(service: Service, **path: str) -> Response:
     order = order_of(service, caller, given.amount_ms, given.reason)
     start = order.now if given.valid_from is None else requests.instant(given.valid_from, "validFrom")
     end = None if given.valid_to is None else requests.instant(given.valid_to, "validTo")
-    made = movement.grant(service.books, owner.place(), order, valid_from=start, valid_to=end, priority=given.priority)
+    made = movement.grant(
+        service.books, owner.account_ref(), order, valid_from=start, valid_to=end, priority=given.priority
+    )
     return budget_answer.changed(owner, made=made)
 
 
@@ -109,7 +111,9 @@ def refund(service: Service, namespace: str) -> Response:
     caller = owner.allow("create", "refunds")
     given = requests.body(RefundBody)
     order = order_of(service, caller, given.amount_ms, given.reason)
-    return budget_answer.changed(owner, made=refund_pod(service.books, owner.place(), order, pod_uid=given.pod_uid))
+    return budget_answer.changed(
+        owner, made=refund_pod(service.books, owner.account_ref(), order, pod_uid=given.pod_uid)
+    )
 
 
 def adjust(service: Service, **path: str) -> Response:
@@ -122,7 +126,7 @@ def adjust(service: Service, **path: str) -> Response:
             422, "body-invalid", "amountMs: 0 changes nothing; use a positive or a negative amount", "amountMs"
         )
     order = order_of(service, caller, given.amount_ms, given.reason)
-    return budget_answer.changed(owner, made=movement.adjust(service.books, owner.place(), order))
+    return budget_answer.changed(owner, made=movement.adjust(service.books, owner.account_ref(), order))
 
 
 def transfer(service: Service, **path: str) -> Response:
@@ -137,11 +141,11 @@ def transfer(service: Service, **path: str) -> Response:
     order = order_of(service, caller, given.amount_ms, given.reason)
     end = None if given.valid_to is None else requests.instant(given.valid_to, "validTo")
     try:
-        there = target.place()
+        there = target.account_ref()
     except Unknown as error:
         raise type(error)(f"to: {error}", "to") from error
     return budget_answer.changed(
-        owner, made=movement.transfer(service.books, owner.place(), there, order, valid_to=end)
+        owner, made=movement.transfer(service.books, owner.account_ref(), there, order, valid_to=end)
     )
 
 

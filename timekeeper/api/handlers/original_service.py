@@ -66,6 +66,6 @@ def increase(service: Service, namespace: str) -> Response:
     order = Order(
         GpuMilliseconds(given.minutes * MS_PER_MINUTE), given.reason, key, requests.canonical(), caller.name, now
     )
-    movement.grant(service.books, NamespaceOwner(service, name).place(), order, valid_from=now, valid_to=None)
+    movement.grant(service.books, NamespaceOwner(service, name).account_ref(), order, valid_from=now, valid_to=None)
     service.controller.nudge()
     return _answer(service, name)

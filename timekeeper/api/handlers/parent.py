@@ -28,10 +28,10 @@ def listed(service: Service) -> Response:
     """Return a page of teams and organisations."""
     service.allow("list", "", _RIGHT)
     limit, after = paging.limit(), paging.cursor(str)
-    positions, now = service.books.parents(after or "", limit + 1), service.clock.now_ms()
-    positions, more = paging.page(positions, limit, lambda p: p.account.name)
-    held = reservation.held_below(service.books, positions, now)
-    items = [budget.parent(p, now, held[p.account.id]) for p in positions]
+    standings, now = service.books.parents(after or "", limit + 1), service.clock.now_ms()
+    standings, more = paging.page(standings, limit, lambda p: p.account.name)
+    held = reservation.reserved_below(service.books, standings, now)
+    items = [budget.parent(p, now, held[p.account.id]) for p in standings]
     return requests.answer(ParentList(items=items, next_cursor=more))
 
 
@@ -63,7 +63,7 @@ def put_under(service: Service, **path: str) -> Response:
     given = requests.body(PlaceBody)
     above = None if given.parent is None else requests.parent(given.parent)
     hierarchy.put_under(
-        service.books, owner.place(), above, reason=given.reason, actor=caller.name, now=service.clock.now_ms()
+        service.books, owner.account_ref(), above, reason=given.reason, actor=caller.name, now=service.clock.now_ms()
     )
     return budget_answer.changed(owner)
 
@@ -72,15 +72,15 @@ def children(service: Service, parent: str) -> Response:
     """Return the budgets directly below a team or an organisation, and how much of its budget each has consumed."""
     owner = ParentOwner(service, requests.parent(parent))
     owner.allow("get")
-    position, now = owner.position(), service.clock.now_ms()
-    state, below = position.at(now), service.books.children(position)
+    standing, now = owner.standing(), service.clock.now_ms()
+    state, below = standing.at(now), service.books.children(standing)
     for _ in range(TRIES):  # a posting that is settled between the two reads would be counted as booked and as due
         with service.books.database.reading() as session:
-            booked = bookings.charged_below(session, position.account.id, position.counts_since(now))
-        before, position = position, owner.position()
-        if position == before:
+            booked = bookings.charged_below(session, standing.account.id, standing.counts_since(now))
+        before, standing = standing, owner.standing()
+        if standing == before:
             break
-    running = position.running_below(now)
+    running = standing.running_below(now)
     items = [
         Child(
             name=child.account.name,

@@ -14,7 +14,7 @@ from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import BudgetOwner, owner_of
 from timekeeper.api.schemas.period import Period, PeriodList, SealBody
 from timekeeper.api.service import Service
-from timekeeper.core.budget import period_bucket, rule_at
+from timekeeper.core.budget import period_allowance, rule_at
 from timekeeper.core.period_change import period_around
 from timekeeper.core.record import Rule
 from timekeeper.ledger.seal import seal as seal_up
@@ -100,7 +100,7 @@ def _booked(
 def _names(rules: Sequence[Rule], start: Instant, end: Instant) -> Iterator[str]:
     """Yield the names that a period's allowance can have: one not drawn on yet follows the calendar of a new rule."""
     yield f"period:{start}"
-    yield from (period_bucket(rule, rule.since)[1].key for rule in rules if start <= rule.since < end)
+    yield from (period_allowance(rule, rule.since)[1].key for rule in rules if start <= rule.since < end)
 
 
 def _rolled_over(rules: Sequence[Rule], begun: Sequence[tuple[Instant, GpuMilliseconds]]) -> int:

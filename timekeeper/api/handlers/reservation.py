@@ -37,15 +37,15 @@ def opened(service: Service, namespace: str) -> Response:
     given = requests.body(ReservationBody)
     order = order_of(service, caller, given.amount_ms, given.reason)
     end = requests.instant(given.expires_at, "expiresAt")
-    place = owner_of(service, name).place()
-    if not place.policy.reserves:
+    ref = owner_of(service, name).account_ref()
+    if not ref.policy.reserves:
         raise Problem(
             409,
             "enforcement-not-safe",
-            f"the budget of {name} is enforced {place.policy.budget.enforcement}: its pods take what there is, so "
+            f"the budget of {name} is enforced {ref.policy.budget.enforcement}: its pods take what there is, so "
             "nothing can be set aside; set budget.enforcement: safe in the policy file",
         )
-    row, made = open_by_hand(service.books, place, order, expires_at=end)
+    row, made = open_by_hand(service.books, ref, order, expires_at=end)
     return requests.answer(_views(service, [row])[0], 201 if made else 200)
 
 

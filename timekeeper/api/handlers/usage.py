@@ -13,7 +13,7 @@ from timekeeper.api.budget_owner import NamespaceOwner
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.usage import Usage, UsageBucket, UsageList
 from timekeeper.api.service import Service
-from timekeeper.api.views.state import standing
+from timekeeper.api.views.state import state_at
 from timekeeper.core.period import PeriodName, bounds
 from timekeeper.store import usage, workloads
 from timekeeper.store.usage import GroupBy, UsageQuery
@@ -81,12 +81,12 @@ def of_namespace(service: Service, namespace: str) -> Response:
     name = requests.namespace(namespace)
     service.allow("get", name)
     now = service.clock.now_ms()
-    position = NamespaceOwner(service, name).position()
-    state = standing(position, service.policy.of(name), now)
+    standing = NamespaceOwner(service, name).standing()
+    state = state_at(standing, service.policy.of(name), now)
     used = workloads.UsageSum(0, 0, 0)
-    if position is not None:
+    if standing is not None:
         with service.books.database.reading() as session:
-            used = workloads.used(session, position.account.id, state.period_start or EPOCH)
+            used = workloads.used(session, standing.account.id, state.period_start or EPOCH)
     return requests.answer(
         Usage(
             namespace=name,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views: data of the books in the form of the wire."""
+"""Views: data of the books as wire types."""

@@ -10,16 +10,16 @@ from msgspec.structs import asdict
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import EPOCH, GpuMilliseconds, Instant, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Budget, Figures, KeptBy, Parent
-from timekeeper.api.views.state import standing, state_name
+from timekeeper.api.views.state import state_at, state_name
 from timekeeper.core.period import bounds
 from timekeeper.ledger.budget_object import version_of
 from timekeeper.ledger.budget_rule import policy_rule
-from timekeeper.ledger.standing import Position
+from timekeeper.ledger.standing import BudgetStanding
 
 
 def budget(
     name: str,
-    position: Position | None,
+    standing: BudgetStanding | None,
     policy: NamespacePolicy,
     now: Instant,
     reserved: GpuMilliseconds,
@@ -32,31 +32,31 @@ def budget(
         uid=uid,
         gone=gone,
         namespace=name,
-        source="own" if position and position.rule.source == "own" else "policy",
+        source="own" if standing and standing.rule.source == "own" else "policy",
         enforcement=policy.budget.enforcement,
-        **_figures(position, policy, now, reserved),
+        **_figures(standing, policy, now, reserved),
     )
 
 
-def parent(position: Position, now: Instant, reserved: GpuMilliseconds) -> Parent:
+def parent(standing: BudgetStanding, now: Instant, reserved: GpuMilliseconds) -> Parent:
     """Return a team's or an organisation's current budget; `reserved` is the GPU time reserved below it."""
-    account = position.account
+    account = standing.account
     return Parent(
         name=account.name,
         kind="team" if account.kind == "team" else "organisation",
-        **_figures(position, NamespacePolicy(), now, reserved),
+        **_figures(standing, NamespacePolicy(), now, reserved),
     )
 
 
 def _figures(
-    position: Position | None, policy: NamespacePolicy, now: Instant, reserved: GpuMilliseconds
+    standing: BudgetStanding | None, policy: NamespacePolicy, now: Instant, reserved: GpuMilliseconds
 ) -> dict[str, Any]:
-    state = standing(position, policy, now)
-    rule = position.rule.rule if position else policy_rule(policy.budget, EPOCH)
+    state = state_at(standing, policy, now)
+    rule = standing.rule.rule if standing else policy_rule(policy.budget, EPOCH)
     around = bounds(now, *rule.calendar)
-    run_out = position.run_out(now) if position else None
-    bound = position.binding(now)[0] if position else None
-    last = position.last_object if position else None
+    run_out = standing.run_out(now) if standing else None
+    bound = standing.binding(now)[0] if standing else None
+    last = standing.last_object if standing else None
     figures = Figures(
         amount_ms=rule.amount,
         period=rule.period,
@@ -66,16 +66,16 @@ def _figures(
         used_ms=state.used,
         over_budget_ms=state.over,
         granted_ms=state.granted,
-        state=state_name(position, state, policy),
+        state=state_name(standing, state, policy),
         period_start=None if around is None else format_instant(around[0]),
         period_end=None if around is None else format_instant(around[1]),
         run_out_at=format_if_known(run_out),
         credit_ms=rule.credit,
         rollover_ms=rule.rollover,
-        status=position.rule.status if position else "active",
+        status=standing.rule.status if standing else "active",
         reserved_ms=reserved,
-        parent=position.above[0].name if position and position.above else None,
-        bound_by="" if position is None or bound is None or bound == position.account else bound.name,
+        parent=standing.above[0].name if standing and standing.above else None,
+        bound_by="" if standing is None or bound is None or bound == standing.account else bound.name,
         kept_by=None if last is None or last.released is not None else KeptBy(uid=last.uid, generation=last.generation),
         object_version=version_of(last),
     )

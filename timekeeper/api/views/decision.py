@@ -13,7 +13,7 @@ from slicekeeper.wire.timekeeper import Decision, State
 from timekeeper.api.views.state import state_name
 from timekeeper.core import threshold
 from timekeeper.core.budget import BudgetState
-from timekeeper.ledger.standing import Position
+from timekeeper.ledger.standing import BudgetStanding
 from timekeeper.store.accounts import BudgetAccount
 
 STALE_MS = 60_000
@@ -21,19 +21,19 @@ STALE_MS = 60_000
 
 
 def decision(
-    position: Position, policy: NamespacePolicy, settings: Settings, now: Instant, reserved: GpuMilliseconds
+    standing: BudgetStanding, policy: NamespacePolicy, settings: Settings, now: Instant, reserved: GpuMilliseconds
 ) -> Decision:
     """Return the decision about a namespace; `reserved` is its reserved GPU time."""
-    state = position.at(now)
-    run_out = position.run_out(now)
-    name = state_name(position, state, policy)
+    state = standing.at(now)
+    run_out = standing.run_out(now)
+    name = state_name(standing, state, policy)
     if state.over_budget and not policy.reserves:
         chosen = policy.over_budget_class or settings.classes.over_budget.name
     else:
         chosen = policy.in_budget_class or settings.classes.in_budget.name
-    bound, binding = position.binding(now)
+    bound, binding = standing.binding(now)
     return Decision(
-        namespace=position.account.name,
+        namespace=standing.account.name,
         state=name,
         balance_ms=binding.balance,
         used_ms=state.used,
@@ -45,23 +45,25 @@ def decision(
         since=format_instant(state.since),
         stale_after=format_instant(Instant(now + STALE_MS)),
         run_out_at=format_if_known(run_out),
-        reason=_reason(name, position, state, policy, bound),
-        bound_by=bound.name if bound != position.account else "",
+        reason=_reason(name, standing, state, policy, bound),
+        bound_by=bound.name if bound != standing.account else "",
     )
 
 
-def _reason(name: State, position: Position, state: BudgetState, policy: NamespacePolicy, bound: BudgetAccount) -> str:
+def _reason(
+    name: State, standing: BudgetStanding, state: BudgetState, policy: NamespacePolicy, bound: BudgetAccount
+) -> str:
     since = format_instant(state.since)
-    if state.barred is not None and name == "suspended" and position.rule.status == "active":
+    if state.barred is not None and name == "suspended" and standing.rule.status == "active":
         return f"the budget of {bound.title} is not active since {since}"
     if state.barred is not None and name == "exhausted":
         return f"nothing is left of the budget of {bound.title} since {since}"
     if name == "suspended":
-        return f"the budget is {position.rule.status} since {since}"
+        return f"the budget is {standing.rule.status} since {since}"
     if name == "exhausted":
         return f"nothing is left of the budget since {since}"
     if name == "overdraft":
-        return f"the budget is used up; {position.rule.rule.credit + state.balance} GPU-ms of credit are left"
+        return f"the budget is used up; {standing.rule.rule.credit + state.balance} GPU-ms of credit are left"
     if name == "warning":
         found = threshold.crossed(state, policy.budget.thresholds, is_open=True)
         return f"more than {max(found, default=0)} % of the budget is used"

@@ -13,25 +13,25 @@ from timekeeper.core.budget import BudgetState, rule_at
 from timekeeper.core.record import Records
 from timekeeper.core.threshold import limit_of
 from timekeeper.ledger.budget_rule import policy_rule
-from timekeeper.ledger.standing import Position
+from timekeeper.ledger.standing import BudgetStanding
 
 TRIES: Final = 5
 """How often bookings and standings are read at most, until nothing was settled between the two reads."""
 
 
-def standing(position: Position | None, policy: NamespacePolicy, now: Instant) -> BudgetState:
+def state_at(standing: BudgetStanding | None, policy: NamespacePolicy, now: Instant) -> BudgetState:
     """Return a namespace's state; one without an account is at the beginning of its policy's budget."""
-    if position is not None:
-        return position.at(now)
+    if standing is not None:
+        return standing.at(now)
     return timeline.begin(Records([], [policy_rule(policy.budget, EPOCH)]), now)
 
 
-def state_name(position: Position | None, state: BudgetState, policy: NamespacePolicy) -> State:
+def state_name(standing: BudgetStanding | None, state: BudgetState, policy: NamespacePolicy) -> State:
     """Return the state's name on the wire."""
-    if position is not None and position.rule.status != "active":
+    if standing is not None and standing.rule.status != "active":
         return "suspended"
-    if position is not None and state.barred is not None:
-        above = rule_at(position.together.forest.records[state.barred].rules, state.at)
+    if standing is not None and state.barred is not None:
+        above = rule_at(standing.tree_standing.forest.records[state.barred].rules, state.at)
         return "exhausted" if above.open else "suspended"
     if state.over_budget:
         return "exhausted"

@@ -14,7 +14,7 @@ from timekeeper.api.views.state import TRIES
 from timekeeper.core import usage_counter
 from timekeeper.core.usage_counter import Watermark, total
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.standing import Position
+from timekeeper.ledger.standing import BudgetStanding
 from timekeeper.store import bookings, watermarks
 from timekeeper.store.db.models import WorkloadRow
 from timekeeper.store.workloads import holders_of
@@ -24,15 +24,15 @@ def workload_views(books: Books, rows: Sequence[tuple[WorkloadRow, str]], now: I
     """Return pods from the ledger; running ones with their totals up to now."""
     uids = [row.pod_uid for row, _ in rows]
     running = {name for row, name in rows if row.ended_at is None or row.ended_at > now - CLOCK_SKEW_MS}
-    positions = {name: books.position(name) for name in running}
+    standings = {name: books.standing(name) for name in running}
     for _ in range(TRIES):  # a posting that is settled between the two reads would be counted as booked and as due
         with books.database.reading() as session:
             booked = bookings.booked_by_pod(session, uids)
             marks = watermarks.read(session, uids).marks
-        before, positions = positions, {name: books.position(name) for name in running}
-        if positions == before:
+        before, standings = standings, {name: books.standing(name) for name in running}
+        if standings == before:
             break
-    return [_workload(row, name, booked[row.pod_uid], marks, positions.get(name), now) for row, name in rows]
+    return [_workload(row, name, booked[row.pod_uid], marks, standings.get(name), now) for row, name in rows]
 
 
 class _Charges(NamedTuple):
@@ -43,13 +43,13 @@ class _Charges(NamedTuple):
     is_over: bool
 
 
-def _charges_so_far(uid: str, booked: bookings.PodCharges, position: Position | None, now: Instant) -> _Charges:
+def _charges_so_far(uid: str, booked: bookings.PodCharges, standing: BudgetStanding | None, now: Instant) -> _Charges:
     """Return a pod's charges up to now: what is booked, what is due but not booked yet, and its current stretch."""
-    claim = None if position is None else position.together.running.get(uid)
-    if position is None or claim is None:
+    claim = None if standing is None else standing.tree_standing.running.get(uid)
+    if standing is None or claim is None:
         return _Charges(booked.charged, booked.over_budget, booked.over_budget > 0)
-    states, due = position.together.charges_due(now)
-    state = states[position.account.id]
+    states, due = standing.tree_standing.charges_due(now)
+    state = states[standing.account.id]
     stretch = 0
     if claim.goes_on(state.at):  # from where the time line posted its time last
         stretch = claim.gross(max(now, state.at)) - claim.gross(max(state.cut, claim.start))
@@ -66,10 +66,10 @@ def _workload(
     namespace: str,
     booked: bookings.PodCharges,
     marks: dict[tuple[str, str], dict[int, Watermark]],
-    position: Position | None,
+    standing: BudgetStanding | None,
     now: Instant,
 ) -> Workload:
-    charges = _charges_so_far(row.pod_uid, booked, position, now)
+    charges = _charges_so_far(row.pod_uid, booked, standing, now)
     archived = row.archived_at is not None
     watermarks = [marks.get((row.pod_uid, container), {}) for container in holders_of(row.holders)]
     flags = [flag for flag in row.flags.split(",") if flag]

@@ -25,7 +25,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory, databases: Databases) ->
     with databases.migrated() as url, new_world(tmp_path_factory.mktemp("untouched"), url) as made:
         yield made
         with made.service.books.database.reading() as session:
-            assert accounts.everyone(session) == []
+            assert accounts.all_accounts(session) == []
 
 
 @dataclass

@@ -28,9 +28,9 @@ def test_an_end_in_the_future_is_held_at_the_skew_after_it_was_seen_and_flagged(
     row = stage.workload(pod["metadata"]["uid"])
     assert (row.ended_at, row.end_source, row.flags) == (latest, "finished", "clock-skew")
     assert stage.finalizers() == [], "the charge follows from the record"
-    position = stage.books.require("team")
-    assert position.account.settled_at <= stage.clock.ms
-    assert position.at(stage.clock.ms).balance == 10_000 - 2 * 500
+    standing = stage.books.require("team")
+    assert standing.account.settled_at <= stage.clock.ms
+    assert standing.at(stage.clock.ms).balance == 10_000 - 2 * 500
     stage.look()
     annotations = stage.kube.get(PODS, "b", "team")["metadata"]["annotations"]
     assert annotations[names.BUDGET_STATE] == names.IN_BUDGET

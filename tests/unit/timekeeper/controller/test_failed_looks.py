@@ -39,7 +39,7 @@ def raising(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize(
     "step",
-    ["keep_inventory", "follow_policy", "vanished", "release", "settle", "come_back", "gates", "positions",
+    ["keep_inventory", "follow_policy", "vanished", "release", "settle", "reverse_future", "gates", "standings",
      "labels", "evictions", "confirm", "seal"],
 )  # fmt: skip
 def test_a_step_that_fails_once_loses_no_other_steps_work_and_the_next_look_takes_it_up(
@@ -54,8 +54,8 @@ def test_a_step_that_fails_once_loses_no_other_steps_work_and_the_next_look_take
     targets: dict[str, tuple[object, str]] = {
         "keep_inventory": (controller._openings, "keep_inventory"), "follow_policy": (controller, "_follow_settings"),
         "vanished": (controller._vanished, "look"), "release": (controller, "_release"),
-        "settle": (settlement, "settle"), "come_back": (settlement, "come_back"),
-        "gates": (controller._gates, "look"), "positions": (stage.books, "positions"),
+        "settle": (settlement, "settle"), "reverse_future": (settlement, "reverse_future"),
+        "gates": (controller._gates, "look"), "standings": (stage.books, "standings"),
         "labels": (controller.strays, "label"), "evictions": (controller, "_evict"),
         "confirm": (controller, "_confirm"), "seal": (controller, "_seal"),
     }  # fmt: skip
@@ -64,7 +64,7 @@ def test_a_step_that_fails_once_loses_no_other_steps_work_and_the_next_look_take
         with pytest.raises(RuntimeError, match="a fault"):
             stage.look()
     done = (stage.finalizers() == [], stage.state("runs") == names.OVER_BUDGET)
-    assert done == (step != "release", step != "positions")
+    assert done == (step != "release", step != "standings")
     stage.look(fresh=False)
     assert stage.finalizers() == []
     assert stage.state("runs") == names.OVER_BUDGET
