@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ask a node's agent, right before a pod is bound there, whether kubelet has the node's seats.
 
-kubelet fails a pod that it is given while it has none, and a pod that no controller made would be lost; a bind that
-fails is tried again. So a node gets no pod while its agent says no, or is silent although it has answered before. But
-for a minute at most: then kubelet's own word in the node's status is newer. An agent that has never answered (a
-network policy may be in the way) keeps no pod out.
+kubelet fails a pod that starts while it has no seats, and a pod without a controller would be lost; a bind that fails
+is tried again. So a node gets no pod while its agent says no, or does not answer although it has answered before. This
+lasts a minute at most: then what kubelet reports in the node's status is newer. An agent that has never answered
+(perhaps because of a network policy) keeps no pod away.
 
-One thread asks all agents side by side. A bind waits for the answer for a moment only, and not at all for an agent
-that was silent when it was asked last: its answer is for the next bind.
+One thread asks all agents in parallel. A bind waits for the answer only for a moment, and not at all if the agent did
+not answer the last request: then the answer is for the next bind.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _KnownAgent:
         if now_ns > self.row_ns:
             self.since_ns = now_ns
         if self.silent:
-            # Not for every pod of a burst, and less and less often if nothing depends on it.
+            # Ask once for a burst of pods, and less and less often if the answer makes no difference.
             believed = bool(self.why_not(now_ns))
             pause = 1.0 if believed else min(2.0**self.silences, LONGEST_PAUSE_SECONDS)
             self.ask_again_ns = now_ns + int(pause * 1e9)
@@ -91,13 +91,13 @@ class _KnownAgent:
         return f"{self.wrong}; {AGAIN}" if self.wrong and believed else ""
 
     def why_not_yet(self, now_ns: int) -> str:
-        """Return the same for when a new answer does not come at once."""
+        """Return the same if a new answer has not come in time."""
         if self.ready_ns is not None and not self.wrong and now_ns - self.ready_ns < LAST_WORD_SECONDS * 1e9:
             return ""
         return f"its node agent has not answered for {WAIT_SECONDS:g} s; {AGAIN}"
 
     def needs_no_wait(self, now_ns: int) -> bool:
-        """Whether a missing answer counts while it is asked again."""
+        """Whether the last finding counts while the agent is asked again."""
         return self.silent and (not self.answered or now_ns <= self.row_ns)
 
 
@@ -181,7 +181,7 @@ async def ask(value: str) -> tuple[Answer, str]:
             status, text = await _get(address)
     except ConnectionRefusedError:
         return "refused", "its node agent does not run"
-    except Exception as error:  # noqa: BLE001 - whatever comes from there, the question has an end
+    except Exception as error:  # noqa: BLE001 - any error there means that there is no answer
         what = str(error) or f"nothing came for {ANSWER_SECONDS:g} s"
         return "silent", f"its node agent at {value[:60]} does not answer: {what}"
     if status == "200":

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The extender over HTTP: a thin layer that decodes, calls, encodes and measures.
 
-Plain ASGI on the event loop, and not Flask as other servers: a Flask view that does nothing takes longer than all that
-is worked out here (`benchmarks/scheduler/README.md`). What is answered in moments is worked out on the loop itself;
-what may take longer, or waits for others, has threads.
+It is plain ASGI on the event loop, not Flask as in other servers: an empty Flask view takes longer than everything that
+is computed here (`benchmarks/scheduler/README.md`). Quick calls are computed on the loop itself; calls that may take
+longer, or wait for others, have threads.
 
-kube-scheduler takes any status but 200 for a failure of the whole extender, so what is wrong with one call is in the
-answer's `Error`. Only `prioritize` and `preempt`, whose answers have no such field, say 400 or 503.
+kube-scheduler treats every status except 200 as a failure of the whole extender, so the error of a single call is in
+the answer's `Error`. Only `prioritize` and `preempt`, whose answers have no such field, use 400 or 503.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ BIND_THREADS: Final = 32
 
 
 Work = tuple[Callable[[], bytes], ThreadPoolExecutor | None]
-"""The remaining work, and the threads that do it; None: it is done at once."""
+"""The remaining work, and the threads that do it; None: the event loop does it."""
 
 
 class NotBound(SlicekeeperError):
@@ -78,7 +78,7 @@ def make_app(scheduler: Scheduler) -> ASGIApp:
         ("POST", f"/{verb.name}"): _endpoint(scheduler, bodies, verb) for verb in _verbs(scheduler)
     }
 
-    # Not routes of Starlette's: for calls that come with every pod, one look-up is enough.
+    # Not Starlette's routes: these calls come with every pod, and one look-up is enough.
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await calls.get((scope.get("method"), scope.get("path")), probes)(scope, receive, send)
 
@@ -130,7 +130,7 @@ def _verbs(scheduler: Scheduler) -> tuple[Verb, ...]:
 
 
 def _probes(scheduler: Scheduler) -> Starlette:
-    """Return the application of kubelet's probes, which also answers that nothing else is here."""
+    """Return the application of kubelet's probes, which also answers all other paths with 404."""
 
     async def healthz(_request: Request) -> Response:
         wrong = threads.trouble()
@@ -148,7 +148,7 @@ def _probes(scheduler: Scheduler) -> Starlette:
 
 
 def _is_quick(pod: Pod) -> bool:
-    """Whether a pod is placed quickly: neither with its whole gang, nor by a search for unequal containers."""
+    """Whether a pod is placed quickly: without a gang, and without a search for unequal containers."""
     return pod.gang is None and not pod.demand.is_unequal
 
 
@@ -164,7 +164,7 @@ def _endpoint(scheduler: Scheduler, bodies: Bodies, verb: Verb) -> ASGIApp:
                 work, pool = verb.begin(body)
                 answer = work() if pool is None else await asyncio.get_running_loop().run_in_executor(pool, work)
             ok.inc()
-        except Exception as error:  # noqa: BLE001 - whatever it is, kube-scheduler gets an answer that it can read
+        except Exception as error:  # noqa: BLE001 - kube-scheduler must get an answer that it can read
             reason, status = _blame(error, verb.name)
             answer, status = verb.failed(reason), 200 if verb.always_200 else status
             failed.inc()

@@ -2,9 +2,9 @@
 """Let one extender bind at a time, by a Lease: two could allocate a GPU twice before their watches show it.
 
 Each kube-scheduler asks the extender beside it, and for some seconds two may believe that they lead. So an extender
-takes the lease when a bind comes, lists the pods again unless no other can have held it since, and keeps it while
-binds come. When they cease it releases the lease, but not while the result of a Binding is unknown. Without the lease a
-bind fails, and kube-scheduler tries again.
+takes the lease when a bind comes, lists the pods again if another may have held it since, and keeps it while binds
+come. Then it releases the lease, but not while the result of a Binding is unknown. Without the lease a bind fails, and
+kube-scheduler tries again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAUSE_SECONDS: Final = 0.25
 
 
 class NotHolder(SlicekeeperError):
-    """Another process may bind now, or none; the message says why."""
+    """Another process has the lease, or the lease cannot be taken; the message says why."""
 
     code = "not-holder"
 
@@ -103,7 +103,7 @@ class Fence:
                 self._giving_up = False
 
     def stop(self) -> None:
-        """Let another bind at once, or, if a Binding may still be executed, when the lease expires."""
+        """Let another process bind at once, or when the lease expires if a Binding may still be executed."""
         with self._counting:
             unsure = self._under_way or self._needed_until - time.monotonic() > self._idle
         if not unsure:

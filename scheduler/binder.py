@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bind pods: choose GPUs, write one Binding that contains them, and find out the result.
 
-The answer to a Binding may be lost after the API server has executed it, or before. So after anything but a clear
-answer the pod itself is read: it shows whether it is bound, and to which node. If it is not bound yet, the GPUs stay
-held and a second try writes the same ones. The Binding names the pod's UID, so a pod of the same name that is made
-later cannot get it.
+The answer to a Binding may be lost before or after the API server has executed it. So if the answer is not clear, the
+pod itself is read: it shows whether it is bound, and to which node. If it is not bound yet, the GPUs stay held, and a
+second try writes the same ones. The Binding names the pod's UID, so it never binds a later pod of the same name.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ class Binder:
         self._agents.stop()
 
     def look_at_overdue(self) -> None:
-        """Ask the API server about pods whose binding no watch has shown in good time."""
+        """Ask the API server about pods whose binding no watch has shown in time."""
         for pod in self._state.bindings.overdue():
             try:
                 obj: Object | None = self._client.get(PODS, pod.name, pod.namespace)
@@ -149,7 +148,7 @@ class Binder:
         }
 
     def _try(self, args: BindingArgs, annotations: Mapping[str, str]) -> Result:
-        """Write the Binding, and find out what became of it."""
+        """Write the Binding, and find out its result."""
         node = args["Node"]
         metadata = {"name": args["PodName"], "namespace": args["PodNamespace"], "uid": args["PodUID"]}
         binding = {

@@ -61,7 +61,7 @@ def asked_by(pod: Mapping[str, Any]) -> Amount:
 
 
 def _requested(spec: Mapping[str, Any], status: Mapping[str, Any] | None, never: bool) -> Amount:
-    """Return the request of a container, or of a pod itself; `never`: what the pod asks for can never be granted."""
+    """Return the request of a container, or of a pod itself; `never`: the requested change can never be granted."""
     asked = _amount(as_map(spec.get("resources")).get("requests"))
     there = as_map(status.get("resources")) if status else None
     if not status or not there:
@@ -101,7 +101,7 @@ def entry_of(pod: Mapping[str, Any]) -> Entry | None:
 
 
 def comes_with_its_node(pod: Mapping[str, Any]) -> bool:
-    """Whether a DaemonSet created the pod: then it says nothing about arrivals."""
+    """Whether a DaemonSet created the pod: such pods do not show what usually arrives."""
     owners = map(as_map, as_list(as_map(pod.get("metadata")).get("ownerReferences")))
     return any(owner.get("kind") == "DaemonSet" for owner in owners)
 
@@ -131,9 +131,9 @@ class Beside:
         return set(self._pods)
 
     def free(self, name: str, others: Iterator[tuple[str, Amount]]) -> tuple[float, float]:
-        """Return a node's free cores and MiB, infinite if it does not say what it offers.
+        """Return a node's free cores and MiB, infinite if its capacity is unknown.
 
-        `others` are pods with what they ask for that are about to be there; they count until the watch shows them.
+        `others` are the requests of pods that are about to be bound there; they count until the watch shows the pods.
         """
         offered = self._offered.get(name)
         if offered is None:

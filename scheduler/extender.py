@@ -33,9 +33,9 @@ def filter_nodes(
 ) -> bytes:
     """Return the answer to a filter call: the nodes on which the pod fits, and the reasons for the others.
 
-    With `best_alone` it has only the best of those on which the pod fits, so that kube-scheduler has nothing to score;
-    of a pod with preferences that kube-scheduler scores, all that are as good as the best. `pod` is None if it is not
-    ours to place. `names` and the answer are JSON.
+    With `best_alone` it has only the best of them, so that kube-scheduler has nothing to score; for a pod with
+    preferences, which kube-scheduler scores, all that are as good as the best. `pod` is None if it is not ours to
+    place. `names` and the answer are JSON.
     """
     if pod is None:
         return filter_result(orjson.dumps(decode_names(names)))
@@ -71,7 +71,7 @@ def filter_nodes(
 
 
 def prioritize_nodes(state: SchedulerState, gangs: Gangs, pod: Pod | None, names: bytes) -> bytes:
-    """Return the answer to a prioritize call: a score for each node, 10 for one alone.
+    """Return the answer to a prioritize call: a score for each node, 10 if there is only one.
 
     kube-scheduler would choose at random among equals. An omitted node has no points (`prioritizeNodes` adds the listed
     ones), so nodes without points are omitted.
@@ -91,8 +91,8 @@ def preempt(state: SchedulerState, gangs: Gangs, pod: Pod | None, nodes: Mapping
 
     kube-scheduler counts whole nodes: its victims may be on GPUs on which their removal does not help, or be in budget.
     Such a node is left out. Other victims are not proposed instead: choosing them is the reclaimer's job, which honours
-    disruption budgets and keeps the place. Nor are pods evicted for a pod whose place the reclaimer is clearing, or for
-    a single pod of a gang.
+    disruption budgets and keeps the place. Nothing is evicted for a pod whose place the reclaimer is clearing, or for a
+    single pod of a gang.
     """
     if pod is None:
         return PreemptionResult(NodeNameToMetaVictims=dict(nodes))

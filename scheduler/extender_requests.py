@@ -19,7 +19,7 @@ _NAMES: Final = msgspec.json.Decoder(list[str])
 
 
 class BadRequest(SlicekeeperError):
-    """The body is not one of kube-scheduler; the message names the error."""
+    """The body is not as kube-scheduler writes it; the message names the error."""
 
     code = "extender-request-invalid"
 
@@ -35,7 +35,7 @@ def _fields(body: bytes | bytearray) -> Mapping[str, Any]:
 
 
 class _Args(msgspec.Struct):
-    """The exact spelling of what Go sends."""
+    """The fields in Go's own spelling."""
 
     Pod: dict[str, Any]
     NodeNames: msgspec.Raw
@@ -45,7 +45,7 @@ _ARGS: Final = msgspec.json.Decoder(_Args)
 
 
 def decode_args(body: bytes | bytearray) -> tuple[dict[str, Any], bytes]:
-    """Return the pod of a filter or prioritize call, and the nodes' names as the JSON that came, not decoded yet."""
+    """Return the pod of a filter or prioritize call, and the nodes' names as JSON, not decoded yet."""
     try:
         args = _ARGS.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the gang that is searched for next, and when: one search at a time, for a limited part of the time.
 
-A look for places takes some tenths of a second for a large gang, and every change of the cluster is a reason for
-another, so all gangs share one rest: a tenant gets no more looks by making many of them. The namespace that
-was served the longest ago comes first, and of its gangs the one that has waited the longest.
+A search takes some tenths of a second for a large gang, and every change of the cluster is a reason for another one, so
+all gangs share one rest: a tenant gets no more searches by creating many gangs. The namespace that was served the
+longest ago comes first, and of its gangs the one that has waited the longest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from slicekeeper.clock import Clock
 
 REST: Final = 9
-"""The pause after a look that found no places, as a multiple of the time it took: looks in vain take at most a
+"""The pause after a search that found no places, as a multiple of the time it took: such searches take at most a
 tenth of the time."""
 
 

@@ -134,7 +134,7 @@ class Gangs:
             plan = known.plan
             hold = plan.holds.get(pod.uid) if plan else None
             if plan is not None and hold is not None and not plan.is_open and not _is_near(near, hold):
-                self._let_go(known)  # kube-scheduler rejects that node: all search again
+                self._release(known)  # kube-scheduler rejects that node: all search again
             reason = self._find(known, there)
             plan = known.plan
             hold = plan.holds.get(pod.uid) if plan else None
@@ -199,7 +199,7 @@ class Gangs:
             there = self._state.muster(key)
             old = time.monotonic() - known.asked_at > FORGET_SECONDS
             if there is None or not there.waiting or not there.needed or old:
-                self._let_go(known)
+                self._release(known)
                 del self._known[key]
                 self._turns.leave(key)
                 return []
@@ -250,7 +250,7 @@ class Gangs:
         plan.until_ns = self._clock.monotonic_ns() + self._hold_ns
         self._state.keep_reserved(plan.holds, plan.until_ns)
 
-    def _let_go(self, known: _KnownGang) -> None:
+    def _release(self, known: _KnownGang) -> None:
         if known.plan is not None:
             for uid in known.plan.holds:
                 self._state.release(uid)
@@ -270,9 +270,9 @@ class Gangs:
                 "it is tried again later"
             )
             log.info("%s", known.said)
-            self._let_go(known)
+            self._release(known)
         elif sum(pod.uid in plan.holds for pod in there.waiting) < there.needed or not self._state.are_kept(plan.holds):
-            self._let_go(known)
+            self._release(known)
 
     def _find(self, known: _KnownGang, there: Muster) -> str:
         """Search for places for all waiting pods if they have none and it is their turn; return why they get none."""

@@ -43,7 +43,7 @@ class Held:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Be the only one that writes: what time has ended is dropped first, and the fleet is published at the end."""
+        """Lock out other writers: drop expired places first, and publish the fleet at the end."""
         with self._lock:
             self._end()
             try:
@@ -53,7 +53,7 @@ class Held:
                 self.published = self.fleet.publish()
 
     def end_due(self) -> None:
-        """Drop what time has ended; usually that is only a look at the clock."""
+        """Drop expired places; usually that is only a look at the clock."""
         if self._clock.monotonic_ns() >= self._next_end_ns:
             with self.writing():
                 pass
@@ -73,18 +73,18 @@ class Held:
         changed = self.places.put(uid, places)
         if _taken(before) != _taken(places):
             self.refresh(changed)
-        elif changed:  # as much is free as before, so prices stay valid, and no version is needed
+        elif changed:  # as much is free as before, so prices stay valid without a new version
             self.stir(changed)
             for node in changed:
                 self.recount(node)
 
     def stir(self, nodes: Iterable[str]) -> None:
-        """Record a change by which no more and no less is free."""
+        """Record a change that leaves as much free as before."""
         self.stirs += 1
         self.stirred.update(nodes)
 
-    def let_go(self, uid: str, unwanted: Unwanted) -> None:
-        """Give up some of what is held for a pod."""
+    def drop_places(self, uid: str, unwanted: Unwanted) -> None:
+        """Drop some of the places that are held for a pod."""
         self.put(uid, self.places.without(uid, unwanted))
 
     def refresh(self, nodes: Iterable[str]) -> None:
@@ -100,18 +100,18 @@ class Held:
         return Place(kind, pod, hold, gpus=gpus)
 
     def put_beside(self, uid: str, entry: Entry | None) -> None:
-        """Record what a bound pod takes beside GPUs, None if nothing any more."""
+        """Record the CPU and memory of a bound pod; None if it uses none any more."""
         for node in self.beside.put(uid, entry):
             self.recount(node)
 
     def recount(self, node: str) -> None:
-        """Compute again what CPU and memory a node has free."""
+        """Compute a node's free CPU and memory again."""
         self._fill_beside(self.fleet, node, None)
 
     def fleet_without(self, nodes: Iterable[str], ignored: Unwanted, *, uid: str = "") -> Fleet:
-        """Return the fleet as it would be if some of what is held on `nodes` was not.
+        """Return the fleet as it would be without some of the places that are held on `nodes`.
 
-        Where a place is reserved for the pod `uid`, its affinity label counts all the same: others may have joined it.
+        If a place is reserved for the pod `uid`, its affinity label still counts there: others may have joined it.
         """
         other = Fleet(self.fleet.publish())
         labels: dict[str, list[Hold]] = {}
@@ -133,7 +133,7 @@ class Held:
         self._fill_beside(fleet, node, ignored)
 
     def _fill_beside(self, fleet: Fleet, node: str, ignored: Unwanted | None) -> None:
-        """Compute what is free beside the GPUs; pods that are about to be there count already."""
+        """Compute a node's free CPU and memory; pods that are about to be bound there count already."""
         if node not in fleet:
             return
         coming = (
@@ -145,8 +145,8 @@ class Held:
 
 
 def _taken(places: Sequence[Place]) -> list[tuple[Hold, bool]]:
-    """Return what places take off nodes, and for a gang's pods whether that is firm.
+    """Return what places take from nodes, and for a gang's pods whether they are firm.
 
-    A search for a gang ignores what is only reserved for its own pods.
+    A search for a gang ignores places that are only reserved for its own pods.
     """
     return [(place.hold, place.pod.gang is not None and place.kind in FIRM) for place in places]

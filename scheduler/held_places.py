@@ -6,8 +6,8 @@ A place is held for a pod in one of four ways:
 - BOUND: the pod's own annotations say so. Ends with the pod. Only the watch makes and ends it.
 - BINDING: `choose` gave it. Ends when the watch shows the pod bound, or when the API server has said that the pod is
   gone, or is not bound and no binding can be under way any more; never by time alone.
-- TENTATIVE: `find` expects kube-scheduler to choose it, because it alone is scored with the most. The pod's next call
-  replaces it, `choose` ends it, time ends it. It steers others elsewhere; nothing rests on it.
+- TENTATIVE: `find` expects kube-scheduler to choose it, because it alone has the highest score. Ends with the pod's
+  next call, with `choose`, or by time. It only steers other pods elsewhere.
 - RESERVED: the reclaimer made room there for a waiting pod, or its gang has its places. Ends when that pod is bound
   or gone, or by time.
 """
@@ -49,7 +49,7 @@ FIRM: Final = (HoldKind.BOUND, HoldKind.BINDING)
 class Place:
     """A hold for one pod.
 
-    `until_ns` is when it ends; of BINDING, when the pod itself is to be looked at, None before the first answer.
+    `until_ns` is when it ends; for BINDING, when the pod itself is to be read, None before the first answer.
     """
 
     kind: HoldKind
@@ -59,11 +59,11 @@ class Place:
     gpus: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: NO_GPUS)
     """Each container's GPUs, if the scheduler chose them."""
     among: int = 0
-    """Of TENTATIVE: how many nodes had room."""
+    """For TENTATIVE: how many nodes had room."""
     version: int = 0
-    """Of TENTATIVE: that of the node's row with the place in it."""
+    """For TENTATIVE: the version of the node's row that contains the place."""
     why: str = ""
-    """Of BINDING: a description of why the pod is placed there."""
+    """For BINDING: why the pod is placed there."""
 
     def has_ended(self, now_ns: int) -> bool:
         """Whether it has expired."""
@@ -116,7 +116,7 @@ class Places:
         return Counter(place.kind for place in self.every())
 
     def without(self, uid: str, unwanted: Callable[[Place], bool]) -> tuple[Place, ...]:
-        """Return what is held for a pod, but for what is unwanted."""
+        """Return what is held for a pod, without what is unwanted."""
         return tuple(place for place in self.of(uid) if not unwanted(place))
 
     def put(self, uid: str, places: Sequence[Place]) -> set[str]:

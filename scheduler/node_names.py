@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Node names between the wire and the fleet's rows: thousands in each call, each time in another order.
 
-kube-scheduler looks at nodes in parallel, and lists them as they are done. A look-up of each name would take longer
-than all else, because the names lie all over the memory. So all are hashed together, and the rows that are found this
-way are written again: only if that is what came, letter by letter, are they right.
+kube-scheduler examines nodes in parallel, and lists them as they are done. Looking up each name would take longer than
+everything else, because the names are scattered over the memory. So all are hashed together, and the names of the rows
+found this way are written again: the rows are right if that is exactly the text that came.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Roster:
         """`names` are the nodes' by row, empty if the row is no node's."""
         self.names = tuple(names)
         self.rank: Ints = np.empty(len(names), np.int64)
-        """Where each row's node is in the order of names."""
+        """The position of each row's node in the order of names."""
         self.rank[sorted(range(len(names)), key=self.names.__getitem__)] = np.arange(len(names))
         self._row = {name: row for row, name in enumerate(names) if name}
         written = [orjson.dumps(name) for name in names]

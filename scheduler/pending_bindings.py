@@ -2,7 +2,7 @@
 """Hold the place that was chosen for a binding until it is known whether the pod was bound.
 
 No GPU is given twice, because only `choose` gives: while it alone writes, it finds GPUs that neither BOUND, BINDING nor
-another's RESERVED holds, and records BINDING before the API server hears of it. `held_places` says what these are.
+another's RESERVED holds, and records BINDING before the API server gets it. `held_places` explains these kinds.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PendingBindings:
         self._hold_ns = int(hold_seconds * 1_000_000_000)
         self._lost_ns = int(lost_seconds * 1_000_000_000)
         self._under_way: set[str] = set()
-        """Pods of which a bind has not ended."""
+        """Pods with a bind that has not ended."""
 
     def choose(self, pod: Pod, node: str) -> Place:
         """Choose GPUs on `node` for a binding, and hold them.
@@ -113,7 +113,7 @@ class PendingBindings:
             if not result.fits[0]:
                 raise NoPlace(explain(int(result.why[0]), pod.demand))
             for uid in {place.pod.uid for place in self._places.on(node)}:
-                self._held.let_go(uid, is_tentative)
+                self._held.drop_places(uid, is_tentative)
         return self._held.place(HoldKind.BINDING, pod, node, result.gpus[0].tolist())
 
     def _are_equal(self, pod: Pod, *nodes: str) -> bool:
@@ -126,7 +126,7 @@ class PendingBindings:
         return fit and len({int(judged.price[row]) for row in rows}) == 1
 
     def bound(self, uid: str, node: str) -> None:
-        """Record that the pod is bound to `node`: what was held elsewhere is free, this stays until it is seen."""
+        """Record that the pod is bound to `node`: places elsewhere are freed, this one stays until it is seen."""
         until = self._clock.monotonic_ns() + self._hold_ns
         with self._held.writing():
             self._under_way.discard(uid)
@@ -136,7 +136,7 @@ class PendingBindings:
             self._held.put(uid, seen or here)
 
     def lost(self, uid: str, node: str) -> None:
-        """Record that no answer came and the pod is not bound yet: it may still be, so the place stays."""
+        """Record that no answer came and the pod is not bound yet: it may still be bound, so the place stays."""
         until = self._clock.monotonic_ns() + self._lost_ns
         with self._held.writing():
             self._under_way.discard(uid)
@@ -145,11 +145,13 @@ class PendingBindings:
             self._held.put(uid, [replace(p, until_ns=until) if at else p for p, at in zip(places, mine, strict=True)])
 
     def refused(self, uid: str, node: str) -> None:
-        """Record that this try will not bind the pod; an earlier one whose answer was lost may yet do so."""
+        """Record that this try will not bind the pod; an earlier one whose answer was lost may still do so."""
         with self._held.writing():
             self._under_way.discard(uid)
-            # Only the place of a try whose answer was lost has an end.
-            self._held.let_go(uid, lambda p: p.kind is HoldKind.BINDING and p.hold.node == node and p.until_ns is None)
+            # Only a place whose try got no answer has an end: that one stays.
+            self._held.drop_places(
+                uid, lambda p: p.kind is HoldKind.BINDING and p.hold.node == node and p.until_ns is None
+            )
 
     def overdue(self) -> list[Pod]:
         """Return the pods to look at because no watch has shown them bound in time."""
@@ -166,9 +168,9 @@ class PendingBindings:
             if uid in self._under_way or not any(p.kind is HoldKind.BINDING for p in self._places.of(uid)):
                 return
             if pod is None or pod.uid != uid or pod.finished:
-                self._held.let_go(uid, lambda p: p.kind is HoldKind.BINDING)
+                self._held.drop_places(uid, lambda p: p.kind is HoldKind.BINDING)
             elif not pod.node:
-                self._held.let_go(uid, lambda p: p.is_due(now))
+                self._held.drop_places(uid, lambda p: p.is_due(now))
             else:  # bound: only the watch makes it BOUND, so it is held as BINDING until the watch shows it
                 hold = held_by(pod, obj or {})
                 self._held.put(uid, [Place(HoldKind.BINDING, pod, hold, now + self._hold_ns)] if hold else [])

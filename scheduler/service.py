@@ -42,7 +42,7 @@ REAL_SECONDS: Final = 2.0
 
 
 LEARN_SECONDS: Final = 1.0
-"""Real seconds between two looks whether enough pods have arrived to learn from."""
+"""Real seconds between two checks whether enough pods have arrived to learn from."""
 
 
 class NotSynced(SlicekeeperError):
@@ -76,13 +76,13 @@ class Scheduler:
             node_selector=settings.scheduler.node_selector(shard),
         )
         agents = NodeAgents(clock, lambda answer: self.metrics.agent_answers.labels(answer).inc())
-        # No other process can listen where this one does: after a crash its lease is at once its own again.
+        # Only this process can listen on this address, so after a crash it has its lease again at once.
         lease = self._lease(BINDER_LEASE, f"{socket.gethostname()}/{settings.scheduler.bind}")
         renew_seconds = settings.scheduler.lease_seconds / RENEWALS
         self.fence = Fence(lease, self.watches.catch_up, idle_seconds=renew_seconds)
         after = settings.scheduler.reclaim_after_seconds
         self.gangs = Gangs(self.state, clock, Nudger(self.client, clock, pause_seconds=after), hold_seconds=hold)
-        # Half of what is left of a lease when its holder stops is for connecting, half for delivering.
+        # When a holder stops, half of the rest of its lease is for connecting, and half for delivering.
         delivery_seconds = settings.scheduler.lease_seconds * (1 - LEADS) / 2
         binding = KubeClient(settings.kubernetes, delivery_seconds=delivery_seconds)
         self.binder = Binder(binding, self.state, clock, agents, self.fence, self.gangs)
@@ -96,7 +96,7 @@ class Scheduler:
             count=lambda outcome: self.metrics.evictions.labels(outcome).inc(),
         )
         nudger = Nudger(self.client, clock, pause_seconds=after)
-        # Room that is made for one pod is the first that will do: a mix of arrivals says nothing about it.
+        # Room is made for one given pod, so what usually arrives does not matter here.
         self.reclaimer = Reclaimer(
             settings, clock, self.state, BestFit(), self.leader, evictor, nudger, hold_seconds=hold
         )
@@ -146,7 +146,7 @@ class Scheduler:
 
     def _learn(self) -> None:
         self.watches.wait(self.stopped)
-        # What the lists brought stays: the collector need not look at it again, which takes longer than any call.
+        # Objects of the first lists stay. If the collector examined them again, calls would wait for it.
         gc.collect()
         gc.freeze()
         while not self.stopped.wait(LEARN_SECONDS):

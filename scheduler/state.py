@@ -134,7 +134,7 @@ class SchedulerState:
         """
         if any(place.kind is HoldKind.TENTATIVE for place in self._places.of(pod.uid)):
             with self._held.writing():
-                self._held.let_go(pod.uid, is_tentative)
+                self._held.drop_places(pod.uid, is_tentative)
         policy = self._learner.policy
         judged, version = self._finder.prices.survey(self._held.published, pod.demand, policy)
         if not judged.fits[rows[rows < len(judged.fits)]].any() and self.drop_old_expectations():
@@ -167,7 +167,7 @@ class SchedulerState:
                 if is_tentative(place) and place.until_ns is not None and place.until_ns <= before_ns
             ]
             for uid in old:
-                self._held.let_go(uid, is_tentative)
+                self._held.drop_places(uid, is_tentative)
         return bool(old)
 
     def _hold_best(self, pod: Pod, found: Found | Cheapest, row: int, among: int, version: int) -> bool:
@@ -372,7 +372,7 @@ class SchedulerState:
     def release(self, uid: str) -> None:
         """Release the place reserved for a waiting pod."""
         with self._held.writing():
-            self._held.let_go(uid, lambda place: place.kind is HoldKind.RESERVED)
+            self._held.drop_places(uid, lambda place: place.kind is HoldKind.RESERVED)
 
     def learn(self) -> None:
         """Update the policy if enough pods have arrived since the last time. May take a second."""

@@ -31,7 +31,7 @@ FIRST_SECONDS: Final = 60
 """How long a pod waits before it gets an event."""
 
 AGAIN_SECONDS: Final = 300
-"""Interval until the event is written again if there is something new."""
+"""Interval until the event is written again if its text has changed."""
 
 SAME_AGAIN_SECONDS: Final = 1_800
 """Interval until it is written again anyway: an API server keeps an event for an hour."""
@@ -131,7 +131,7 @@ class Notices:
 
 
 def _notes(found: Outlook, pod: Pod) -> Iterator[str]:
-    """Return what an outlook has for those who may see the pod."""
+    """Yield the parts of an outlook that everyone who may see the pod may know."""
     if found.ahead:
         yield f"Pods served before it: {len(found.ahead)}."
     if found.give_way and pod.budget_state == names.IN_BUDGET:

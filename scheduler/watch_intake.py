@@ -44,7 +44,7 @@ class Intake:
             self._take_node(node)
 
     def drop_node(self, name: str) -> None:
-        """Forget a node; pods that are bound to it count again should it come back."""
+        """Forget a node; pods that are bound to it count again if it comes back."""
         with self._held.writing():
             self._drop_node(name)
 
@@ -59,7 +59,7 @@ class Intake:
                 self._take(pod, hold)
             for uid in self._pods.uids() - {pod.uid for pod, _ in pods if pod is not None}:
                 self._lose(uid)
-                self._held.let_go(uid, lambda place: place.kind is not HoldKind.BINDING)
+                self._held.drop_places(uid, lambda place: place.kind is not HoldKind.BINDING)
 
     def set_pod(self, obj: ReadObject) -> None:
         """Update one pod."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics of arriving pods, by kind, from which policies that look ahead learn.
 
-Counts fade: whenever `FULL` pods have been counted all counts are halved, so a mix that changes is followed. Nothing is
-stored: after a restart the pods that the API server lists are counted, the ended ones among them.
+Counts fade: whenever `FULL` pods have been counted, all counts are halved, so they follow a mix that changes. Nothing
+is stored: after a restart, the pods that the API server lists are counted, ended ones too.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from slicekeeper.names import MIG
 from slicekeeper.units import CORES_PER_GPU
 
 FULL: Final = 20_000
-"""How many pods are remembered before older ones begin to count less."""
+"""Number of pods after which older ones begin to count less."""
 
 
 MOST_KINDS: Final = 300
-"""Most kinds in a mix. The time to learn grows with them, and users can create any number; openb has 126."""
+"""Maximum number of kinds in a mix. The time to learn grows with it, and users can create any number; openb has 126."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Arrival:
     weight: float
 
     def wants(self, capacity: int) -> int:
-        """Return how many percent of a GPU with so much memory (MiB) a slice takes; more than 100 does not fit."""
+        """Return the percentage that a slice takes of a GPU with `memory` MiB; more than 100 does not fit."""
         return max(self.core, -(-self.memory_mib * CORES_PER_GPU // max(capacity, 1)))
 
 
@@ -85,7 +85,7 @@ class Arrivals:
         self._without_gpus += 1
 
     def mix(self) -> Mix:
-        """Return the most frequent kinds, MOST_KINDS of them at most."""
+        """Return the most frequent kinds, at most MOST_KINDS."""
         found = self._counts.most_common(MOST_KINDS)
         total = sum(count for _, count in found)
         kinds = tuple(Arrival(*kind, weight=count / total) for kind, count in found)

@@ -21,7 +21,7 @@ NOWHERE: Final = 1 << 50
 """The price of a GPU on which a slice does not fit."""
 
 NODE_STEPS: Final = 2_000
-"""Steps of exact search for one demand on one node: some 4 ms at the very most."""
+"""Steps of exact search for one demand on one node: at most about 4 ms."""
 
 SEARCH_STEPS: Final = 500_000
 """Steps for one demand on all nodes together."""
@@ -41,7 +41,7 @@ def _pieces(demand: Demand) -> list[Piece]:
 
 
 def assign(gpus: Gpus, demand: Demand, shares: Bools, wholes: Bools, policy: Policy) -> tuple[Bools, Ints, Ints]:
-    """Place the demand's slices on each node: by the policy, one after the other, and if that fails by search."""
+    """Place the demand's slices on each node: one after the other by the policy, and by search if that fails."""
     slices = demand.slices
     count = len(gpus.core)
     every = np.arange(count)
@@ -86,7 +86,7 @@ def assign(gpus: Gpus, demand: Demand, shares: Bools, wholes: Bools, policy: Pol
 def _search(
     gpus: Gpus, slices: Sequence[Slice], shares: Bools, wholes: Bools, fits: Bools, price: Ints, chosen: Ints
 ) -> None:
-    """Search exactly if the policy's order of placing found nothing; equal nodes are searched once."""
+    """Search exactly on nodes where placing in order failed; equal nodes are searched once."""
     known: dict[bytes, list[int] | None] = {}
     left = SEARCH_STEPS
     core = sum(piece.core for piece in slices)
@@ -102,7 +102,7 @@ def _search(
         found = known[key]
         if found is not None:
             fits[row] = True
-            # Such a node is tight: it is priced behind all that the policy priced, and ahead of none.
+            # Such a node is tight: it costs more than all that the policy priced.
             price[row] = NOWHERE - 1
             chosen[row] = found
         else:

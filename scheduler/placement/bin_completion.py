@@ -2,9 +2,9 @@
 """Distribute shares among GPUs so that all fit, filling one GPU after the other (bin completion).
 
 The largest share left is put on each GPU that can hold it, and the GPU is filled up with the largest others that still
-fit. A GPU that keeps more than all can spare is not left like that, and a state that failed is not tried again. Bin
-completion is by Martello and Toth, 1990, "Knapsack Problems", ch. 8, and Korf, 2002, "A New Algorithm for Optimal Bin
-Packing". If the shares fill the GPUs exactly it fails far less often than a search that places one share after the
+fit. A GPU is never left with more free than all GPUs together can spare, and a state that failed is not tried again.
+Bin completion is by Martello and Toth, 1990, "Knapsack Problems", ch. 8, and Korf, 2002, "A New Algorithm for Optimal
+Bin Packing". If the shares fill the GPUs exactly it fails far less often than a search that places one share after the
 other, because it keeps small shares, with which any rest can be filled, until the end.
 """
 
@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 from scheduler.placement.node_search import StepBudget
 
 GPUS_PER_STEP: Final = 8
-"""A look at so many GPUs takes as long as another step."""
+"""Examining this many GPUs takes as long as another step."""
 
 
 class Space(NamedTuple):
-    """The free part of one GPU, and which of the demands may be there (a bit for each)."""
+    """The free part of one GPU, and a bit for each demand that may use it."""
 
     core: int
     memory: int

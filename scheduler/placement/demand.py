@@ -16,9 +16,9 @@ from slicekeeper.units import CORES_PER_GPU
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What goes on one GPU: a share for one or more containers, or one whole GPU of a container.
+    """What a pod places on one GPU: a share for one or more containers, or one whole GPU of a container.
 
-    `memory_mib` of a share is what it takes; of a whole GPU, the least that the GPU must have: it takes all.
+    For a share, `memory_mib` is what it takes; for a whole GPU, the minimum that the GPU must have.
     """
 
     containers: tuple[str, ...]
@@ -78,7 +78,7 @@ def demand_of(request: PodRequest, namespace: str) -> Demand:
     shares = [_share(r) for r in request.requests if r.is_fraction]
     mode, why = _mode(request)
     if request.affinity and len(shares) > 1 and mode != MIG:
-        # The label brings its pods together on one GPU, this pod's own containers among them.
+        # All pods with the label are on one GPU, and so are this pod's own containers.
         names = tuple(name for share in shares for name in share.containers)
         shares = [Slice(names, sum(s.core for s in shares), sum(s.memory_mib for s in shares), whole=False)]
     wholes = [

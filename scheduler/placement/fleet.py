@@ -19,7 +19,7 @@ from scheduler.placement.mig import MigRow, Sliced, sliced
 from slicekeeper.units import CORES_PER_GPU
 
 MIXED = "\0mixed"
-"""Stands for an exclusion label if the pods on a GPU disagree: no other may join them."""
+"""The exclusion label of a GPU whose pods have different ones: no other pod may join them."""
 
 
 @dataclass(frozen=True, slots=True)

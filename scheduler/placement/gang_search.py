@@ -28,7 +28,7 @@ SEARCH_NODES: Final = 64
 """How many nodes are searched for each demand, those with the most free."""
 
 SEARCH_DEMANDS: Final = 32
-"""Gangs with more kinds of pods are not searched for."""
+"""Maximum number of different pods of a gang that is searched for."""
 
 COMPLETIONS: Final = 4
 """One completion takes at most this part of the steps, so that others can follow if it fails."""
@@ -42,7 +42,7 @@ class Item(NamedTuple):
     piece: Slice
     needs_idle: bool
     closes: bool
-    """Nothing else may come to its GPU afterwards, as far as is known here."""
+    """No other pod may join its GPU, as far as is known here."""
 
 
 class Step(NamedTuple):

@@ -17,8 +17,8 @@ from scheduler.placement.random_place import Random
 from scheduler.placement.spread import Spread
 
 ENOUGH: Final = 150
-"""Before so many pods have arrived, a policy that looks ahead gives way to best fit. With 300, 0.2 less is given out
-of clusters of 300 to 1,200 GPUs."""
+"""Until this many pods have arrived, best fit replaces a policy that looks ahead. With 300, 0.2 less is given out of
+clusters of 300 to 1,200 GPUs."""
 
 LEARNING: Final[dict[str, Callable[[Mix, FleetVersion], Policy]]] = {
     "expected-fill": ExpectedFill,

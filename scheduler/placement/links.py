@@ -25,7 +25,8 @@ LINK: Final = 3
 """One NVLink; each more is one better."""
 
 MOST_SETS: Final = 20_000
-"""How many sets are compared: those of 8 among 16 GPUs. Beyond, each set grows from one GPU by the best next one."""
+"""Maximum number of sets that are compared: those of 8 among 16 GPUs. For more, each set grows from one GPU by the best
+next one."""
 
 
 def closeness(one: Gpu, other: Gpu) -> int:

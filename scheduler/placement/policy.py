@@ -49,7 +49,7 @@ class Gpus:
 
 @dataclass(frozen=True)
 class Piece:
-    """What is to be priced: `count` equal slices of a pod, and the cores and MiB that the pod takes beside its GPUs.
+    """What a policy prices: `count` equal slices of a pod, and the cores and MiB that the pod takes beside its GPUs.
 
     `count` is more than 1 only for whole GPUs, which go on the first idle ones that suffice.
     """

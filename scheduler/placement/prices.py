@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Price vectors: what every node of a fleet costs one shape of request, of which only changed rows are priced again.
+"""Price vectors: the price of every node of a fleet for one shape of request; only changed rows are priced again.
 
 Nodes that are in the same state cost the same, so one of them is priced for all. Nodes of one type that are filled one
 after the other come to the same states again and again.
@@ -47,15 +47,15 @@ class _Vector:
 class Prices:
     """The vectors of the shapes asked for recently. Safe from any thread, without a lock: vectors are only replaced.
 
-    Two threads may work out the same one at once; the later one stays.
+    Two threads may compute the same one at once; the later one stays.
     """
 
     def __init__(self) -> None:
         self._vectors: dict[Demand, _Vector] = {}
-        """The one used last is the last."""
+        """In the order of their last use."""
 
     def copy(self) -> Prices:
-        """Return the same vectors, for a fleet that goes its own way from here."""
+        """Return the same vectors, for a copy of the fleet that changes separately."""
         other = Prices()
         other._vectors = self._vectors.copy()
         return other

@@ -10,13 +10,13 @@ from scheduler.placement.policy import Gpus, Piece
 
 
 class Random:
-    """Any node that fits, and any GPU there that does: what the others are measured against."""
+    """Any node that fits, and any GPU there that fits: the baseline of comparisons."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)
 
     def prices(self, gpus: Gpus, piece: Piece, possible: Bools) -> Ints:  # noqa: ARG002 - the policies' interface
-        """Return chance."""
+        """Return random prices."""
         nodes, columns = gpus.core.shape
         of_node = self._random.integers(0, 1 << 20, (nodes, 1)) << 10
         return of_node + self._random.integers(0, 1 << 10, (nodes, columns))

@@ -11,7 +11,7 @@ from slicekeeper.names import MIG
 
 
 class Why(IntEnum):
-    """Why a node does not do. From `UUID` on, no pod's leaving would change it."""
+    """Why a node does not fit. From `UUID` on, the end of other pods would not change it."""
 
     FITS = 0
     FULL = 1

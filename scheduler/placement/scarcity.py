@@ -43,7 +43,8 @@ PART: Final = 0.25
 the nodes that are spared, and up to 2 less is given out of clusters that are short of CPU."""
 
 MOST_KINDS: Final = 32
-"""Kinds looked at, those that ask for the most GPUs in all. Twice as many change nothing that can be measured."""
+"""Number of kinds that are considered, those that ask for the most GPUs in all. Twice as many change nothing that can
+be measured."""
 
 TINY: Final = 1e-6
 """Cores or MiB: what rounding may cost, and enough for a pod that wants none."""
@@ -59,7 +60,7 @@ class Scarcity:
         most = sorted(kinds, key=lambda kind: kind.weight * kind.core, reverse=True)[:MOST_KINDS]
         most.sort(key=lambda kind: kind.gpus == 1)
         self._several = sum(kind.gpus > 1 for kind in most)
-        """So many kinds want several GPUs; they come first."""
+        """The number of kinds that want several GPUs; they come first."""
         self._gpus = np.array([kind.gpus for kind in most], np.float32)
         self._cpu = np.array([max(kind.cpu * kind.gpus, TINY * TINY) for kind in most])
         self._ram = np.array([max(kind.ram * kind.gpus, TINY * TINY) for kind in most])

@@ -11,7 +11,7 @@ from slicekeeper.units import CORES_PER_GPU
 
 
 class Spread:
-    """The node and the GPU with the most free: pods get in each other's way as little as can be."""
+    """The node and the GPU with the most free, so that pods disturb each other as little as possible."""
 
     def prices(self, gpus: Gpus, piece: Piece, possible: Bools) -> Ints:  # noqa: ARG002 - the policies' interface
         """Return what is taken already, of the node first."""

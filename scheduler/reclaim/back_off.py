@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass
 class BackOff:
-    """How often something was done for it, and until when nothing more is."""
+    """How often something was done for a pod or gang, and until when nothing more is done."""
 
     times: int = 0
     not_before_ns: int = 0

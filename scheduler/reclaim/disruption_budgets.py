@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Count how many pods their disruption budgets allow to be evicted together: a dry run tells of each pod alone."""
+"""Count how many pods their disruption budgets allow to be evicted together: a dry run tests each pod alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slicekeeper.untyped import as_list, as_map
 
 
 def not_allowed_together(client: KubeClient, pods: Sequence[Pod]) -> list[Pod]:
-    """Return those of `pods`, each of which may be evicted, that may not be once the others are.
+    """Return those of `pods` that may be evicted alone, but not after the others.
 
     Raises ServiceError.
     """
@@ -36,7 +36,7 @@ def _budgets(client: KubeClient, namespace: str) -> list[Object]:
 
 
 def _counts(budget: Object, pod: Object) -> bool:
-    """Whether the eviction of a pod takes one from what a budget allows; of a pod that is not ready it takes none."""
+    """Whether a pod's eviction counts against a budget: it covers the pod, and the pod is ready."""
     selector = as_map(budget.get("spec")).get("selector")
     conditions = map(as_map, as_list(as_map(pod.get("status")).get("conditions")))
     is_ready = any((of.get("type"), of.get("status")) == ("Ready", "True") for of in conditions)

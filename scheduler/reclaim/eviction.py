@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evict pods for others, through `pods/eviction`, so that disruption budgets apply, and write events on both.
 
-Each victim is read right before: only a pod that is over budget (or volunteered) at that very version is evicted,
-because the Eviction carries its UID and resource version. A grant in between keeps the pod.
+Each victim is read right before its eviction: only a pod that is over budget (or volunteered) at that very version is
+evicted, because the Eviction carries its UID and resource version. A grant in between keeps the pod.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Evictor:
     def may_evict(self, victims: Sequence[Pod]) -> bool:
         """Whether all of `victims` could be evicted now, by dry runs and by how many their disruption budgets allow.
 
-        Those that could not are skipped a while.
+        Those that could not are skipped for a while.
         """
         for victim in victims:
             outcome = self._evict(victim, dry_run=True)

@@ -46,8 +46,8 @@ IDLE_SECONDS: Final = 5.0
 
 
 @dataclass
-class _Service(BackOff):
-    """What was done for a waiting pod, and whose leaving it waits for."""
+class _Served(BackOff):
+    """What was done for a waiting pod, and the victims whose end it waits for."""
 
     victims: frozenset[str] = frozenset()
 
@@ -76,7 +76,7 @@ class Reclaimer:
         self._evictor = evictor
         self._nudger = nudger
         self._hold_ns = int(hold_seconds * 1_000_000_000)
-        self._served: dict[str, _Service] = {}
+        self._served: dict[str, _Served] = {}
         """By the UIDs of waiting pods for which room was made."""
         self._idle_ns = int(IDLE_SECONDS * settings.clock.speed * 1_000_000_000)
         self._idle_at: tuple[int, int] | None = None
@@ -177,7 +177,7 @@ class Reclaimer:
             else:
                 self._nudger.nudge(place.pod)
 
-    def _put_off(self, service: _Service) -> None:
+    def _put_off(self, service: _Served) -> None:
         """Leave a served pod alone until it had time to take its place."""
         service.put_off(self._clock.monotonic_ns(), self._hold_ns, LONGEST_PAUSE)
 
@@ -206,7 +206,7 @@ class Reclaimer:
             # Reserved first: otherwise a third pod might take the room before the one for which it is made.
             if not self._state.reserve(pod, hold):
                 return None
-            service = self._served.setdefault(pod.uid, _Service())
+            service = self._served.setdefault(pod.uid, _Served())
             service.victims = frozenset(victim.uid for victim in victims) | picture.leaving_for(hold)
             # If one of several may not go, the others would go in vain.
             may = len(victims) < 2 or self._evictor.may_evict(victims)
@@ -241,7 +241,7 @@ class Reclaimer:
             if not self._state.reserve_all([(place.pod, place.hold) for place in places], until_ns):
                 return None
             for place in places:
-                self._served.setdefault(place.pod.uid, _Service()).victims = leaving
+                self._served.setdefault(place.pod.uid, _Served()).victims = leaving
             may = self._evictor.may_evict(victims)
             if may and all(self._evictor.evict(place.victims, place.pod) for place in places):
                 for place in places:

@@ -93,7 +93,7 @@ def _best(demand: Demand, nodes: Sequence[NodeGpus], has_friends: bool, rank: in
     for bound, index in sorted(bounds):
         if bound > most:
             break
-        found = _Node(demand, nodes[index], has_friends, rank, budget).fewest(most)
+        found = _NodeSearch(demand, nodes[index], has_friends, rank, budget).fewest(most)
         if found is not None:
             best = Choice(nodes[index].name, found)
             most = len(found) - 1
@@ -159,7 +159,7 @@ class _Target:
     mig: MigRow | None = None
 
 
-class _Node:
+class _NodeSearch:
     """The search for victims on one node, up to one rank."""
 
     def __init__(self, demand: Demand, node: NodeGpus, has_friends: bool, rank: int, budget: StepBudget) -> None:
