@@ -47,7 +47,7 @@ TIDY_SECONDS: Final = 30.0
 """Interval of cleaning up: everything at once, because container runtimes react to each change."""
 
 LOOK_SECONDS: Final = 1.0
-"""How soon it notices that the folder of the seats was removed."""
+"""Interval of checks whether the folder of the seats was removed."""
 
 LINGER_SECONDS: Final = 2.0
 """How long an agent continues to serve after SIGTERM: a binding in progress reaches kubelet within this time."""
@@ -66,7 +66,8 @@ class Agent:
         kubelet = PodResources(Path(mine.pod_resources_socket), settings.resources.seat)
         devices = settings.resources.devices
         self._own = OwnGpus(source, mine.gpus, devices, lambda: {gpu_of(device) for device in kubelet.devices(devices)})
-        # What follows sees only the GPUs that are offered; the metrics describe a holder's GPU even if it no longer is.
+        # Everything below sees only the GPUs that are offered; the metrics describe a holder's GPU even if it is not
+        # any more.
         self._every, source = source, self._own
         self._run_dir = Path(mine.run_dir)
         self._store = SeatStore(Path(mine.state_dir) / "seats")
@@ -129,10 +130,10 @@ class Agent:
             while not self._pause(stop):
                 self._seats.tidy()
                 if self._pods.synced:
-                    self._seats.free()  # that of a pod that went while its container was being started
+                    self._seats.free()  # the seat of a pod that was deleted while its container was being started
                 self._files.probe.look(started=self._files.has_started_one())
             self._linger()
-        finally:  # a thread that kubelet's stream holds would keep the process
+        finally:  # a thread that serves kubelet's stream would keep the process alive
             self._files.probe.stop()
             self._ended.set()
             self._policy.stop()
@@ -152,8 +153,8 @@ class Agent:
     def _serve(self) -> None:
         """Answer probes and scrapes.
 
-        What that needs is imported only now. It is a quarter of all imports, and until the rest runs, no change of a
-        budget reaches the slices of the node.
+        The imports for that are made only now: they are a quarter of all, and until the rest of the agent runs, no
+        change of a budget reaches the slices of the node.
         """
         from prometheus_client import REGISTRY, make_wsgi_app  # noqa: PLC0415
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keep the node's agent running: start it again at once when it is killed.
 
-kubelet waits before it starts a container again: 10 s from its second end on, then up to 5 minutes. All that time
-neither a spent budget nor a grant would reach the slices of the node, and no pod would start there. Nor is the first
-time soon enough: a kubelet that starts too looks at its pods a second later, and fails those whose seats are not there.
-So each agent is a fork of a process that has imported all of it.
+kubelet waits before it restarts a container: 10 s from its second end on, then up to 5 minutes. All that time neither a
+spent budget nor a grant would reach the slices of the node, and no pod would start there. Even the first restart is too
+late: a kubelet that starts too looks at its pods a second later, and fails those whose seats are not there. So each
+agent is a fork of a process that has imported all of it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _STOP: Final = (signal.SIGTERM, signal.SIGINT)
 def keep_agent() -> None:
     """Return in a new process, and in another one whenever that was killed. Call it before there are threads.
 
-    The caller's process ends with the status of the agent's: when the agent ends by itself, as it does with a reason,
-    or when it has ended because it was asked to by SIGTERM or SIGINT, which are passed on.
+    The caller's process ends with the agent's status when the agent ends by itself, which it does only for a reason, or
+    because of SIGTERM or SIGINT, which are passed on.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_STOP, signal.SIGCHLD))
     pause = FIRST_PAUSE_SECONDS

@@ -2,7 +2,7 @@
 """Client of the node's arbiter: one line of JSON as request and one as answer, on a socket in the shared folder.
 
 Each call has a connection of its own, so a restarted arbiter is found again without any state. The arbiter serves 64
-connections at once, and hangs up on the oldest of more: fewer are opened from here.
+connections at once, and closes the oldest if there are more, so this client opens fewer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slicekeeper.errors import SlicekeeperError
 ANSWER_SECONDS: Final = 2.0
 
 CONNECTIONS: Final = 16
-"""An answer takes about a millisecond, so a container's start hardly waits for the others' to have theirs."""
+"""Connections at once. An answer takes about a millisecond, so the start of a container hardly waits for others."""
 TURN_SECONDS: Final = 10.0
 """How long a request waits for one of these connections: on a busy node others may take their whole time first."""
 
@@ -92,7 +92,7 @@ class Telemetry(msgspec.Struct, frozen=True):
     """The rule by which idle time is shared; an older arbiter does not report it."""
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _Reply(msgspec.Struct, frozen=True):
     ok: bool
     error: str = ""
 
@@ -139,22 +139,22 @@ class Arbiter:
     def set(self, name: str, gpu: int, policy: SeatPolicy) -> None:
         """Create or change a seat. Raises ArbiterAway or ArbiterRefused."""
         rights = {"core": policy.core, "limit": policy.limit, "memory": policy.memory, "class": policy.vclass}
-        self._ask({"op": "set", "seat": name, "gpu": gpu, **rights, "cgroup": policy.cgroup}, _Answer)
+        self._ask({"op": "set", "seat": name, "gpu": gpu, **rights, "cgroup": policy.cgroup}, _Reply)
 
     def drop(self, name: str) -> None:
         """Remove a seat. Raises ArbiterAway or ArbiterRefused."""
-        self._ask({"op": "drop", "seat": name}, _Answer)
+        self._ask({"op": "drop", "seat": name}, _Reply)
 
     def follow(self, rule: str) -> None:
         """Share leftover time by another rule from now on. Raises ArbiterAway or ArbiterRefused."""
-        self._ask({"op": "rule", "rule": rule}, _Answer)
+        self._ask({"op": "rule", "rule": rule}, _Reply)
 
     def _ask(self, request: dict[str, Any], kind: type[_T]) -> _T:
         if not self._connections.acquire(timeout=TURN_SECONDS):
             raise ArbiterAway(f"the node's arbiter has not answered {CONNECTIONS} others for {TURN_SECONDS:g} s")
         try:
             line = self._line(msgspec.json.encode(request) + b"\n")
-            said = typed.decode(line, _Answer)
+            said = typed.decode(line, _Reply)
             if not said.ok:
                 raise ArbiterRefused(f"the arbiter refuses: {said.error}")
             return typed.decode(line, kind)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep the node's one arbiter running. It runs in a pod beside the agent's, so that neither takes the other along.
+"""Keep the node's one arbiter running. It runs in a pod beside the agent's, so that neither ends with the other.
 
 While another arbiter serves the folder, as an older release's does during an upgrade, this one waits for its end and
 then takes over at once: seats and their processes are kept in the folder.
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.02
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 0.5
-"""Without an arbiter limiters hold to their requests alone: however often one is killed, the next one is there soon."""
+"""Longest pause after an arbiter that was killed: without an arbiter, slices get only their requests."""
 LONGEST_PAUSE_UNUSABLE_SECONDS: Final = 5.0
-"""One that ends with an error has said why, mostly that there is no driver yet, and is not worth two lines a second."""
+"""Longest pause after an arbiter that ended with an error, usually because there is no driver yet."""
 SETTLED_SECONDS: Final = 10.0
-"""An arbiter that ran this long was healthy: its end starts a new count."""
+"""An arbiter that ran this long was healthy: its failures are counted from zero again."""
 END_SECONDS: Final = 5.0
 
 

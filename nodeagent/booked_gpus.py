@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check that a pod really has the GPUs that its annotations name, against all pods bound to the node.
 
-The scheduler decides; this is the second look at the place where it counts, against another scheduler or another
-plugin that booked the same GPU. The later Binding loses, whichever of the two pods starts first.
+The scheduler decides; this second check on the node protects against another scheduler or plugin that booked the same
+GPU. The later Binding loses, whichever of the two pods starts first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ContainerHold:
     limited: bool = False
     """Whether the webhook makes it load the limiter, as it does for fractions in enforced namespaces."""
     preload: str | None = None
-    """LD_PRELOAD without the limiter, if it has a limiter that it does not need: on a MIG slice."""
+    """LD_PRELOAD without the limiter, if the container has one and does not need it: on a MIG slice."""
 
     @property
     def on_slice(self) -> bool:
@@ -131,7 +131,7 @@ def _check_slice(uuid: str, mig: MigSlice | None, mine: list[ContainerHold], oth
 
 
 def _mentions(pod: Mapping[str, Any], uuid: str) -> bool:
-    """Whether a pod may hold a GPU or slice: a cheap look, so that few of a node's pods are parsed at each start."""
+    """Whether a pod may hold a GPU or slice: a cheap check, so that few pods are parsed at each start."""
     return any(isinstance(value, str) and uuid in value for value in annotations_of(pod).values())
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write a seat's files for its container: a CDI spec under a name used once, and the seat's folder.
 
-containerd rescans its CDI folder in the background, so a name that changed its content could be served stale.
-Hence a spec never changes while it is there; what changes during a container's life lies behind the folder. Each
+containerd rescans its CDI folder in the background, so a spec that is changed under its name could be used in its old
+form. Hence a spec never changes while it exists; what changes during a container's life is in the seat's folder. Each
 change in the CDI folder makes containerd read all of it, so a spec is there only while its container is started.
 """
 
@@ -86,7 +86,7 @@ class SeatFiles:
             with FirstRead(self._inotify) as read:
                 written = time.monotonic()
                 replace_file(file, msgspec.json.encode(self._spec(seat, folder)), mode=0o644, before=read.of)
-                yield  # while the runtime reads it, the caller gives the arbiter the seat
+                yield  # the caller tells the arbiter about the seat while the runtime reads the spec
                 longest = cdi_spec_read.longest_wait(unwatched=self.probe.unread_for(cdi_spec_read.UNWATCHED_SECONDS))
                 if not read.wait(longest):
                     log.warning(
@@ -109,12 +109,12 @@ class SeatFiles:
         if time.monotonic() - since > START_SECONDS:
             self._spec_file(seat).unlink(missing_ok=True)
 
-    def tell(self, seat: Seat, name: str, data: bytes) -> None:
+    def write_file(self, seat: Seat, name: str, data: bytes) -> None:
         """Replace a file in a seat's folder. Raises OSError, also if the folder is gone with its seat."""
         replace_file(self._run_dir / seat.name / name, data, mode=0o644)
 
     def read_file(self, seat: Seat, name: str) -> bytes:
-        """Return what `tell` wrote. Raises OSError."""
+        """Return what `write_file` wrote. Raises OSError."""
         return (self._run_dir / seat.name / name).read_bytes()
 
     def remove(self, seat: Seat) -> None:

@@ -56,7 +56,7 @@ class CdiProbe:
             self._write()
 
     def look(self, *, started: bool) -> None:
-        """Check whether it has been read; if a container has been `started`, it would have been by now."""
+        """Check whether it has been read; a runtime that reads CDI has done so if a container has been `started`."""
         with self._lock:
             if self._waits() and started and self.read is None:
                 self.read = False
@@ -75,7 +75,7 @@ class CdiProbe:
                 self._unread.add(name)
 
     def unread_for(self, seconds: float) -> bool:
-        """Whether it has been in the folder for so long: a runtime that watches the folder would have opened it."""
+        """Whether it has been in the folder so long that a runtime which watches the folder would have opened it."""
         with self._lock:
             return self._waits() and time.monotonic() - self._since > seconds
 

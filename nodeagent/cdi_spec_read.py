@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wait until the container runtime reads a CDI specification that was just written, with the kernel's inotify.
 
-Container runtimes read their CDI folder in the background and hold a lock while they do. From when a runtime has opened
-a new specification, a container that it is asked to create waits for the end of that reading, and so finds its device.
+Container runtimes read their CDI folder in the background and hold a lock while they do. Once a runtime has opened a
+new specification, a container that it is asked to create waits until it has been read, and so finds its device.
 
 Linux lets a user have 128 inotify instances on the whole machine, and kubelet and the runtime need some of root's. So
 all files are watched by one, however many containers start.
@@ -27,15 +27,15 @@ READ_SECONDS: Final = 5.0
 UNWATCHED_SECONDS: Final = 5.0
 """A runtime that has not opened the probe by then does not watch the folder: it is newer than the runtime."""
 UNWATCHED_READ_SECONDS: Final = 0.5
-"""Longest wait then. Such a runtime first reads the folder when a container requests a device, and then watches it. A
-container created during that reading may be too late for it."""
+"""Longest wait in that case. Such a runtime first reads the folder when a container requests a device, and then watches
+it. A container created during that reading may be too late for it."""
 
 _IN_OPEN: Final = 0x20
 _IN_Q_OVERFLOW: Final = 0x4000
 _IN_IGNORED: Final = 0x8000
 _IN_ONESHOT: Final = 0x80000000
 _EVENT: Final = struct.Struct("iIII")
-"""Of a watch on a file: no name follows."""
+"""The event of a watch on a file: no name follows."""
 _EVENTS: Final = 4096
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -139,7 +139,7 @@ class FirstRead:
         self._over.set()
 
     def of(self, file: Path) -> bool:
-        """Watch a file from now on, under whatever name it gets; return False if the kernel gives no watch."""
+        """Watch a file from now on, even if it is renamed; return False if the kernel provides no watch."""
         self._over.clear()
         try:
             self._watch = self._inotify.add(file, self)
@@ -163,7 +163,7 @@ class FirstRead:
 
 
 def _made(number: int) -> int:
-    """Return what the kernel has made. Raises OSError if it has not."""
+    """Return the result of a system call. Raises OSError if it failed."""
     if number < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

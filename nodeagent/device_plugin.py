@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device plugin: offer seats to kubelet over gRPC, and register again whenever kubelet restarts.
 
-A thin shell: every call ends in `Seats`. kubelet fails a pod that it is given while it has no seats, so the
-plugin knows exactly when it has them: from when they were sent until its stream ends, which is when it dies. A new
-kubelet deletes all plugins' sockets, listens, and looks at its pods about a second later; by then it must have seats.
+A thin shell: every call ends in `Seats`. kubelet fails a pod that starts while it has no seats, so the plugin knows
+exactly when kubelet has them: from when they were sent until the stream ends, which is when kubelet dies. A new kubelet
+deletes all plugins' sockets, listens, and looks at its pods about a second later; by then it must have seats.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ CALL_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.02
 """Pause between two checks for a new kubelet; there is none while it has the seats."""
 BUSY_SECONDS: Final = 0.02
-"""Pause before kubelet is asked again that has answered as many questions as it answers in a second."""
+"""Pause before a request is repeated that kubelet refused because of too many requests in this second."""
 OTHER_CALLS: Final = 8
-"""Calls at the same time that start no container: kubelet's stream, one that is about to end, and short ones."""
+"""Maximum number of simultaneous calls that start no container: kubelet's stream, one that is ending, short ones."""
 
 
 class SeatPlugin:
@@ -108,7 +108,7 @@ class SeatPlugin:
         log.info("kubelet has %d seats of %s", len(self._ids), self._resource)
 
     def _kubelet(self) -> tuple[int, int] | None:
-        """Return the listening kubelet, None if none listens: one that was killed leaves its socket behind."""
+        """Return the listening kubelet, None if none listens: a killed kubelet leaves its socket behind."""
         path = self._folder / "kubelet.sock"
         try:
             stat = path.stat()
@@ -120,7 +120,7 @@ class SeatPlugin:
         return stat.st_ino, stat.st_ctime_ns
 
     def _serve(self, path: Path) -> None:
-        # As many as there can be starts, and starts that kubelet has given up and made again: none waits for another.
+        # One for each start that is possible, and for starts that kubelet gave up and repeated: none waits for another.
         most = 2 * len(self._ids) + OTHER_CALLS
         path.unlink(missing_ok=True)
         server = grpc.server(
@@ -224,7 +224,7 @@ class PodResources:
         self._by_seat = SharedCall(self._listed_by_seat)
 
     def owners(self, seat_id: str) -> list[Owner]:
-        """Return every container that holds the seat, by a list that kubelet made after this was asked.
+        """Return every container that holds the seat, from a list that kubelet made after this call began.
 
         Raises grpc.RpcError if kubelet does not answer.
         """

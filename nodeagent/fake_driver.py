@@ -123,7 +123,7 @@ def install(text: str, node: str, programs: Path, run_dir: Path) -> Path:
             f"nodeAgent.fakeGpus is {text!r} and there is no fake driver at {library}: `make -C vcuda` builds it into "
             "vcuda/build; name that folder by nodeAgent.programsDir"
         )
-    # A world of another kind of GPU, left by earlier settings, stays aside.
+    # A file of earlier settings with another kind of GPU is not used.
     world = run_dir / "fake" / "-".join(filter(None, (str(wanted.count), wanted.model, wanted.mig.replace("/", ","))))
     world.parent.mkdir(parents=True, exist_ok=True)
     os.environ.update(wanted.environ(node, world))

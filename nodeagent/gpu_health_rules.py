@@ -29,7 +29,7 @@ class DriverReport:
 
 
 def judge(report: DriverReport) -> str:
-    """Return why the GPU must get no new slice, empty if nothing speaks against it."""
+    """Return why the GPU must get no new slice; empty if it may."""
     if report.lost:
         return "the driver has lost it, or asks for a reset"
     if report.mig:
@@ -37,7 +37,7 @@ def judge(report: DriverReport) -> str:
     if report.mig_next:
         return "its next reset puts it into MIG mode"
     if report.rows is not None:
-        # Errors that were remapped are over and done with, so they are not counted once more.
+        # Errors in remapped rows are no longer a problem, so they do not count here.
         pending, failed = report.rows
         if failed:
             return "a row of its memory could not be remapped"
@@ -48,7 +48,7 @@ def judge(report: DriverReport) -> str:
 
 
 def judge_slices(report: DriverReport) -> str:
-    """Return why the slices of a GPU in MIG mode must get no container, empty if nothing speaks against it."""
+    """Return why the slices of a GPU in MIG mode must get no container; empty if they may."""
     if not report.mig_next and not report.lost:
         return "its next reset ends MIG mode"
     return judge(replace(report, mig=False, mig_next=False))

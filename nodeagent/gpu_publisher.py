@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publish the node's GPUs: the annotation that the scheduler reads, and the capacity that kube-scheduler counts.
 
-Beside them are the address at which the agent is asked whether it is ready, and what it finds of the machine. All are
-one patch of the node's status, so no reader sees one without the other. They are compared again and again: a node
+With them go the address at which the agent answers whether it is ready, and facts about the machine. All are in one
+patch of the node's status, so no reader sees one without the others. They are compared repeatedly, because a node
 object that is created again has none.
 """
 

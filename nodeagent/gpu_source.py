@@ -17,7 +17,7 @@ class GpuSource(Protocol):
         """Return the last known GPUs, in a stable order."""
 
     def indexes(self) -> Mapping[str, Index]:
-        """Return by UUID the driver's number of each GPU and MIG slice, none of those that it tells nothing of."""
+        """Return by UUID the driver's number of each GPU and MIG slice that it describes."""
 
     def driver(self) -> tuple[str, str]:
         """Return the driver's version, or empty and why it does not answer."""
@@ -29,9 +29,9 @@ class GpuSource(Protocol):
         """Wait for news of the GPUs, up to a limit, and check them again. Never raises because of the driver."""
 
     def samples(self, uuid: str, after_us: int) -> list[tuple[int, int]] | None:
-        """Return how busy a GPU was, in per cent, each from the one before until its instant, oldest first.
+        """Return samples of a GPU's utilisation, oldest first; None if the driver reports none.
 
-        None if the driver does not tell; its instants are microseconds on a clock of its own.
+        Each is an instant in µs on the driver's own clock, and the percentage since the previous sample.
         """
 
     def memory_used(self, uuid: str) -> int | None:

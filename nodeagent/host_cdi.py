@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 KIND: Final = "nvidia.com/gpu"
 OLDEST_VERSION: Final = "0.6.0"
-"""The oldest CDI version that has all we write, so containerd 1.7 takes it."""
+"""The oldest CDI version that has everything we write, so containerd 1.7 accepts it."""
 
 MAKE_ONE: Final = "make one by `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
 
@@ -36,7 +36,7 @@ _Content = dict[str, list[dict[str, Any] | str | int] | dict[str, Any] | None]
 
 
 def own_files(kind: str) -> str:
-    """Return how the names of the files begin that have our own devices, of this CDI kind."""
+    """Return the beginning of the names of the files with our own devices of this CDI kind."""
     return kind.replace("/", "-") + "-"
 
 
@@ -71,11 +71,11 @@ class HostCdi:
     """NVIDIA's specification in one of the folders where container runtimes look; a later folder goes first."""
 
     def __init__(self, folders: Sequence[Path], own: tuple[str, ...] = ()) -> None:
-        """Look in these folders, but at no file whose name begins as one of `own`."""
+        """Look in these folders, but skip files with names that begin like one of `own`."""
         self._folders = folders
         self._own = own
         self._reading = threading.Lock()
-        """Containers that start together wait for one of them to read a file, and do not all read it."""
+        """Held while a file is read: containers that start together read it once."""
         self._read: dict[Path, tuple[tuple[int, int], _Spec | None]] = {}
 
     def edits(self, gpus: Sequence[tuple[Index, str]]) -> Edits:
@@ -105,7 +105,7 @@ class HostCdi:
                         yield spec
 
     def _load(self, file: Path) -> _Spec | None:
-        """Return what a file says; None if it is gone meanwhile or damaged: container runtimes pass it over too."""
+        """Return a file's content; None if it is gone or damaged: container runtimes skip it too."""
         with self._reading:
             try:
                 stat = file.stat()
@@ -120,9 +120,9 @@ class HostCdi:
 def _parsed(file: Path) -> _Spec | None:
     data = file.read_bytes()
     try:
-        # A part that is not as CDI has it spoils the whole: a container must not start with what is left.
+        # If a part is not valid CDI, the whole file is invalid: a container must not start with the rest of it.
         return typed.convert(_untyped(data), _Spec)
-    # PyYAML passes on what Python says of a value that it cannot make, such as a date in a 13th month.
+    # PyYAML passes on Python's errors about impossible values, such as a date in a 13th month.
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
         log.warning("%s is passed over, it is no CDI specification: %s", file, error)
         return None
@@ -131,7 +131,7 @@ def _parsed(file: Path) -> _Spec | None:
 def _untyped(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
-    except ValueError:  # JSON with tabs is none to PyYAML, hence not YAML for all
+    except ValueError:  # PyYAML refuses JSON with tabs
         return yaml.safe_load(data)
 
 

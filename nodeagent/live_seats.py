@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answer at /seats what the node's seats get of their GPUs now, from the counters of the last seconds.
+"""Answer /seats: what the node's seats get of their GPUs now, from the counters of the last seconds.
 
-A request costs the arbiter and the driver nothing: only what `take` brought is looked at.
+A request costs the arbiter and the driver nothing: it uses only the samples of `take`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Key = tuple[str, str]
 
 
 class Live:
-    """The last samples of all counters, and what they say of each seat on each of its GPUs."""
+    """The last samples of all counters, and the usage of each seat on each of its GPUs that follows from them."""
 
     def __init__(self, store: SeatStore, now: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -49,10 +49,7 @@ class Live:
         return NodeSeats(seats=[_use(seat, gpu, samples) for seat in self._store.all() for gpu in seat.gpus])
 
     def whole(self) -> list[tuple[Seat, Count, float | None]]:
-        """Return who holds a whole GPU or a MIG slice, with its newest counters and its use in per cent.
-
-        As far as they are known.
-        """
+        """Return who holds each whole GPU or MIG slice that is counted, its newest counters, and its use in percent."""
         samples = self._recent()
         return [
             (seat, count, _use(seat, gpu, samples).used_percent)
@@ -67,7 +64,7 @@ class Live:
             return [counts for at, counts in self._samples if self._now() - at < OLD_SECONDS]
 
     def __call__(self, _environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        """Answer a request, as WSGI has it."""
+        """Answer a WSGI request."""
         body = msgspec.json.encode(self.seats())
         start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
         return [body]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What containers use of their GPUs, for Prometheus: fractions by the arbiter's telemetry, whole GPUs by NVML.
 
-Labels, and the fields that DCGM's exporter has too, are called as there. Shares come from counters: the rate of
+Labels, and fields that DCGM's exporter also has, have the same names as there. Shares come from counters: the rate of
 `slicekeeper_gpu_busy_seconds_total` is the part of the GPU's time that a container had.
 """
 
@@ -42,11 +42,11 @@ _GAUGES: Final[dict[str, tuple[str, Callable[[ArbiterSeat], float]]]] = {
 _USED: Final = "DCGM_FI_DEV_GPU_UTIL"
 
 _Series = tuple[str, Seat, dict[str, float]]
-"""A GPU, a holder, and what is known of the two by the names of families."""
+"""A GPU, a holder, and their values by family name."""
 
 
 class SeatMetrics(Collector):
-    """How many of the node's seats are taken."""
+    """The number of the node's seats that are allocated."""
 
     def __init__(self, store: SeatStore) -> None:
         self._store = store
@@ -116,7 +116,7 @@ class ShareMetrics(Collector):
 
 
 class StrayMetrics(Collector):
-    """What the audit has found; pod and container are empty for processes of none."""
+    """The audit's findings; pod and container are empty for processes that belong to none."""
 
     def __init__(self, audit: Audit, source: GpuSource, node: str) -> None:
         self._audit = audit

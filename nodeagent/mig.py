@@ -25,12 +25,12 @@ _PROFILES: Final = (
     pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE,
     pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE,
 )
-"""The largest one that a GPU has is all of it."""
+"""The largest slice of a GPU is all of it."""
 
 
 @dataclass(frozen=True)
 class SliceFound:
-    """A slice, and what the driver knows it by."""
+    """A slice, and the driver's identifiers of it."""
 
     handle: Any
     index: int
@@ -64,6 +64,6 @@ def slices_of(handle: Any) -> tuple[list[SliceFound], frozenset[str]]:
 
 
 def _compute_slices(handle: Any) -> int:
-    """Return how many compute slices a GPU has, 0 if the driver does not tell."""
+    """Return how many compute slices a GPU has; 0 if unknown."""
     answers = (ask(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, profile, 1) for profile in _PROFILES)
     return max((int(answer.sliceCount) for answer in answers if answer is not None), default=0)

@@ -34,7 +34,7 @@ class NodePods:
         self._on_change = on_change
         self._pods: dict[PodKey, Object] = {}
         self._ahead: dict[str, Object] = {}
-        """By UID, pods that were asked for and that the watch has not shown yet."""
+        """By UID, pods that were read from the API server and that the watch has not shown yet."""
         self._changed = threading.Condition()
         self._watch = Watch(
             client, PODS, self, label_selector=names.MANAGED_SELECTOR, field_selector=f"spec.nodeName={node}"
@@ -59,11 +59,11 @@ class NodePods:
             return [*self._pods.values(), *self._ahead.values()]
 
     def arriving(self) -> bool:
-        """Whether there is a pod that kubelet has not taken in, or refused, yet, as far as the API server knows."""
+        """Whether there is a pod that kubelet has neither admitted nor refused, as far as the API server knows."""
         return any(may_start(pod) and not pod.get("status", {}).get("startTime") for pod in self.all())
 
     def find(self, namespace: str, name: str, seconds: float) -> Object | None:
-        """Return a pod that kubelet knows already; waits until the watch shows it too."""
+        """Return a pod that kubelet already knows; wait until the watch shows it too."""
         with self._changed:
             self._changed.wait_for(lambda: (namespace, name) in self._pods, seconds)
             return self._pods.get((namespace, name))

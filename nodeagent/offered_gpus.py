@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decide which GPUs of the machine Slicekeeper offers, beside another plugin that allocates whole GPUs.
 
-Nothing is offered that another plugin has: if there is one, only the GPUs that the settings name, and of those none
-that kubelet lists for another plugin. kubelet shows a plugin's resource with the amount 0 while the plugin is away, and
-forever after it is gone: only an amount that stays 0 for longer than a plugin's absence means that there is none.
+Nothing is offered that another plugin has: if there is such a plugin, only GPUs that the settings name are offered, and
+none of them that kubelet lists for another plugin. kubelet shows a plugin's resource with the amount 0 while the plugin
+is away, and forever after it is gone: only an amount that stays 0 for longer than a plugin's absence means that there
+is none.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from slicekeeper.untyped import as_map
 log = logging.getLogger(__name__)
 
 AWAY_SECONDS: Final = 600.0
-"""kubelet forgets the devices of a plugin that is away for 5 minutes; one that starts slowly has twice that."""
+"""Twice the 5 minutes after which kubelet forgets the devices of an absent plugin, for plugins that start slowly."""
 
 
 class OwnGpus:
@@ -81,7 +82,7 @@ class OwnGpus:
             return [gpu for gpu in offered if not self._taken & names[gpu.uuid]]
 
     def indexes(self) -> Mapping[str, Index]:
-        """Return by UUID the driver's number of each GPU and MIG slice, those of others among them."""
+        """Return by UUID the driver's number of each GPU and MIG slice, including other plugins'."""
         return self._source.indexes()
 
     def driver(self) -> tuple[str, str]:
@@ -89,7 +90,7 @@ class OwnGpus:
         return self._source.driver()
 
     def troubles(self) -> Mapping[str, str]:
-        """Return by UUID why a GPU must get no new slice, those of others among them."""
+        """Return by UUID why a GPU must get no new slice, including other plugins' GPUs."""
         return self._source.troubles()
 
     def look(self, seconds: float) -> None:
@@ -128,6 +129,6 @@ class OwnGpus:
 def gpu_of(device: str) -> str:
     """Return the GPU's UUID or index in a device's name as NVIDIA's plugin makes it, for replicas and MIG slices too.
 
-    Today's name of a slice is a UUID of its own, and names its GPU only for who knows whose it is.
+    A slice is named by its own UUID today, which does not show its GPU.
     """
     return device.partition(":")[0].removeprefix("MIG-").partition("/")[0]

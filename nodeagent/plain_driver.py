@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find NVIDIA's driver as its own installer leaves it on a node, for nodes without NVIDIA's container toolkit.
+"""Find NVIDIA's driver as its own installer leaves it, for nodes without NVIDIA's container toolkit.
 
-The toolkit's CDI specification goes first: it knows more, such as graphics. Here is what CUDA programs need: the GPU's
-device file, those of the driver, and the libraries of this driver's version. They are mounted where both Debian's and
-Red Hat's loaders look without a cache, because no hook renews the container's cache. The node's file system is mounted
-in the agent's container at `root`; device files and libraries are named by their places on the node.
+The toolkit's CDI specification takes precedence: it has more, such as graphics. This is what CUDA programs need: the
+GPU's device file, those of the driver, and the libraries of this driver's version. They are mounted where both Debian's
+and Red Hat's loaders look without a cache, because no hook renews the container's cache. The node's file system is
+mounted in the agent's container at `root`; device files and libraries are named by their places on the node.
 """
 
 from __future__ import annotations

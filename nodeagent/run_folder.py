@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notice that the node's folder of seats was removed: in a pod it is a mount, so that nothing can be made there again.
+"""Notice that the node's folder of seats was removed.
 
-Only a new container is mounted the folder that has the name by then, so agent and arbiter end.
+In a pod the folder is a mount, so nothing can be created there any more. Only a new container gets the new folder
+mounted, so agent and arbiter end.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from slicekeeper.units import CORES_PER_GPU
 log = logging.getLogger(__name__)
 
 _ROOM: Final = 4096
-"""More bytes than a seat's record has."""
+"""Maximum size of a seat's record, in bytes."""
 
 
 class Seat(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -72,16 +72,16 @@ class Seat(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class SeatStore:
-    """All seats of the node, in memory and in a folder; safe for use by several threads.
+    """All seats of the node, in memory and in a folder; thread-safe.
 
-    Who writes waits for the disk, and only for writes of the same seat; who reads waits for neither.
+    Writers wait for the disk, and for other writes of the same seat; readers wait for neither.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
         self._writing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        """By seat id; `_lock` is taken while one is held, and never the other way round."""
+        """By seat id; `_lock` may be taken while one of these is held, never the reverse."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._seats = {seat.id: seat for seat in self._read()}
 
@@ -115,7 +115,7 @@ class SeatStore:
         return before
 
     def change(self, before: Seat, now: Seat) -> None:
-        """Take in its pod's current values, if the seat is still this one. A crash may lose them: they are in the pod.
+        """Record its pod's current values, if the seat is still this one. A crash may lose them: they are in the pod.
 
         Raises OSError if they could not be written; until the agent ends they are known nevertheless.
         """
@@ -126,7 +126,7 @@ class SeatStore:
                 replace_file(self._file(now), msgspec.json.encode(now))
 
     def drop(self, seat: Seat) -> bool:
-        """Forget a seat if it is still this one, whatever its pod says of it; return whether it was."""
+        """Forget a seat if it is still this one, ignoring its pod's current values; return whether it was."""
         with self._writing[seat.id]:
             known = self.get(seat.id)
             if known is None or (known.name, known.uid) != (seat.name, seat.uid):
@@ -145,6 +145,6 @@ class SeatStore:
             try:
                 seats.append(typed.decode(file.read_bytes(), Seat))
             except msgspec.MsgspecError as error:
-                # Its container keeps running; a restart of it fails closed and its controller replaces it.
+                # Its container keeps running; if it restarts, it gets no seat, and its controller replaces the pod.
                 log.error("seat record %s is damaged and left out: %s", file, error)
         return seats

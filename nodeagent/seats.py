@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Give seats: record allocations, and find out at a container's start exactly which container owns a seat.
+"""Assign seats: record allocations, and find out at a container's start exactly which container owns a seat.
 
 kubelet's PodResources names the one container that holds a seat's id, so nothing is guessed from the order of arrival.
 Independent of gRPC; `device_plugin` passes kubelet's calls on.
@@ -87,7 +87,7 @@ class Seats:
         self._files.sweep(seats)
 
     def tidy(self) -> None:
-        """Remove what is needed only at a container's start, of those that have been started."""
+        """Remove files that are needed only at a container's start, for containers that have been started."""
         for known in self._store.all():
             with self._unless_busy(known) as seat:
                 try:
@@ -107,7 +107,7 @@ class Seats:
         return self._files.device(seat)
 
     def start(self, seat_id: str) -> None:
-        """Make the seat ready for the container that is about to start, at every start of it.
+        """Make the seat ready for a container that is about to start, at each of its starts.
 
         Raises SeatRefused if the container must not run.
         """
@@ -141,8 +141,8 @@ class Seats:
                     raise SeatRefused(f"{error}; kubelet tries again") from error
 
     def free(self) -> None:
-        """Free the seats of pods that are gone from the API server, but for one whose container is being started."""
-        seats = self._store.all()  # first: the pod of each that is taken is known by now
+        """Free the seats of pods that are gone from the API server, unless their container is being started."""
+        seats = self._store.all()  # read first, so that the pod of each allocated seat is already known
         uids = {pod["metadata"]["uid"] for pod in self._pods.all()}
         for known in seats:
             if known.taken and known.uid not in uids:

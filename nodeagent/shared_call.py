@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make one call for many callers that ask at the same time and can share its answer.
 
-No answer is older than its question: a caller never gets the answer of a call that is under way already. The next call
-is for all callers that come before it begins.
+No answer is older than its question: a caller never gets the answer of a call that had already begun. The next call
+serves all callers that come before it begins.
 """
 
 from __future__ import annotations

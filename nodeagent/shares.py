@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keep the arbiter's shares in step with the pods' annotations, while their containers run.
 
-The arbiter is compared again and again with what ought to be, and at once when a pod changes. What a pod last said
-is remembered with its seat, so it holds while the API server is away, over restarts, and after a reboot.
+The arbiter is compared with the desired state repeatedly, and at once when a pod changes. A pod's last values are saved
+with its seat, so they apply while the API server does not answer, and after restarts and reboots.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from slicekeeper.untyped import as_map
 log = logging.getLogger(__name__)
 
 COMPARE_SECONDS: Final = 1.0
-"""Maximum time for which an arbiter that lost a seat is without it."""
+"""Interval of comparisons: an arbiter that lost a seat has it again by then."""
 AWAY_SECONDS: Final = 0.1
-"""How often an arbiter that does not answer is asked."""
+"""Interval at which an arbiter that does not answer is asked."""
 
 _MIB: Final = 1 << 20
 
 
 class Shares:
-    """The fractions of the node, as the arbiter has to hold them."""
+    """The node's fractions, as the arbiter must have them."""
 
     def __init__(
         self,
@@ -64,7 +64,8 @@ class Shares:
         self._away = "it was not asked yet"
         self._refused: dict[str, str] = {}
         self._heard: dict[str, tuple[Object, int | None]] = {}
-        """By seat, the pod that has nothing more to say than is kept with the seat, and its namespace's ceiling."""
+        """By seat, the pod whose values are saved with the seat, and its namespace's ceiling: neither need be read
+        again."""
         self._unsaved: set[str] = set()
         """Seats whose current values could not be written to disk."""
 
@@ -88,7 +89,7 @@ class Shares:
         self._dirty.set()
 
     def look_at(self, node: Mapping[str, Any]) -> None:
-        """Take in by which rule the node's label has time shared; without a label it is the settings' one."""
+        """Follow the rule for sharing time that the node's label names; without a label, that of the settings."""
         label = as_map(as_map(node.get("metadata")).get("labels")).get(names.RULE, self._usual_rule)
         rule = label if label in RULES else self._usual_rule
         if label not in (rule, self._label):
@@ -99,7 +100,7 @@ class Shares:
             self.changed()
 
     def said(self, pod: Mapping[str, Any], seat: Seat) -> Seat:
-        """Return a seat with what its pod says now of ceiling and class."""
+        """Return a seat with its pod's current ceiling and class."""
         if not seat.is_fraction:
             return seat
         annotations = annotations_of(pod)
@@ -113,7 +114,7 @@ class Shares:
         return msgspec.structs.replace(seat, limit=limit, background=background)
 
     def give(self, seat: Seat) -> None:
-        """Let the arbiter hold a seat before its container starts; only a fraction has something to be held to.
+        """Give the arbiter a seat before its container starts, if it is a fraction: only fractions are limited.
 
         Raises ArbiterAway or ArbiterRefused for a container that may not run without the limiter.
         """
@@ -137,7 +138,7 @@ class Shares:
                 log.error("the rule is still %s: %s", telemetry.rule, error)
         held = {seat.seat: seat for seat in telemetry.seats}
         gpus = {gpu.uuid: gpu.gpu for gpu in telemetry.gpus}
-        # Read after the arbiter was: a seat that is given meanwhile is in both.
+        # Read after the arbiter's seats: a seat that is added in between is in both.
         wanted = {seat.name: seat for seat in self._store.all() if seat.taken and seat.is_fraction}
         pods = {pod["metadata"]["uid"]: pod for pod in self._pods.all()} if self._pods is not None else {}
         self._heard = {name: pod for name, pod in self._heard.items() if name in wanted}
@@ -175,7 +176,7 @@ class Shares:
             self._save(before, now)
 
     def _save(self, before: Seat, now: Seat) -> None:
-        """Keep what a pod says now; a full disk must not keep the other seats from their changes."""
+        """Save a pod's current values; a full disk must not delay the changes of other seats."""
         try:
             self._store.change(before, now)
             self._unsaved.discard(now.name)

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 AUDIT_SECONDS: Final = 0.5
 UNKNOWN_SECONDS: Final = 2.5
-"""How long kubelet may take to report a container to the API server: until then an unknown one is not judged."""
+"""How long kubelet may take to report a container to the API server; until then an unknown container is not judged."""
 LIST_SECONDS: Final = 60.0
 """Pause between two lists of all pods of the node for a process that belongs to none of them."""
 EVICT_SECONDS: Final = 10.0
@@ -129,7 +129,7 @@ class Audit:
         now = self._now()
         found = self._found(telemetry)
         self._since = {stray.key: self._since.get(stray.key, now) for stray in found}
-        # At the second check: at the first a process may be about to end, or to take its seat.
+        # At the second check: at the first, a process may be about to end, or to connect to its seat.
         self.strays = [stray for stray in found if self._since[stray.key] < now and self._is_known(stray, now)]
         for stray in self.strays:
             if stray.key not in self._logged_at:
@@ -250,9 +250,9 @@ def _bare(uid: str) -> str:
 
 
 def judge(stray: Stray, ours: Mapping[str, Set[str]], resources: Resources) -> str:
-    """Return how processes use a GPU that are not in their slice of it; empty if nothing is to be said of them.
+    """Return how processes use a GPU outside their slice; empty if that is allowed.
 
-    `ours` are the GPUs to offer, each with its MIG slices: what is in one of these the hardware keeps there.
+    `ours` are the GPUs to offer, each with its MIG slices: the hardware keeps processes within them.
     """
     pod: Mapping[str, Any] = stray.pod or {}
     held = list(holds(pod, resources).values())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Count the usage of pods every second, and write it for each pod's sidecar into the folder of its seat.
 
-There are no requests, so no pod can request another pod's usage: kubelet says which pod a seat belongs to. While the
+There are no requests, so no pod can ask for another pod's usage: kubelet says which pod a seat belongs to. While the
 agent is down, the file becomes stale; while the arbiter is down, it has no counters. The sidecar then reports unknown.
 """
 
@@ -60,14 +60,14 @@ class UsageFiles:
             if seat.container == names.SIDECAR:
                 usage = PodUsage(source="node", at_ns=at_ns, containers=pods.get(seat.uid, {}))
                 try:
-                    self._files.tell(seat, FILE, msgspec.json.encode(usage))
+                    self._files.write_file(seat, FILE, msgspec.json.encode(usage))
                 except OSError as error:
                     log.info(
                         "usage of pod %s/%s could not be written for its sidecar: %s", seat.namespace, seat.pod, error
                     )
 
     def _fractions(self, seats: Iterable[Seat]) -> list[Count]:
-        """Return the arbiter's counters; none while it does not answer, nor of what runs without the limiter."""
+        """Return the arbiter's counters; none while it does not answer, and none of containers without the limiter."""
         try:
             counts = of_arbiter(self._arbiter.read())
         except ArbiterAway:
@@ -81,6 +81,6 @@ def _counter(counts: list[Count], busy_ns: int) -> Counter:
     memory = [count.memory for count in counts if count.memory is not None]
     return Counter(
         used_ms=busy_ns // _NS_PER_MS,
-        life=counts[0].life,  # that of all: a fraction is of one GPU, and whole ones are counted in one file
+        life=counts[0].life,  # the same for all: a fraction is on one GPU, and whole GPUs are counted in one file
         memory_mib=sum(memory) // _MIB if len(memory) == len(counts) else None,
     )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Count the usage of whole GPUs and MIG slices: each has one holder, to which the driver's samples belong.
 
-NVML says of stretches of time that follow each other how busy the GPU was. They are added up in a file in the seat's
-folder, so the next agent counts on; the driver keeps the last ones for it. What it no longer has is left out.
-Of a MIG slice the driver tells the memory in use, and as of today no samples.
+NVML reports how busy the GPU was in consecutive stretches of time. They are added up in a file in the seat's folder, so
+the next agent continues from there; the driver keeps the last samples until then. Older ones are lost, and not counted.
+For a MIG slice, the driver reports the memory in use, but today no samples.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ log = logging.getLogger(__name__)
 FILE: Final = "counted.json"
 
 LONGEST_US: Final = 2_000_000
-"""NVML samples at least once a second: what lies further apart had others between that are lost."""
+"""NVML samples at least once a second: if two are further apart, those between them are lost."""
 
 _NS_PER_US: Final = 1000
 
 
-class _Gpu(msgspec.Struct):
+class _GpuUsage(msgspec.Struct):
     began_us: int
     until_us: int
     busy_ns: int = 0
 
 
-class _Seat(msgspec.Struct):
+class _SeatUsage(msgspec.Struct):
     life: str
-    gpus: dict[str, _Gpu] = {}
+    gpus: dict[str, _GpuUsage] = {}
 
 
 class WholeGpus:
@@ -49,7 +49,7 @@ class WholeGpus:
         self._source = source
         self._files = files
         self._now_ns = now_ns
-        self._seats: dict[str, _Seat] = {}
+        self._seats: dict[str, _SeatUsage] = {}
 
     def count(self, seats: Sequence[Seat]) -> list[Count]:
         """Return the counters of the seats whose GPUs the driver accounts for."""
@@ -75,15 +75,15 @@ class WholeGpus:
                 counts.append(Count(seat.name, uuid, known.life, known.life, 0, None, None, memory))
         return counts
 
-    def _add(self, known: _Seat, uuid: str) -> bool | None:
+    def _add(self, known: _SeatUsage, uuid: str) -> bool | None:
         """Add up new samples of a GPU; return whether there are any, None if the driver does not report them."""
         gpu = known.gpus.get(uuid)
         samples = self._source.samples(uuid, gpu.until_us if gpu is not None else 0)
         if not samples:
             return None if samples is None else gpu is not None and self._clock_ran_back(gpu, uuid)
         if gpu is None:
-            # The samples until now are of the time before.
-            known.gpus[uuid] = _Gpu(samples[-1][0], samples[-1][0])
+            # Earlier samples are of the time before this seat.
+            known.gpus[uuid] = _GpuUsage(samples[-1][0], samples[-1][0])
             return True
         for until_us, percent in samples:
             if until_us - gpu.until_us <= LONGEST_US:
@@ -91,10 +91,10 @@ class WholeGpus:
             gpu.until_us = until_us
         return True
 
-    def _clock_ran_back(self, gpu: _Gpu, uuid: str) -> bool:
-        """Follow samples whose instants all lie before the last one: the driver takes them from the machine's clock.
+    def _clock_ran_back(self, gpu: _GpuUsage, uuid: str) -> bool:
+        """Continue from the last sample if all are older than expected: the machine's clock was set back.
 
-        It still has those from before the step for a while, so what is used meanwhile is left out.
+        The driver still has samples from before that for a while, so usage in this time is left out.
         """
         every = self._source.samples(uuid, 0)
         if not every or every[-1][0] >= gpu.until_us:
@@ -103,16 +103,16 @@ class WholeGpus:
         gpu.began_us, gpu.until_us = gpu.began_us + step, gpu.until_us + step
         return True
 
-    def _load(self, seat: Seat) -> _Seat:
+    def _load(self, seat: Seat) -> _SeatUsage:
         try:
-            known = typed.decode(self._files.read_file(seat, FILE), _Seat)
+            known = typed.decode(self._files.read_file(seat, FILE), _SeatUsage)
         except (OSError, msgspec.MsgspecError):
-            known = _Seat(str(self._now_ns()))
+            known = _SeatUsage(str(self._now_ns()))
         self._seats[seat.name] = known
         return known
 
-    def _keep(self, seat: Seat, known: _Seat) -> None:
+    def _keep(self, seat: Seat, known: _SeatUsage) -> None:
         try:
-            self._files.tell(seat, FILE, msgspec.json.encode(known))
+            self._files.write_file(seat, FILE, msgspec.json.encode(known))
         except OSError as error:
-            log.info("what pod %s/%s used is not kept: %s", seat.namespace, seat.pod, error)
+            log.info("the usage of pod %s/%s could not be saved: %s", seat.namespace, seat.pod, error)
