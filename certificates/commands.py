@@ -58,7 +58,7 @@ def run(context: Context) -> None:
             elif time.monotonic() >= due:
                 due = time.monotonic() + mine.look_seconds
                 health.wrong = _attempt(keep)
-                if health.wrong:  # what was published last goes to new namespaces all the same
+                if health.wrong:  # new namespaces still get what was published last
                     _attempt(publisher.repeat)
             else:
                 _attempt(publisher.repeat)

@@ -53,7 +53,7 @@ def united(named: Iterable[bytes], before: Iterable[bytes], now: datetime) -> li
 def _read(file: Path) -> list[bytes]:
     """Return the certificates in a file.
 
-    Raises Unavailable if there is none that can be read: its keeper may still be writing the file.
+    Raises Unavailable if there is none that can be read: another program may still be writing the file.
     """
     try:
         found = split(file.read_bytes())

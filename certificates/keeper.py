@@ -89,7 +89,7 @@ class CertificateKeeper:
 
 
 def read_state(ca_secret: Object | None, secrets: Mapping[str, Object | None]) -> PkiState:
-    """Return what the Secrets say. If the CA's own says nothing, the servers' have its certificates, too."""
+    """Return the content of the Secrets. If the CA's own is empty, its certificates are taken from the servers'."""
     ca = _data(ca_secret)
     authorities = tuple(split(ca.get("ca.crt", b"")))
     servers = {}

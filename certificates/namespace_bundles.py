@@ -46,7 +46,7 @@ class BundlePublisher:
             watch.stop()
 
     def publish(self, bundle: bytes) -> None:
-        """Write a bundle to every namespace that has another one, or none; one that fails is tried next time.
+        """Write a bundle to every namespace that has another one, or none; failed writes are repeated next time.
 
         Raises Unavailable if the namespaces are not known yet or the API server does not answer.
         """

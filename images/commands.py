@@ -34,7 +34,7 @@ def images() -> None:
 def build(registry: str, out: Path, sbom: Path | None, parts: tuple[str, ...]) -> None:
     """Write the images of all parts, or of those named, into one archive, and print the settings that name them.
 
-    `ctr -n k8s.io images import FILE` takes it in on a node; `push` brings it to a registry. With --sbom, PART.cdx.json
+    `ctr -n k8s.io images import FILE` imports it on a node; `push` pushes it to a registry. With --sbom, PART.cdx.json
     lists what is in an image (CycloneDX).
     """
     named = convert({"registry": registry}, Images, "--registry")
@@ -58,8 +58,8 @@ def build(registry: str, out: Path, sbom: Path | None, parts: tuple[str, ...]) -
 def push(file: Path, key: Path | None, options: tuple[str, ...]) -> None:
     """Push the images in FILE to the registry in their names.
 
-    `skopeo copy` does it, with its logins, and takes the OPTIONs, for example `--sign-by FINGERPRINT`. The digests stay
-    those that `build` has printed. With --key (PEM, on the curve P-256) a signature as cosign has it is beside each.
+    `skopeo copy` does it, with its logins, and takes the OPTIONs, for example `--sign-by FINGERPRINT`. The digests are
+    those that `build` has printed. With --key (PEM, on the curve P-256) each gets a signature in cosign's format.
     """
     skopeo = shutil.which("skopeo")
     if skopeo is None:

@@ -2,7 +2,7 @@
 """The layers of an image: the interpreter of this machine, one part's dependencies, its C programs, its code.
 
 Each is cached under a name derived from its inputs, so that a change of the code rebuilds only the last layer. Files
-lie where `python:3.11-slim` has them too; bytecode is written in, because the root is read-only.
+have the same paths as in `python:3.11-slim`; bytecode is included, because the root is read-only.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NOT_LOADED: Final = re.compile(r"(config-.*|_tkinter.*|_test.*|_ctypes_test.*|x
 
 KEPT_LAYERS: Final = 3
 IN_USE_SECONDS: Final = 3600
-"""Another run may still need a layer that was used within this time."""
+"""A layer that was used within this time is kept, because another run may still need it."""
 
 COMMAND: Final = f"""#!/usr/local/bin/{VERSION}
 import sys
@@ -169,7 +169,7 @@ def _ignore(_folder: str, names: list[str]) -> set[str]:
 
 
 def _copy_libraries(tree: Path, programs: Iterable[Path], *, missing_from_runtime: bool = False) -> None:
-    """Copy the shared libraries that `programs` load into the folder in which the loader looks first."""
+    """Copy the shared libraries that `programs` load into the folder that the loader searches first."""
     found: dict[str, str] = {}
     for program in programs:
         output = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False).stdout
@@ -214,7 +214,10 @@ def _compile(folder: Path) -> None:
 def _layer(cache: Path, key: str, fill: Callable[[Path], None], links: dict[str, str] | None = None) -> Path:
     file = cache / f"{key}.tar"
     if file.exists():
-        for used in (file, file.with_suffix(".sha256")):  # in this order: a digest older than its layer is made again
+        for used in (
+            file,
+            file.with_suffix(".sha256"),
+        ):  # in this order: a digest that is older than its layer is computed again
             if used.exists():
                 os.utime(used)
     else:
@@ -231,7 +234,7 @@ def _key(kind: str, *inputs: str) -> str:
 
 
 def _content(wheel: Path) -> str:
-    """Return what names a wheel's content, whatever the instants in it."""
+    """Return a name for a wheel's content that does not depend on the instants in it."""
     with zipfile.ZipFile(wheel) as content:
         return json.dumps(sorted((info.filename, info.CRC) for info in content.infolist()))
 

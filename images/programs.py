@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build the C programs that a part's image carries: `python images/programs.py PART FOLDER`, for the Containerfile.
 
-They lie in one folder, as the arbiter looks for the others beside itself.
+They are in one folder, because the arbiter looks for the others beside itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """List the contents of an image in CycloneDX format: Python, its packages, and the libraries of this machine in it.
 
-What is in the layers is listed, and not what was asked for. The same image gives the same list, but for the libraries:
-their packages and versions are those that this machine has now.
+It lists what the layers contain, not what was requested. The same image gives the same list, except for the libraries:
+their packages and versions are those of this machine now.
 """
 
 from __future__ import annotations

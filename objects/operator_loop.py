@@ -34,7 +34,7 @@ class InTurn:
         self._passes = passes
 
     def keep(self) -> None:
-        """Run each once. Raises ServiceError if one of them did."""
+        """Run each once. Raises the ServiceError of one that failed."""
         failed = []
         for one in self._passes:
             try:

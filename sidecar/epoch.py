@@ -2,9 +2,9 @@
 """Turn a source's readings into counters that the timekeeper can add up: epoch, sequence, cumulative value.
 
 The timekeeper takes the newest value of each epoch and adds the epochs. So an epoch lives as long as its counter can
-be followed without a gap in knowledge: across restarts of the sidecar, whose place is kept on disk, but not across a
-counter that began again. If the place was lost, the new epoch counts from its first reading: what was used
-unseen is left out, never counted twice.
+be followed without a gap: across restarts of the sidecar, whose state is kept on disk, but not if the source's counter
+began again. If the state was lost, the new epoch counts from its first reading: usage before that is left out,
+never counted twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slicekeeper import typed
 log = logging.getLogger(__name__)
 
 
-class _Place(msgspec.Struct):
+class _CounterState(msgspec.Struct):
     epoch: int
     seq: int = 0
     base: int | None = None
@@ -37,37 +37,37 @@ class EpochCounter:
     def __init__(self, folder: Path, container: str, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._file = folder / f"{container}.epoch.json"
         self._now_ns = now_ns
-        self._place = self._load() or _Place(now_ns())
-        if not self._write() and self._place.seq:
+        self._state = self._load() or _CounterState(now_ns())
+        if not self._write() and self._state.seq:
             # The position on disk would be out of date, and a later restart would use its numbers twice.
             self._begin(base=None)
 
     def next(self, reading: int | None, life: str = "") -> tuple[int, int, int | None]:
         """Return `(epoch, seq, cumulative)` for the next report; an unknown reading stays unknown.
 
-        If a source names its counters' lives, the name alone shows whether one started again: however far it has come
-        since, and however far a counter of the same name has stepped back. Such a step adds nothing.
+        If a source gives its counter a name for each life, only another name means that it started again. A step back
+        under the same name adds nothing.
         """
         if reading is not None:
-            if life and life == self._place.life:
-                reading = max(reading, self._place.last)
-            if self._place.base is None:
-                self._place.base = reading
-            elif reading < self._place.last or life != self._place.life:
-                log.warning("the usage counter began again: %s after %s", reading, self._place.last)
+            if life and life == self._state.life:
+                reading = max(reading, self._state.last)
+            if self._state.base is None:
+                self._state.base = reading
+            elif reading < self._state.last or life != self._state.life:
+                log.warning("the usage counter began again: %s after %s", reading, self._state.last)
                 self._begin(base=0)
-            self._place.last, self._place.life = reading, life
-        self._place.seq += 1
+            self._state.last, self._state.life = reading, life
+        self._state.seq += 1
         self._write()
-        used = None if reading is None or self._place.base is None else reading - self._place.base
-        return self._place.epoch, self._place.seq, used
+        used = None if reading is None or self._state.base is None else reading - self._state.base
+        return self._state.epoch, self._state.seq, used
 
     def _begin(self, base: int | None) -> None:
-        self._place = _Place(max(self._now_ns(), self._place.epoch + 1), base=base)
+        self._state = _CounterState(max(self._now_ns(), self._state.epoch + 1), base=base)
 
-    def _load(self) -> _Place | None:
+    def _load(self) -> _CounterState | None:
         try:
-            return typed.decode(self._file.read_bytes(), _Place)
+            return typed.decode(self._file.read_bytes(), _CounterState)
         except (OSError, msgspec.MsgspecError):
             return None
 
@@ -75,7 +75,7 @@ class EpochCounter:
         fresh = self._file.with_suffix(".new")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_bytes(msgspec.json.encode(self._place))
+            fresh.write_bytes(msgspec.json.encode(self._state))
             fresh.replace(self._file)
         except OSError as error:
             log.warning("%s cannot be written: %s", self._file, error)

@@ -25,10 +25,10 @@ from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget, Workload
 
 DRAIN_SECONDS: Final = 120.0
-"""Most that it takes on a machine that is busy with other work."""
+"""Maximum time that this takes on a busy machine."""
 
 DENIED: Final = " denied the request: "
-"""Ends what the API server puts before a webhook's words."""
+"""The end of what the API server writes before a webhook's message."""
 
 
 class Row(msgspec.Struct, frozen=True, rename="camel"):
@@ -46,10 +46,7 @@ class Row(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def drain(local: LocalCluster) -> None:
-    """Delete all workloads and pods, and wait until the ledger has let every one of them go.
-
-    Raises StoryFailed if one stays.
-    """
+    """Delete all workloads and pods, and wait until they are charged and gone. Raises StoryFailed if one stays."""
     store = local.cluster.store
     for resource in (DEPLOYMENTS, JOBS, PODS):
         for obj in store.collection(resource)[0]:
@@ -64,7 +61,7 @@ def drain(local: LocalCluster) -> None:
 
 
 def rows(local: LocalCluster, outcomes: list[SubmitOutcome]) -> list[Row]:
-    """Return a row for every pod there was, and for every manifest that was refused."""
+    """Return a row for every pod that existed, and for every manifest that was refused."""
     workloads = {w.pod_uid: w for w in local.timekeeper_client().workloads()}
     found = [_row(pod, workloads.get(pod["metadata"]["uid"])) for pod in local.cluster.store.removed_pods]
     found += [

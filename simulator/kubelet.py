@@ -35,11 +35,11 @@ USAGE_SECONDS: Final = 0.2
 """Real seconds between two writes of a pod's usage, which its sidecar reads."""
 
 SIDECAR_GRACE_SECONDS: Final = 4.0
-"""The minimum of real seconds for a sidecar: it uses real HTTP at any speed of the clock."""
+"""Minimum real seconds that a sidecar has to end: it uses real HTTP at any speed of the clock."""
 
 
 @dataclass
-class _Pod:
+class _RunningPod:
     """A pod that is on its node."""
 
     run: PodRun
@@ -59,7 +59,7 @@ class Kubelet:
         self._spawner = spawner
         self._folder = folder
         self._logs = logs
-        self._pods: dict[str, _Pod] = {}
+        self._pods: dict[str, _RunningPod] = {}
         self._loop = Loop("kubelet", self.sync)
         self.start = self._loop.start
 
@@ -113,8 +113,8 @@ class Kubelet:
             if deleting:
                 self._delete(pod)
 
-    def _admit(self, uid: str, pod: Object, now_ms: int) -> _Pod:
-        """Take on a pod that is new on its node; one whose request cannot be read runs, and uses nothing."""
+    def _admit(self, uid: str, pod: Object, now_ms: int) -> _RunningPod:
+        """Start a pod that is new on its node; a pod with an unreadable request runs, and uses nothing."""
         try:
             request = parse_pod(pod, self._settings.resources)
         except RequestRefused as error:
@@ -123,12 +123,12 @@ class Kubelet:
         folder = self._folder / uid
         folder.mkdir(parents=True, exist_ok=True)
         cores = {r.container: r.core for r in request.requests} if request else {}
-        held = _Pod(PodRun(pod, now_ms), folder, cores)
+        held = _RunningPod(PodRun(pod, now_ms), folder, cores)
         with self._store.changed:
             self._pods[uid] = held
         return held
 
-    def _sync_sidecar(self, held: _Pod, pod: Object, now_ms: int) -> bool:
+    def _sync_sidecar(self, held: _RunningPod, pod: Object, now_ms: int) -> bool:
         """Start, feed, restart or stop the pod's sidecar; return whether its status changed."""
         if held.run.stage == "stopping":
             if held.sidecar is not None:
@@ -149,13 +149,13 @@ class Kubelet:
             self._write_usage(held, now_ms)
         return held.sidecar.ensure()
 
-    def _start_sidecar(self, held: _Pod, pod: Object, container: Object) -> SidecarProcess:
+    def _start_sidecar(self, held: _RunningPod, pod: Object, container: Object) -> SidecarProcess:
         clock, metadata = self._settings.clock, pod["metadata"]
         node_env = {names.ENV_PREFIX + "CLOCK_ORIGIN": clock.origin, names.ENV_PREFIX + "CLOCK_SPEED": str(clock.speed)}
         log_file = self._logs / f"{metadata['namespace']}_{metadata['name']}_{container['name']}.log"
         return SidecarProcess(self._spawner, pod, container, held.folder, log_file, self._cluster.tokens, node_env)
 
-    def _write_usage(self, held: _Pod, now_ms: int) -> None:
+    def _write_usage(self, held: _RunningPod, now_ms: int) -> None:
         """Count the usage of simulated programs: exactly their requests, as long as they run."""
         used = {
             c.name: c.ran_ms(now_ms) * held.cores[c.name] // CORES_PER_GPU
@@ -187,7 +187,7 @@ class Kubelet:
         metadata = pod["metadata"]
         self._store.delete(PODS, metadata["name"], metadata["namespace"], uid=metadata["uid"], grace=0)
 
-    def _write_status(self, held: _Pod, pod: Object) -> None:
+    def _write_status(self, held: _RunningPod, pod: Object) -> None:
         now_ms = self._cluster.clock.now_ms()
 
         def change(old: Object) -> Object:
@@ -212,7 +212,7 @@ class Kubelet:
         self._store.update(PODS, metadata["name"], metadata["namespace"], change, subresource="status")
 
 
-def _sidecar_status(container: Object, held: _Pod) -> dict[str, Any]:
+def _sidecar_status(container: Object, held: _RunningPod) -> dict[str, Any]:
     """Return the status of a native sidecar; only ours is a process, others are taken to run as long as the pod."""
     ended = held.run.stage == "ended"
     started = format_seconds(held.run.bound_ms)

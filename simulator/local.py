@@ -73,8 +73,8 @@ class Interrupted(Exception):
 class LocalCluster:
     """A whole cluster on one machine, from `start` to `stop`. `tell` gets lines for people.
 
-    Code that waits here calls `go_on` while it does, which raises Interrupted once `interrupted` is set. If a signal
-    handler raised instead, it could do so inside `threading`, between two lines that belong together.
+    Code that waits calls `go_on` meanwhile, which raises Interrupted once `interrupted` is set. If a signal handler
+    raised instead, it could do so inside `threading`, between two lines that belong together.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from slicekeeper.net.http import JsonClient
 log = logging.getLogger(__name__)
 
 READY_SECONDS: Final = 120.0
-"""Most that a part takes on a machine that is busy with other work; one that ends is not waited for."""
+"""Maximum time that a part takes to start on a busy machine; a part that ends is not waited for."""
 STOP_SECONDS: Final = 15.0
 """Longer than a server waits for its workers before it kills them: it leaves none behind."""
 RESTART_SECONDS: Final = 0.3

@@ -30,7 +30,7 @@ _SHIM: Final = (
     "    os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))\n"
     "os.execv(sys.argv[3], sys.argv[3:])\n"
 )
-"""Gets the parent's process id, the descriptor of a listening socket or -1, and the command."""
+"""Arguments: the parent's process id, the descriptor of a listening socket or -1, and the command."""
 
 COMMAND: Final = (sys.executable, "-c", "from slicekeeper.cli.main import main; main()")
 """The one command, run by this interpreter whatever the PATH says."""

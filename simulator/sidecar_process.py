@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real sidecar, run as a child process in the place of its container.
 
-What a container gets from its node is prepared here: volumes as folders, a projected token, the environment with
+This module prepares what a container gets from its node: volumes as folders, a projected token, the environment with
 field references resolved and mount paths turned into those folders, and the usage counters that the node keeps.
 """
 

@@ -2,7 +2,7 @@
 """The cluster's objects, as etcd and the API server's registry keep them together.
 
 One counter gives every write its resource version; a ring of the last writes serves watches and answers `Expired`
-beyond its end. Objects are never changed in place: what was handed out stays as it was.
+beyond its end. Objects are never changed in place, so callers can keep them.
 """
 
 from __future__ import annotations

@@ -27,13 +27,13 @@ from slicekeeper.wire.timekeeper import Budget
 
 WAIT_SECONDS: Final = 120.0
 WAIT_CLOCK_SECONDS: Final = 1_200.0
-"""Longest time that a step may take to come true, in real and in the cluster's seconds: the longer one holds."""
+"""Longest time that a step may take to come true, in real and in the cluster's seconds: the longer one counts."""
 
 STORY: Final = "story.yaml"
 
 
 class Wait(Section, frozen=True):
-    """What must come true; all that is given must hold together."""
+    """What must come true; all given conditions must hold together."""
 
     namespace: str
     name: str = ""
@@ -72,7 +72,7 @@ class StoryStep(Section, frozen=True):
 
 
 class Story(Section, frozen=True):
-    """All steps, and the policy file that holds meanwhile."""
+    """All steps, and the policy file that is in force."""
 
     policy: str = ""
     steps: tuple[StoryStep, ...] = ()
@@ -107,7 +107,7 @@ def read(folder: Path) -> Story:
 
 
 class Teller:
-    """Plays a story on a local cluster. `outcomes` are what became of each manifest, in order."""
+    """Plays a story on a local cluster. `outcomes` are the results of the manifests, in order."""
 
     def __init__(self, cluster: LocalCluster, folder: Path, tell: Callable[[str, str], None]) -> None:
         self._local = cluster

@@ -15,7 +15,7 @@ from slicekeeper.kube.client import NAMESPACES, KubeClient, Object
 
 
 class SubmitOutcome(msgspec.Struct, frozen=True, rename="camel"):
-    """What became of one manifest."""
+    """The result of one manifest."""
 
     kind: str
     namespace: str
@@ -36,7 +36,7 @@ class SubmitOutcome(msgspec.Struct, frozen=True, rename="camel"):
 def documents(text: str, where: str) -> Iterator[Object]:
     """Yield every object of a YAML or JSON text, Lists taken apart.
 
-    Raises SettingsError if it is none, or of a kind that local mode does not take.
+    Raises SettingsError if it is not valid, or of a kind that local mode does not support.
     """
     try:
         loaded: list[Any] = list(yaml.safe_load_all(text))

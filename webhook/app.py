@@ -34,7 +34,7 @@ from webhook.admission_review import Answer, BadReview, Reviewer
 from webhook.decision_file import LastDecisions
 from webhook.decision_refresh import Decisions
 from webhook.known_priority_classes import watch_classes
-from webhook.large_reviews import LARGE_BYTES, LargeReviews, TooComplex, Turn
+from webhook.large_reviews import LARGE_BYTES, ForkedLock, LargeReviews, TooComplex
 from webhook.review_inputs import Case
 from webhook.shared_state_change import StateChangeBoard
 
@@ -50,7 +50,7 @@ def make_app(
     settings: Settings,
     board: StateChangeBoard | None = None,
     book: PolicyBook | None = None,
-    turn: Turn | None = None,
+    turn: ForkedLock | None = None,
     last: LastDecisions | None = None,
 ) -> Starlette:
     """Return a worker's application with its threads running: decisions, PriorityClasses, policy.
@@ -90,11 +90,11 @@ def make_app(
 
 
 def make_shell(
-    reviewer: Reviewer, max_body_bytes: int, state: Callable[[], dict[str, object]], turn: Turn | None = None
+    reviewer: Reviewer, max_body_bytes: int, state: Callable[[], dict[str, object]], turn: ForkedLock | None = None
 ) -> Starlette:
     """Return the routes of a reviewer; `state` returns the answer of /readyz."""
     bodies = Bodies(max_body_bytes, revocable=True)
-    large = LargeReviews(turn or Turn())
+    large = LargeReviews(turn or ForkedLock())
 
     def endpoint(name: str, review: Callable[[bytes | bytearray], Answer]) -> Callable[[Request], Awaitable[Response]]:
         counters = metrics.EndpointMetrics(name)

@@ -22,7 +22,7 @@ from slicekeeper.config.settings import Settings
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from webhook import offline_review
 from webhook.decision_file import LastDecisions
-from webhook.large_reviews import Turn
+from webhook.large_reviews import ForkedLock
 from webhook.shared_state_change import StateChangeBoard
 
 PATIENCE_SECONDS: Final = 5.0
@@ -48,7 +48,7 @@ def serve_webhook(context: Context) -> None:
     TimekeeperClient(settings.timekeeper_client)
     book = read_book(settings.policy)
     log.configure(settings.log.level, settings.log.style)
-    board, turn = StateChangeBoard(), Turn()
+    board, turn = StateChangeBoard(), ForkedLock()
     # In memory if possible: each count is written to a file, and the root may be read-only.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
     folder = tempfile.mkdtemp(prefix="slicekeeper-webhook-metrics-", dir=memory)
@@ -67,7 +67,7 @@ def serve_webhook(context: Context) -> None:
 
 
 def _make_app(
-    settings: Settings, board: StateChangeBoard, book: PolicyBook, turn: Turn, last: LastDecisions
+    settings: Settings, board: StateChangeBoard, book: PolicyBook, turn: ForkedLock, last: LastDecisions
 ) -> Starlette:
     """Create a worker's application. Imported here, because metrics imported before the fork would be the parent's."""
     from webhook.app import make_app  # noqa: PLC0415

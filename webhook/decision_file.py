@@ -19,7 +19,7 @@ from slicekeeper.wire.timekeeper import Decision
 log = logging.getLogger(__name__)
 
 
-class _Kept(msgspec.Struct):
+class _StoredDecisions(msgspec.Struct):
     fetched_ns: int
     items: list[Decision]
 
@@ -36,7 +36,7 @@ class LastDecisions:
             return
         part = self._file.with_name(f"decisions.{os.getpid()}")
         try:
-            part.write_bytes(msgspec.json.encode(_Kept(fetched_ns, list(decisions.values()))))
+            part.write_bytes(msgspec.json.encode(_StoredDecisions(fetched_ns, list(decisions.values()))))
             part.replace(self._file)
         except OSError as error:
             log.warning("decisions not kept for other workers: %s", error)
@@ -48,7 +48,7 @@ class LastDecisions:
         if self._file is None:
             return None
         try:
-            kept = typed.decode(self._file.read_bytes(), _Kept)
+            kept = typed.decode(self._file.read_bytes(), _StoredDecisions)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as error:

@@ -38,7 +38,7 @@ class TooComplex(Exception):
     """A body would take more memory than a review may."""
 
 
-class Turn:
+class ForkedLock:
     """A lock for all processes that are forked after its creation; it is released if its holder dies."""
 
     def __init__(self) -> None:
@@ -54,8 +54,8 @@ class Turn:
 class LargeReviews:
     """The large reviews of one worker."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, lock: ForkedLock) -> None:
+        self._lock = lock
         # One thread: two would hold the same lock, which is a process's.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="large-reviews")
 
@@ -67,7 +67,7 @@ class LargeReviews:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._judge, review, body)
 
     def _judge(self, review: Callable[[bytes | bytearray], T], body: bytes | bytearray) -> T:
-        with self._turn:
+        with self._lock:
             if memory_of(body) > MEMORY_BYTES:
                 raise TooComplex(f"the review would take more than {MEMORY_BYTES >> 20} MiB of memory to read")
             try:

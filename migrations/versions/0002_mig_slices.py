@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What MIG slices have of their GPUs: pods on them are charged for it after the slice is gone, too."""
+"""The parts of their GPUs that MIG slices are: pods on them are charged by these after the slice is gone, too."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bring ledger and objects into step in one pass over both, whatever happened before.
+"""Bring ledger and objects into step in one look at both, whatever happened before.
 
 Nothing is remembered from one look to the next, so any look may be cut short. Each write names the version of what it
 was made from, so an operator that has lost the lease without noticing cannot undo what its successor has written: a
@@ -26,7 +26,7 @@ from slicekeeper.net.timekeeper_client import TimekeeperClient
 log = logging.getLogger(__name__)
 
 _NOT_THE_OBJECTS_FAULT: Final = (Unavailable, Forbidden)
-"""The look as a whole has failed, whatever the spec says, so no object's status names it."""
+"""The whole look has failed, not because of a spec, so no object's status reports it."""
 _ANOTHER_WAS_FIRST: Final = "version-mismatch"
 
 
@@ -42,7 +42,10 @@ class Keeper:
         self._acts = acts
 
     def keep(self) -> None:
-        """Look once. Raises ServiceError if the API server or the timekeeper does not serve us; look again then."""
+        """Look once.
+
+        Raises ServiceError if the API server or the timekeeper refuses or does not answer; then look again.
+        """
         self._keep_all(CLUSTER_GPU_BUDGETS)  # first, for the budgets below them
         self._keep_all(GPU_BUDGETS)
 
@@ -68,7 +71,7 @@ class Keeper:
         kept = budget.kept_by if budget is not None else None
         if kept is None or (kept.uid, kept.generation) != (metadata["uid"], metadata["generation"]):
             if not self._is_still(kind, obj):
-                return  # the next pass sees what it is now
+                return  # the next look sees its new state
             try:
                 seen = budget.object_version if budget is not None else ""
                 budget = self._timekeeper.put_object(kind.budget, holder, body_of(obj, seen))

@@ -13,14 +13,14 @@ from slicekeeper.untyped import as_map, show
 
 
 class SpecInvalid(ValueError):
-    """A spec that the schema let through and that cannot hold; the message names the field and the value."""
+    """A spec that passes the schema but cannot be applied; the message names the field and the value."""
 
 
 def body_of(obj: Object, seen: str) -> dict[str, Any]:
-    """Return the body of the request by which the timekeeper learns what an object says.
+    """Return the body of the request that reports an object to the timekeeper.
 
-    `seen` is the budget's `object_version` as it was before the object was read, empty if there was no budget.
-    Raises SpecInvalid if an amount is no duration, or more than a ledger keeps.
+    `seen` is the budget's `object_version` as it was before the object was read, empty if there was no budget. Raises
+    SpecInvalid if an amount is not a duration, or more than the ledger can hold.
     """
     metadata, spec = obj["metadata"], as_map(obj.get("spec"))
     body = {
@@ -42,6 +42,6 @@ def _gpu_time(spec: Any, key: str) -> int:
         amount = parse_duration(str(spec[key]))
     except (KeyError, ValueError) as error:
         raise SpecInvalid(f"spec.{key} is {show(spec.get(key))}: it must be GPU time such as 20h or 1h30m") from error
-    if amount > MAX_AMOUNT_MS:  # which might not even fit what goes over the wire
+    if amount > MAX_AMOUNT_MS:  # it might not even fit the wire format
         raise SpecInvalid(f"spec.{key} is {show(spec[key])}: at most {MAX_AMOUNT_MS // MS_PER_HOUR}h can be kept")
     return amount

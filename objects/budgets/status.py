@@ -24,10 +24,10 @@ _MINUTE: Final = 60_000
 
 
 def status_of(obj: Object, found: Figures | None, problem: tuple[str, str] | None, now: Instant) -> Object | None:
-    """Return the status to write, as a merge patch has it; None: the one that is there may stay.
+    """Return the status to write, as a merge patch; None if the current one may stay.
 
-    `found` is the budget as the timekeeper has it, None if it has none; `problem` is the reason and the message of
-    what keeps the spec from holding.
+    `found` is the timekeeper's budget, None if it has none; `problem` is the reason and the message if the spec is not
+    in force.
     """
     old = as_map(obj.get("status"))
     generation = obj["metadata"]["generation"]
@@ -45,7 +45,7 @@ def status_of(obj: Object, found: Figures | None, problem: tuple[str, str] | Non
 
 
 def _figures(found: Figures) -> Object:
-    # To the minute, as the column: what is computed again from the same pods must not differ.
+    # To the minute, as in the column: the same pods must always give the same text.
     out = None if found.run_out_at is None else parse_instant(found.run_out_at) // _MINUTE * _MINUTE
     return {
         "state": found.state,

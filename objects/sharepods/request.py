@@ -35,7 +35,7 @@ _KNOWN: Final = (*_SHARE, _GPUID, *_COMPANY)
 _LABELS: Final = "sharedgpu/"
 
 
-class _Words:
+class _Annotations:
     """The annotations of a SharePod that mean something here, by the word after the prefix; empty ones are absent."""
 
     def __init__(self, annotations: Mapping[str, Any], reading: Reading, container: str) -> None:
@@ -84,7 +84,7 @@ def read(sharepod: Mapping[str, Any], container: str) -> Reading:
     reading = Reading()
     metadata = as_map(sharepod.get("metadata"))
     annotations, labels = as_map(metadata.get("annotations")), as_map(metadata.get("labels"))
-    words = _Words(annotations, reading, container)
+    words = _Annotations(annotations, reading, container)
     if words:
         said_twice = next((key for key in labels if key.startswith(_LABELS)), None)
         if said_twice is not None:
@@ -115,7 +115,7 @@ def _read_labels(sharepod: Mapping[str, Any], labels: Mapping[str, Any], contain
         reading.refuse(container, f"metadata.labels[{memory}]", "", rule, f'{memory}: "{_SHARE[_MEMORY]}"')
 
 
-def _read_share(words: _Words) -> None:
+def _read_share(words: _Annotations) -> None:
     """Read a SharePod that is on a GPU: all of its words are checked before the first refusal counts."""
     reading, name = words.reading, words.container
     missing = [word for word in _SHARE if word not in words]
@@ -146,7 +146,7 @@ def _read_share(words: _Words) -> None:
         reading.shares[name] = ConvertedShare(share.core, share.blocks, max(most, core))
 
 
-def _part(words: _Words, word: str) -> Fraction | None:
+def _part(words: _Annotations, word: str) -> Fraction | None:
     try:
         part = parse_quantity(words.get(word))
     except ValueError:
@@ -157,7 +157,7 @@ def _part(words: _Words, word: str) -> Fraction | None:
     return None
 
 
-def _read_company(words: _Words) -> None:
+def _read_company(words: _Annotations) -> None:
     for word, key in _COMPANY.items():
         if word in words:
             words.reading.annotations[key] = words.get(word)

@@ -26,9 +26,9 @@ _KEPT: Final = ("name", "namespace", "uid", "creationTimestamp")
 def status_of(
     sharepod: Object, pod: Object | None, template: Template, problem: tuple[str, str] | None, now: Instant
 ) -> Object | None:
-    """Return the status to write; None: the one that is there may stay.
+    """Return the status to write; None if the current one may stay.
 
-    `problem` is the reason and the message of what keeps it from having a pod of its own.
+    `problem` is the reason and the message if the SharePod has no pod of its own.
     """
     reason, message = problem or ("", "")
     new: Object = {"observedGeneration": sharepod["metadata"]["generation"]}
@@ -40,7 +40,7 @@ def status_of(
             condition(sharepod, READY, *_readiness(pod), now),
             condition(sharepod, UP_TO_DATE, *_freshness(pod, template), now),
         ]
-        outcome = find(sharepod, ENDED).get("reason") or outcome_of(pod)  # once ended, it stays so
+        outcome = find(sharepod, ENDED).get("reason") or outcome_of(pod)  # an ended pod stays ended
         if outcome:
             conditions.append(condition(sharepod, ENDED, "True", outcome, "no other pod will be created", now))
     new["conditions"] = conditions
@@ -53,7 +53,7 @@ def has_outcome(sharepod: Object) -> bool:
 
 
 def outcome_of(pod: Object) -> str:
-    """Return the phase in which a pod has ended for good; empty if it has not, or another is to take its place.
+    """Return the phase in which a pod has ended for good; empty if it has not, or if another is to replace it.
 
     One that was deleted while it ran, or evicted, has not ended by itself, whatever its containers' exit codes are.
     """

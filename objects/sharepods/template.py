@@ -25,7 +25,8 @@ from slicekeeper.untyped import as_list, as_map
 
 SHAREPODS: Final = Resource("/apis/kubeshare.nthu/v1", "sharepods")
 MADE: Final = "kubeshare.nthu/sharepod"
-"""The label, `true`, by which pods that were made of SharePods are watched and, as orphans, known again."""
+"""The label, with the value `true`, of pods that were created for SharePods: they are watched by it, and orphans
+found."""
 DIGEST: Final = "kubeshare.nthu/template-hash"
 """The annotation that shows whether a pod has the SharePod's current template."""
 
@@ -35,7 +36,7 @@ _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 @dataclass(frozen=True)
 class Template:
-    """The pod to create, what was rounded, and why none may be created."""
+    """The pod to create, notes of what was rounded, and why none may be created."""
 
     pod: Object
     notes: tuple[str, ...] = ()
@@ -111,7 +112,7 @@ def _ask(container: Object, share: ConvertedShare, resources: Resources) -> None
 
 
 def _wish(spec: Object, node: str) -> None:
-    """Have every way in which the pod's own affinity can be met lead to the node, as a DaemonSet's pods have it."""
+    """Add the node to each term of the pod's node affinity, as the DaemonSet controller does."""
     affinity = as_map(spec.get("affinity"))
     of_nodes = as_map(affinity.get("nodeAffinity"))
     required = as_map(of_nodes.get(_REQUIRED))
@@ -122,5 +123,5 @@ def _wish(spec: Object, node: str) -> None:
 
 
 def _with_field(term: Mapping[str, Any], field: Object) -> Object:
-    """Return a term with one field more to match; an empty one matches no node, and stays so."""
+    """Return a term with another field to match; an empty term matches no node, and stays empty."""
     return {**term, "matchFields": [*as_list(term.get("matchFields")), field]} if term else {}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`slicekeeper check --break-glass`: release pods that wait for a broken timekeeper, and record what they owe.
 
-First the record, then the finalizer, and that only from a pod which has not changed since: so each pod that goes is
-recorded in its last state, whatever is killed in between. Only pods go whose record will say no more: that have ended,
-that were never bound, or of which kubelet has had its time to tell how they ended.
+A pod is recorded first, and its finalizer is removed only if it has not changed since: so each released pod is recorded
+in its last state, even if this command is killed in between. Only pods are released whose record is final: pods that
+have ended, that were never bound, or for which kubelet has had enough time to report how they ended.
 """
 
 from __future__ import annotations

@@ -48,8 +48,9 @@ def cluster(context: Context, timeout_seconds: float = 0) -> KubeClient:
 def timekeeper(context: Context) -> TimekeeperClient:
     """Return a client of the timekeeper.
 
-    It is that of the cluster that the command line names, or the one whose URL the settings have, or that of the
-    cluster that kubectl would speak to. A cluster's is asked by way of its API server, as who the kubeconfig says.
+    It is the timekeeper of the cluster that the command line names, or the one with the URL in the settings, or that of
+    the cluster that kubectl would use. A cluster's timekeeper is reached through its API server, as the kubeconfig's
+    user.
     """
     settings = context.loaded.settings.timekeeper_client
     if settings.url and not _is_named(context):

@@ -85,7 +85,7 @@ def show_list(items: Sequence[T], output: str, columns: Sequence[Column[T]], nam
 
 
 def show_one(item: T, output: str, columns: Sequence[Column[T]], name: Callable[[T], str]) -> None:
-    """Print one row: in JSON and YAML as itself, else as a list of one."""
+    """Print one row: in JSON and YAML the row itself, otherwise a list of one."""
     if output in ("json", "yaml"):
         show(item, output, str)
     else:
@@ -148,7 +148,7 @@ def brief(instant: str | None) -> str:
 
 
 def gathered(found: Iterable[T], what: str) -> list[T]:
-    """Return all of them, and show on a terminal how many there are so far: reading from the network takes a while."""
+    """Return all items, and show on a terminal how many there are so far: reading from the network takes a while."""
     items: list[T] = []
     counted = False
     for item in found:

@@ -223,7 +223,9 @@ def schema(folder: Path) -> dict[str, Any]:
             below.pop("default", None)
     rule = known.pop("NamespaceRule")
     policy = known["NamespacePolicy"]
-    policy["properties"]["mode"] = {"enum": [*policy["properties"]["mode"]["enum"], False]}  # YAML 1.1 reads `off` so
+    policy["properties"]["mode"] = {
+        "enum": [*policy["properties"]["mode"]["enum"], False]
+    }  # YAML 1.1 reads `off` as false
     entry = {**policy, "properties": {**rule["properties"], **policy["properties"]}, "required": ["match"]}
     entry["properties"]["match"] = {"anyOf": [{"type": "string"}, rule["properties"]["match"]]}
     # Helm must refuse what the parts would refuse after it has installed them.

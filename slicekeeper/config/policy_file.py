@@ -23,7 +23,7 @@ from slicekeeper.errors import SettingsError
 log = logging.getLogger(__name__)
 
 
-class _Rule(NamedTuple):
+class _PolicyRule(NamedTuple):
     """A name or a pattern, where it is in the file (line, and index of its entry), and the policy for it."""
 
     line: int
@@ -57,7 +57,7 @@ def read_book(settings: PolicySettings) -> PolicyBook:
     entries = tree.get("namespaces", [])
     if not isinstance(entries, list):
         raise SettingsError(f"{place('namespaces')}: namespaces must be a list of entries with `match`")
-    rules: list[_Rule] = []
+    rules: list[_PolicyRule] = []
     for index, entry in enumerate(entries):
         rules += _rules_of(entry, index, base, document, place)
     _check_matches(file, rules)
@@ -73,7 +73,7 @@ def read_book(settings: PolicySettings) -> PolicyBook:
 
 def _rules_of(
     entry: Any, index: int, base: Mapping[str, Any], document: Document, place: Callable[..., str]
-) -> Iterator[_Rule]:
+) -> Iterator[_PolicyRule]:
     """Yield the rules of one entry of `namespaces`, one for each name or pattern in its `match`."""
 
     def where(path: tuple[str, ...]) -> str:
@@ -85,10 +85,10 @@ def _rules_of(
     rule = convert({"match": matches}, NamespaceRule, where)
     policy = policy_of(base, {k: v for k, v in entry.items() if k != "match"}, where)
     for position, match in enumerate(rule.match):
-        yield _Rule(document.line("namespaces", index, "match", position), index, match, policy)
+        yield _PolicyRule(document.line("namespaces", index, "match", position), index, match, policy)
 
 
-def _check_matches(file: Path, rules: list[_Rule]) -> None:
+def _check_matches(file: Path, rules: list[_PolicyRule]) -> None:
     """Refuse names and patterns that no namespace can have, and those that appear twice."""
     seen: dict[str, tuple[int, int]] = {}
     for line, index, match, _ in rules:
@@ -101,7 +101,7 @@ def _check_matches(file: Path, rules: list[_Rule]) -> None:
         seen[match] = line, index
 
 
-def _never_applied(file: Path, rules: list[_Rule], exempt: tuple[str, ...]) -> Iterator[str]:
+def _never_applied(file: Path, rules: list[_PolicyRule], exempt: tuple[str, ...]) -> Iterator[str]:
     """Yield a warning for each name and pattern whose matches are all taken by others.
 
     These are no errors, because the file is still unambiguous, and a server must be able to start.

@@ -17,7 +17,7 @@ from slicekeeper.config.foreign_dialects import DialectName
 from slicekeeper.config.resource_names import is_named
 
 LONGEST: Final = 1e9
-"""More than 30 years in seconds: no longer time is a meaningful setting, and infinity is none at all."""
+"""More than 30 years in seconds: a longer time is not a meaningful setting, and infinity is not one at all."""
 Positive = Annotated[float, Meta(gt=0, le=LONGEST)]
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
 PARTS = ("certificates", "nodeagent", "objects", "scheduler", "sidecar", "timekeeper", "webhook")
@@ -349,7 +349,7 @@ class SchedulerSettings(Section, frozen=True):
     ] = ""
 
     def __post_init__(self) -> None:
-        """Refuse names that are no suffix of an object's name, and a shard without nodes."""
+        """Refuse names that cannot be the suffix of an object's name, and a shard without nodes."""
         super().__post_init__()
         for name in self.shards:
             if not SHARD.fullmatch(name):

@@ -16,7 +16,7 @@ from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK, parse_quantity, whol
 from slicekeeper.untyped import as_map
 
 MAX_GPUS: Final = 64
-"""No node has more; a larger count is a mistake in the unit."""
+"""No node has more GPUs; a larger count is a mistake in the unit."""
 
 MAX_BLOCKS: Final = 1 << 20
 """256 TiB: far more than any GPU has, and far below any reader's integer overflow."""
@@ -41,7 +41,7 @@ class ContainerReader:
         if kind in ("init", "ephemeral"):
             self._refuse_kind(core_field, kind, name, container)
             return None
-        # Both are read before either is judged, so that all that is wrong is reported at once.
+        # Both are read before either is checked, so that all errors are reported at once.
         core = self._quantity(path, name, container, self._resources.core, "50")
         blocks = self._quantity(path, name, container, self._resources.memory, "15")
         if not core:
@@ -91,7 +91,7 @@ class ContainerReader:
         )
 
     def _is_possible(self, core: int, field: str, name: str) -> bool:
-        """Return whether a container can have as much compute; refuse it otherwise."""
+        """Return whether a container can have this much compute; refuse it otherwise."""
         if core > CORES_PER_GPU and core % CORES_PER_GPU:
             lower = core // CORES_PER_GPU * CORES_PER_GPU
             self._refusals.add(

@@ -133,7 +133,7 @@ def _read_group(labels: Mapping[str, Any], reading: Reading, container: str) -> 
             f'{_THRESHOLD}: "1.0"',
         )
         return
-    size = int(count * part + Fraction(1, 2))  # KubeShare rounds so
+    size = int(count * part + Fraction(1, 2))  # KubeShare rounds like this
     if size < 2:
         reading.notes.append(f"{_GROUP}: a gang needs at least 2 pods")
         return

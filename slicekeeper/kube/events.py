@@ -18,7 +18,7 @@ from slicekeeper.units import format_micro_time, format_seconds
 log = logging.getLogger(__name__)
 
 
-class Words(TypedDict):
+class EventText(TypedDict):
     """What an event says. `kind` is `Normal` or `Warning`, `reason` and `action` are CamelCase words."""
 
     kind: str
@@ -29,7 +29,7 @@ class Words(TypedDict):
 
 
 def write_on_namespace(
-    client: KubeClient, clock: Clock, namespace: str, uid: str, *, name: str, **words: Unpack[Words]
+    client: KubeClient, clock: Clock, namespace: str, uid: str, *, name: str, **text: Unpack[EventText]
 ) -> None:
     """Write one event on a namespace, once for its `name`: an existing one is not changed.
 
@@ -37,21 +37,21 @@ def write_on_namespace(
     """
     about = {"apiVersion": "v1", "kind": "Namespace", "namespace": namespace, "name": namespace, "uid": uid}
     with suppress(Conflict, NotFound):  # it was written before; the namespace is gone
-        client.create(EVENTS, _event(clock, name, about, words), namespace)
+        client.create(EVENTS, _event(clock, name, about, text), namespace)
 
 
-def write(client: KubeClient, clock: Clock, pod: Object, **words: Unpack[Words]) -> None:
+def write(client: KubeClient, clock: Clock, pod: Object, **text: Unpack[EventText]) -> None:
     """Write one event on a pod. An event that cannot be written is logged, never an error: it only informs."""
-    event = _event(clock, _name(pod, uuid.uuid4().hex), _about(pod), words)
+    event = _event(clock, _name(pod, uuid.uuid4().hex), _about(pod), text)
     with _logged(event):
         client.create(EVENTS, event, pod["metadata"]["namespace"])
 
 
-def write_again(client: KubeClient, clock: Clock, pod: Object, *, times: int, **words: Unpack[Words]) -> None:
+def write_again(client: KubeClient, clock: Clock, pod: Object, *, times: int, **text: Unpack[EventText]) -> None:
     """Write an event that replaces the one with the same reason on a pod, as the `times`-th; otherwise as `write`."""
     metadata = pod["metadata"]
-    key = hashlib.sha256(f"{metadata.get('uid', '')}/{words['reason']}".encode()).hexdigest()
-    event = {**_event(clock, _name(pod, key), _about(pod), words), "count": times}
+    key = hashlib.sha256(f"{metadata.get('uid', '')}/{text['reason']}".encode()).hexdigest()
+    event = {**_event(clock, _name(pod, key), _about(pod), text), "count": times}
     changes = {field: event[field] for field in ("message", "count", "lastTimestamp")}
     with _logged(event):
         try:
@@ -86,23 +86,23 @@ def _about(pod: Object) -> dict[str, str]:
     }
 
 
-def _event(clock: Clock, name: str, about: dict[str, str], words: Words) -> Object:
+def _event(clock: Clock, name: str, about: dict[str, str], text: EventText) -> Object:
     now = clock.now_ms()
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"name": name, "namespace": about["namespace"]},
         "involvedObject": about,
-        "type": words["kind"],
-        "reason": words["reason"],
-        "action": words["action"],
-        "message": words["note"][:1024],
+        "type": text["kind"],
+        "reason": text["reason"],
+        "action": text["action"],
+        "message": text["note"][:1024],
         # kubectl sorts by the older fields, other tools by `eventTime`: all of them are set.
         "eventTime": format_micro_time(now),
         "firstTimestamp": format_seconds(now),
         "lastTimestamp": format_seconds(now),
         "count": 1,
-        "reportingComponent": words["reporter"],
-        "reportingInstance": words["reporter"],
-        "source": {"component": words["reporter"]},
+        "reportingComponent": text["reporter"],
+        "reportingInstance": text["reporter"],
+        "source": {"component": text["reporter"]},
     }

@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 GPU_POLICIES: Final = Resource(f"/apis/{names.GROUP}/v1alpha1", "gpupolicies", namespaced=False)
 
 GONE_SECONDS: Final = 60.0
-"""An API server that has just started may not serve the kind yet: for so long, the last GpuPolicies stay in force."""
+"""How long the last GpuPolicies stay in force while the API server does not serve the kind: it may just have
+started."""
 
 
 def _read(obj: Object) -> GpuPolicy:

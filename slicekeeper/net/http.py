@@ -153,7 +153,7 @@ class JsonClient:
 
 
 def _delivered_within(seconds: float) -> list[tuple[int, int, int]]:
-    """Return the option that ends a connection on which nothing is acknowledged for so long, if the system has it."""
+    """Return the socket option that ends a connection if nothing is acknowledged for `seconds`, if there is one."""
     option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
     return [(socket.IPPROTO_TCP, option, round(seconds * 1000))] if option is not None and seconds else []
 

@@ -60,7 +60,7 @@ class ClientCertificate:
     cas: frozenset[str]
 
 
-class _Context(ssl.SSLContext):
+class _ContextWithCas(ssl.SSLContext):
     """A context that knows which client CAs it was made with."""
 
     cas: frozenset[str] = frozenset()
@@ -89,8 +89,8 @@ class ReloadingContext:
             log.warning("certificate %s not loaded, the old one stays: %s", self._tls.certificate_file, error)
         connection.context = self._newest
 
-    def _load(self) -> _Context:
-        context = _Context(ssl.PROTOCOL_TLS_SERVER)
+    def _load(self) -> _ContextWithCas:
+        context = _ContextWithCas(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(self._tls.certificate_file, self._tls.key_file)
         if self._clients is not None:
@@ -121,7 +121,7 @@ def certificates_in(bundle: str) -> frozenset[str]:
 def certificate_of(connection: ssl.SSLObject | None) -> ClientCertificate | None:
     """Return the client's certificate; None if it has none or was not asked for one."""
     shown: dict[str, Any] | None = None if connection is None else connection.getpeercert()
-    if connection is None or not shown or not isinstance(connection.context, _Context):
+    if connection is None or not shown or not isinstance(connection.context, _ContextWithCas):
         return None
     # TLS 1.2 also resumes a session by its number: then it is no longer known which CA signed the certificate.
     cas = _NOT_KNOWN if connection.session_reused else connection.context.cas

@@ -39,9 +39,9 @@ def settings_of(
     given: Settings,
     origin: Mapping[str, str],
 ) -> tuple[Settings, list[Finding]]:
-    """Return the settings to compare with, and where those that this command was given say something else.
+    """Return the settings to compare with, and where the settings that this command was given differ from them.
 
-    That is what the installation's own ConfigMap says; what the command was not given is no difference.
+    They are those of the installation's own ConfigMap; a setting that the command was not given is no difference.
     """
     text = mounted(client, namespace, filter(None, workloads.values()), manifests.CONFIG_MAP, manifests.CONFIG_KEY)
     if text is None:
@@ -207,7 +207,7 @@ def _skew(client: KubeClient, workloads: Mapping[str, Object]) -> Iterator[Findi
 
 
 def _compared(what: str, places: Iterable[tuple[str, ...]], wanted: tuple[str, ...]) -> Iterator[Finding]:
-    """Yield how places that name resources differ from the settings; equal places once."""
+    """Yield how the places that name resources differ from the settings; equal places once."""
     listed = list(places)
     if not listed:
         yield f"{what} no resource that could be found in it: the settings say {', '.join(wanted)}", RENDER

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Try for `slicekeeper check` whether the API server reaches webhook and timekeeper and trusts their certificates.
 
-Both are called through the API server, so addresses, firewalls, CAs and certificates are all tested at once. The pod by
-which the webhook is asked is a dry run: it is never made.
+Both are called through the API server, so addresses, firewalls, CAs and certificates are all tested at once. The
+webhook is called for the dry run of a pod, which is never created.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class NoRoom(BodyRefused):
     code = "too-many-large-requests"
 
 
-class _Held:
+class _Upload:
     def __init__(self, address: str, timeout: asyncio.Timeout) -> None:
         self.address = address
         self.timeout = timeout
@@ -68,7 +68,7 @@ class Bodies:
         self._most = most
         self._most_of_all = most + most // 2
         self._revocable = revocable
-        self._held: dict[_Held, None] = {}
+        self._held: dict[_Upload, None] = {}
         self._total = 0
 
     @asynccontextmanager
@@ -87,15 +87,15 @@ class Bodies:
         client = scope.get("client")
         try:
             async with asyncio.timeout(None) as timeout:
-                held = _Held(client[0] if client else "", timeout)
-                self._held[held] = None
+                upload = _Upload(client[0] if client else "", timeout)
+                self._held[upload] = None
                 body = bytearray()
                 try:
-                    await self._gather(held, body, receive, message)
-                    held.kept = not self._revocable
+                    await self._gather(upload, body, receive, message)
+                    upload.kept = not self._revocable
                     yield body
                 finally:
-                    self._let_go(held)
+                    self._forget(upload)
                     # Free it now: a traceback may refer to it until it is collected.
                     with suppress(BufferError):
                         body.clear()
@@ -104,17 +104,17 @@ class Bodies:
                 raise
             raise NoRoom(_NO_ROOM) from error
 
-    async def _gather(self, held: _Held, body: bytearray, receive: Receive, message: Any) -> None:
+    async def _gather(self, upload: _Upload, body: bytearray, receive: Receive, message: Any) -> None:
         while True:
             if message["type"] != "http.request":
                 raise BodyLate("the body did not arrive in time")
-            if held not in self._held:
+            if upload not in self._held:
                 raise NoRoom(_NO_ROOM)
             body += message.get("body", b"")
             if len(body) > self._most:
                 raise self._too_large()
-            self._total += len(body) - held.size
-            held.size = len(body)
+            self._total += len(body) - upload.size
+            upload.size = len(body)
             if self._total > self._most_of_all:
                 self._give_one_up()
             if not message.get("more_body"):
@@ -128,13 +128,13 @@ class Bodies:
         address = sums.most_common(1)[0][0]
         largest = max((one for one in self._held if one.address == address and not one.kept), key=lambda one: one.size)
         # Only once for each body: a timeout that is set again starts again, and would never expire while others send.
-        self._let_go(largest)
+        self._forget(largest)
         largest.timeout.reschedule(asyncio.get_running_loop().time())
 
-    def _let_go(self, held: _Held) -> None:
-        if held in self._held:
-            del self._held[held]
-            self._total -= held.size
+    def _forget(self, upload: _Upload) -> None:
+        if upload in self._held:
+            del self._held[upload]
+            self._total -= upload.size
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the body is larger than {self._most} bytes, the most that is read")

@@ -116,7 +116,7 @@ class Listener:
                 return  # close the freed connection before the next one is accepted
 
     def _full_of(self, address: str) -> list[set[Connection]]:
-        """Return the crowds of which one connection must end before one more from this address may be accepted."""
+        """Return the sets of connections one of which must end before another from this address is accepted."""
         mine = self._by_address.get(address, set())
         if len(mine) >= self._most_of_one:
             return [mine]
@@ -124,9 +124,9 @@ class Listener:
             return list(self._by_address.values())
         return []
 
-    def _free(self, crowds: list[set[Connection]]) -> bool:
+    def _free(self, candidates: list[set[Connection]]) -> bool:
         """End the least useful connection; return whether there was one."""
-        idle = [connection for crowd in crowds for connection in crowd if connection.greedy or not connection.busy]
+        idle = [connection for crowd in candidates for connection in crowd if connection.greedy or not connection.busy]
         if not idle:
             return False
         victim = min(idle, key=lambda c: (-len(self._by_address[c.address]), c.proven and not c.greedy, c.used_at))
