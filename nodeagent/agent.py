@@ -65,10 +65,8 @@ class Agent:
         self._client = KubeClient(settings.kubernetes)
         kubelet = PodResources(Path(mine.pod_resources_socket), settings.resources.seat)
         devices = settings.resources.devices
-        self._own = OwnGpus(source, mine.gpus, devices, lambda: {gpu_of(device) for device in kubelet.devices(devices)})
-        # Everything below sees only the GPUs that are offered; the metrics describe a holder's GPU even if it is not
-        # any more.
-        self._every, source = source, self._own
+        own = OwnGpus(source, mine.gpus, devices, lambda: {gpu_of(device) for device in kubelet.devices(devices)})
+        self._source, self._own = source, own
         self._run_dir = Path(mine.run_dir)
         self._store = SeatStore(Path(mine.state_dir) / "seats")
         mounts = limiter(Path(mine.programs_dir), Path(mine.state_dir) / "lib")
@@ -82,7 +80,7 @@ class Agent:
         self._pods = NodePods(self._client, mine.node_name, self._gone, self._shares.changed)
         refused = partial(self._tell, "SeatRefused", "Start")
         self._seats = Seats(
-            self._store, files, self._pods, source, settings.resources, kubelet.owners, refused, self._shares
+            self._store, files, self._pods, own, settings.resources, kubelet.owners, refused, self._shares
         )
         self._plugin = SeatPlugin(Path(mine.plugin_dir), settings.resources.seat, seat_ids(mine.seats), self._seats)
         port = int(mine.metrics_bind.rpartition(":")[2] or 0)
@@ -90,7 +88,7 @@ class Agent:
         self._publisher = GpuPublisher(
             self._client,
             mine.node_name,
-            source,
+            own,
             settings.resources,
             mine.reconcile_seconds,
             address,
@@ -99,14 +97,14 @@ class Agent:
         )
         ill = partial(self._tell, "GpuUnhealthy", "Withdraw")
         self._gpus = GpuHealthWatch(
-            source, self._pods, settings.resources, mine.reconcile_seconds, self._publisher.changed, ill
+            source, own, self._pods, settings.resources, mine.reconcile_seconds, self._publisher.changed, ill
         )
         # A broken file does not keep a node from its seats.
         self._policy = PolicyFile(settings.policy, PolicyBook(exempt=settings.policy.exempt_namespaces))
         self._policy.on_change = self._shares.changed
         self._policy_objects = PolicyObjects(self._client, self._policy) if settings.policy.objects else None
         self._audit = Audit(
-            self._client, mine.node_name, arbiter, self._pods, source, settings.resources, self._audits, self._tell
+            self._client, mine.node_name, arbiter, self._pods, own, settings.resources, self._audits, self._tell
         )
         self._stopping = False
         self._ended = threading.Event()
@@ -162,7 +160,7 @@ class Agent:
         from slicekeeper.net import probes  # noqa: PLC0415
 
         REGISTRY.register(SeatMetrics(self._store))
-        REGISTRY.register(ShareMetrics(self._arbiter, self._store, self._every, self._live, self._node))
+        REGISTRY.register(ShareMetrics(self._arbiter, self._store, self._source, self._live, self._node))
         REGISTRY.register(StrayMetrics(self._audit, self._own, self._node))
         if self._bind:
             more: dict[str, WsgiApp] = {"/metrics": make_wsgi_app(), wire.PATH: self._live}
@@ -190,10 +188,10 @@ class Agent:
         return ", ".join(text for text, ready in parts.items() if not ready)
 
     def _machine(self) -> Machine:
-        driver, why = self._own.driver()
+        driver, why = self._source.driver()
         unusable = ""
         try:
-            self._own.edits([part.uuid for gpu in self._own.gpus() for part in gpu.parts if part.healthy])
+            self._source.edits([part.uuid for gpu in self._own.gpus() for part in gpu.parts if part.healthy])
         except (SeatRefused, OSError) as error:
             unusable = str(error)
         return Machine(driver=driver, driver_trouble=why, device_trouble=unusable, cdi_read=self._files.probe.read)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from nodeagent.booked_gpus import holds, may_start
-from nodeagent.gpu_source import GpuSource
+from nodeagent.gpu_source import GpuList, GpuSource
 from nodeagent.node_pods import NodePods
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.inventory import is_slice
@@ -25,6 +25,7 @@ class GpuHealthWatch:
     def __init__(
         self,
         source: GpuSource,
+        offered: GpuList,
         pods: NodePods,
         resources: Resources,
         pause_seconds: float,
@@ -32,18 +33,19 @@ class GpuHealthWatch:
         ill: Callable[[Object, str], None],
     ) -> None:
         self._source = source
+        self._offered = offered
         self._pods = pods
         self._resources = resources
         self._pause = pause_seconds
         self._changed = changed
         self._ill = ill
-        self._seen = source.gpus()
+        self._seen = offered.gpus()
         self._reported: set[tuple[str, str]] = set()
 
     def look(self) -> None:
         """Wait for news and check once; pass on changes."""
         self._source.look(self._pause)
-        gpus = self._source.gpus()
+        gpus = self._offered.gpus()
         troubles = self._source.troubles()
         if gpus != self._seen:
             well_before = {part.uuid for gpu in self._seen for part in gpu.parts if part.healthy}

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from nodeagent.gpu_source import GpuSource
+from nodeagent.gpu_source import GpuList
 from slicekeeper import names, threads
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import ServiceError
@@ -58,7 +58,7 @@ class GpuPublisher:
         self,
         client: KubeClient,
         node: str,
-        source: GpuSource,
+        source: GpuList,
         resources: Resources,
         pause_seconds: float,
         address: str = "",

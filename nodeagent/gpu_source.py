@@ -10,11 +10,15 @@ from nodeagent.host_cdi import Edits, Index
 from slicekeeper.gpu.inventory import Gpu
 
 
-class GpuSource(Protocol):
-    """The GPUs of the machine."""
+class GpuList(Protocol):
+    """GPUs of the machine: all, or those that are offered."""
 
     def gpus(self) -> list[Gpu]:
         """Return the last known GPUs, in a stable order."""
+
+
+class GpuSource(GpuList, Protocol):
+    """The GPUs of the machine, and what the driver tells about them."""
 
     def indexes(self) -> Mapping[str, Index]:
         """Return by UUID the driver's number of each GPU and MIG slice that it describes."""

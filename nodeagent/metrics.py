@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from nodeagent.arbiter_client import Arbiter, ArbiterAway, ArbiterSeat
-from nodeagent.gpu_source import GpuSource
+from nodeagent.gpu_source import GpuList, GpuSource
 from nodeagent.live_seats import Live
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.stray_processes import Audit
@@ -118,7 +118,7 @@ class ShareMetrics(Collector):
 class StrayMetrics(Collector):
     """The audit's findings; pod and container are empty for processes that belong to none."""
 
-    def __init__(self, audit: Audit, source: GpuSource, node: str) -> None:
+    def __init__(self, audit: Audit, source: GpuList, node: str) -> None:
         self._audit = audit
         self._source = source
         self._node = node

@@ -18,7 +18,6 @@ from typing import Any, Final
 import grpc
 
 from nodeagent.gpu_source import GpuSource
-from nodeagent.host_cdi import Edits, Index
 from slicekeeper.config.resource_names import is_named
 from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.gpu.pod_manifest import is_zero
@@ -80,34 +79,6 @@ class OwnGpus:
             listed = [gpu for gpu in every if self._listed & names[gpu.uuid]]
             offered = listed or ([] if self._beside else every)
             return [gpu for gpu in offered if not self._taken & names[gpu.uuid]]
-
-    def indexes(self) -> Mapping[str, Index]:
-        """Return by UUID the driver's number of each GPU and MIG slice, including other plugins'."""
-        return self._source.indexes()
-
-    def driver(self) -> tuple[str, str]:
-        """Return the driver's version, or empty and why it does not answer."""
-        return self._source.driver()
-
-    def troubles(self) -> Mapping[str, str]:
-        """Return by UUID why a GPU must get no new slice, including other plugins' GPUs."""
-        return self._source.troubles()
-
-    def look(self, seconds: float) -> None:
-        """Wait for news of the GPUs, up to a time limit, and look at them again."""
-        self._source.look(seconds)
-
-    def samples(self, uuid: str, after_us: int) -> list[tuple[int, int]] | None:
-        """Return how busy a GPU was; None if the driver does not report it."""
-        return self._source.samples(uuid, after_us)
-
-    def memory_used(self, uuid: str) -> int | None:
-        """Return how many bytes of its memory are in use; None if the driver does not report it."""
-        return self._source.memory_used(uuid)
-
-    def edits(self, uuids: Sequence[str]) -> Edits:
-        """Return the CDI container edits that make these GPUs usable."""
-        return self._source.edits(uuids)
 
     def _tell(self) -> None:
         every, own = self._source.gpus(), {gpu.uuid for gpu in self.gpus()}

@@ -21,7 +21,7 @@ import msgspec
 from nodeagent.arbiter_client import ArbiterAway, ArbiterRefused
 from nodeagent.booked_gpus import ContainerHold, SeatRefused, check, holds, may_start, slice_memory
 from nodeagent.cdi import SeatFiles
-from nodeagent.gpu_source import GpuSource
+from nodeagent.gpu_source import GpuList
 from nodeagent.node_pods import NodePods
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shares import Shares
@@ -62,7 +62,7 @@ class Seats:
         store: SeatStore,
         files: SeatFiles,
         pods: NodePods,
-        source: GpuSource,
+        source: GpuList,
         resources: Resources,
         owners: Callable[[str], list[Owner]],
         refused: Callable[[Object, str], None],

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from nodeagent.arbiter_client import Arbiter, ArbiterAway, ArbiterGpu, Telemetry
 from nodeagent.booked_gpus import holds, may_start
-from nodeagent.gpu_source import GpuSource
+from nodeagent.gpu_source import GpuList
 from nodeagent.node_pods import PodsOfNode
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources
@@ -87,7 +87,7 @@ class Audit:
         node: str,
         arbiter: Arbiter,
         pods: PodsOfNode,
-        source: GpuSource,
+        source: GpuList,
         resources: Resources,
         policy_of: Callable[[str], NamespacePolicy],
         say: Say,

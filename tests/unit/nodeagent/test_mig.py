@@ -227,6 +227,7 @@ def test_pods_on_a_slice_that_fails_or_is_gone_are_told(gpus: NvmlGpus, driver: 
     changed = threading.Event()
     watch = GpuHealthWatch(
         gpus,
+        gpus,
         Pods(),
         Resources(),
         0.01,

@@ -252,6 +252,7 @@ def test_a_failing_gpu_leaves_the_node_and_its_pods_are_told(gpus: NvmlGpus, dri
         publisher = GpuPublisher(small.client, "node-1", gpus, Resources(), 600.0)
         watch = GpuHealthWatch(
             gpus,
+            gpus,
             Pods(),
             Resources(),
             600.0,
