@@ -15,7 +15,7 @@ import click
 from certificates.external_issuer import Follower
 from certificates.keeper import CertificateKeeper
 from certificates.namespace_bundles import BundlePublisher
-from slicekeeper import clock, log, threads
+from slicekeeper import clock, threads
 from slicekeeper.cli.main import Context
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import KubeClient
@@ -36,8 +36,7 @@ def certificates() -> None:
 @click.pass_obj
 def run(context: Context) -> None:
     """Issue, distribute and rotate certificates until SIGTERM; only one of several replicas is active."""
-    settings = context.loaded.settings
-    log.configure(settings.log.level, settings.log.style)
+    settings = context.begin()
     wake = threading.Event()
     stop = threads.stop_on_signals(wake)
     client, now = KubeClient(settings.kubernetes), clock.from_settings(settings.clock)

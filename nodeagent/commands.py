@@ -17,7 +17,7 @@ from nodeagent.fake_driver import FakeDevices, install
 from nodeagent.host_cdi import Devices, HostCdi, own_files
 from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.plain_driver import PlainDriver, links, load
-from slicekeeper import log, threads
+from slicekeeper import threads
 from slicekeeper.cli.main import Context
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.settings import NodeAgentSettings, Settings
@@ -63,8 +63,7 @@ def agent(ctx: click.Context, fake_gpus: str, node_name: str) -> None:
     """Keep this node's agent running, as `run` does it, until SIGTERM."""
     import nodeagent.agent  # noqa: F401, PLC0415 - once for all agents
 
-    settings = ctx.obj.loaded.settings
-    log.configure(settings.log.level, settings.log.style)
+    ctx.obj.begin()
     keep_agent()
     ctx.invoke(run, fake_gpus=fake_gpus, node_name=node_name)
 
@@ -97,8 +96,7 @@ def _root(mine: NodeAgentSettings, world: Path | None) -> Path | None:
 
 def _begin(context: Context, fake_gpus: str, node_name: str) -> tuple[Settings, Path | None]:
     """Return the settings with the command line's options, and the fake driver's file if it replaces NVIDIA's."""
-    settings = context.loaded.settings
-    log.configure(settings.log.level, settings.log.style)
+    settings = context.begin()
     mine = settings.node_agent
     node, fake = node_name or mine.node_name or socket.gethostname(), fake_gpus or mine.fake_gpus
     world = install(fake, node, Path(mine.programs_dir), Path(mine.run_dir)) if fake else None

@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from objects.operator_loop import InTurn, OperatorLoop, Pass
-from slicekeeper import clock, log, threads
+from slicekeeper import clock, threads
 from slicekeeper.cli.main import Context
 from slicekeeper.config.policy import PolicyBook
 from slicekeeper.config.policy_file import PolicyFile
@@ -39,8 +39,7 @@ def serve(context: Context) -> None:
     from objects.operator import registry_of, settings_of, tame_logs  # noqa: PLC0415 - it imports kopf, too
     from objects.policies.keeper import PolicyKeeper  # noqa: PLC0415 - as above
 
-    settings = context.loaded.settings
-    log.configure(settings.log.level, settings.log.style)
+    settings = context.begin()
     tame_logs()
     client, leader = _candidate(settings, LEASE)
     timekeeper = TimekeeperClient(settings.timekeeper_client)
@@ -60,8 +59,7 @@ def sharepods(context: Context) -> None:
     """Create a pod for each SharePod until SIGTERM; only one of several replicas is active."""
     from objects.sharepods.keeper import SharePodKeeper  # noqa: PLC0415 - budgets need nothing of it
 
-    settings = context.loaded.settings
-    log.configure(settings.log.level, settings.log.style)
+    settings = context.begin()
     stopped = threads.stop_on_signals()
     client, leader = _candidate(settings, SHAREPODS_LEASE)
     now = clock.from_settings(settings.clock)

@@ -11,7 +11,6 @@ from starlette.types import ASGIApp
 
 from scheduler.app import make_app
 from scheduler.service import Scheduler
-from slicekeeper import log
 from slicekeeper.cli.main import Context
 from slicekeeper.clock import from_settings
 from slicekeeper.net import probes
@@ -31,8 +30,7 @@ def scheduler() -> None:
 @click.pass_obj
 def serve(context: Context) -> None:
     """Serve kube-scheduler's calls until SIGTERM."""
-    settings = context.loaded.settings
-    log.configure(settings.log.level, settings.log.style)
+    settings = context.begin()
 
     mine = settings.scheduler
     made: list[Scheduler] = []

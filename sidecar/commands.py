@@ -13,7 +13,6 @@ from sidecar.reporter import Reporter
 from sidecar.spool import Spool
 from sidecar.usage_file import FileUsage
 from slicekeeper import clock, threads
-from slicekeeper import log as logs
 from slicekeeper.cli.main import Context
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import SettingsError
@@ -31,8 +30,7 @@ def sidecar() -> None:
 @click.pass_obj
 def run(context: Context) -> None:
     """Report until SIGTERM; settings come from the environment that the webhook sets."""
-    settings = context.loaded.settings
-    logs.configure(settings.log.level, settings.log.style)
+    settings = context.begin()
     stop = threads.stop_on_signals()
     reporter = build(settings)
     log.info("reporting for %s/%s", settings.sidecar.namespace, settings.sidecar.pod_name)

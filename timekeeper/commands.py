@@ -15,7 +15,6 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from slicekeeper import clock as clocks
-from slicekeeper import log
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, show_each
 from slicekeeper.errors import SettingsError, Unavailable
@@ -58,8 +57,7 @@ def timekeeper() -> None:
 @click.pass_obj
 def serve(context: Context) -> None:
     """Serve the REST interface and follow the cluster's pods."""
-    settings = context.loaded.settings
-    log.configure(settings.log.level, settings.log.style)
+    settings = context.begin()
     with _engine(context, of_any_revision=True) as engine:
         if may_migrate_at_start(engine):
             upgrade(engine)

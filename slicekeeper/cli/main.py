@@ -16,6 +16,7 @@ import click
 
 from slicekeeper import __version__
 from slicekeeper.config.load import Loaded, load
+from slicekeeper.config.settings import Settings
 from slicekeeper.errors import SlicekeeperError
 
 GROUP = "slicekeeper.commands"
@@ -53,6 +54,14 @@ class Context:
     def loaded(self) -> Loaded:
         """Settings and where they came from."""
         return load(config_file(self.config), os.environ)
+
+    def begin(self) -> Settings:
+        """Send the log where the settings say, and return them: the first thing that a part's process does."""
+        from slicekeeper import log  # noqa: PLC0415 - other commands write none
+
+        settings = self.loaded.settings
+        log.configure(settings.log.level, settings.log.style)
+        return settings
 
 
 class PartGroup(click.Group):
