@@ -6,6 +6,7 @@
  *   gpu spin SECONDS US [BATCH HOST_US]  launch without end, or batches with host work in between
  *   gpu cap                              fill the slice by each allocating call until it is refused
  *   gpu hold MIB                         allocate, say so, and wait to be killed
+ *   gpu each MIB COUNT                   hold so many pieces of each allocating call, and wait for a line before the next
  */
 #include "../../vcuda/test/run/calls.h"
 
@@ -87,12 +88,31 @@ static int cap(void) {
   return 0;
 }
 
+static int each(size_t mib, unsigned count) {
+  static struct piece piece[PIECES];
+  char line[16];
+  size_t total;
+  for (unsigned k = 0; k < CALLS && count <= PIECES; k++) {
+    for (unsigned n = 0; n < 2; n++) {
+      printf("%s\n", n ? calls[k].name : "nothing");
+      fflush(stdout);
+      if (!fgets(line, sizeof line, stdin)) return 2;
+      for (unsigned i = 0; i < count; i++)
+        n ? give(&piece[i]) : must(take(&piece[i], k, mib), calls[k].name);
+    }
+    spare(&total);
+  }
+  return 0;
+}
+
 int main(int argc, char **argv) {
   const char *what = argc > 1 ? argv[1] : "";
   struct piece p;
   open_gpu();
   if (!strcmp(what, "spin") && argc > 3) return spin(argc, argv);
   if (!strcmp(what, "cap")) return cap();
+  if (!strcmp(what, "each") && argc > 3)
+    return each(strtoull(argv[2], NULL, 10), (unsigned)atoi(argv[3]));
   if (strcmp(what, "hold") || argc < 3) return 2;
   must(take(&p, 0, strtoull(argv[2], NULL, 10)), "hold");
   printf("holding\n");

@@ -86,7 +86,7 @@ class Gpu(Node):
 
 def answer(p: subprocess.Popen[str]) -> dict[str, Any]:
     """Read a program's own account, its last line."""
-    out, err = p.communicate(timeout=300)
+    out, err = p.communicate(timeout=100)
     if p.returncode:
         raise AssertionError(f"ended with {p.returncode}: {(err or out).strip()[-300:]}")
     lines = out.strip().splitlines()
@@ -106,10 +106,39 @@ def memory_cap(gpu: Gpu, _: float) -> str:
     return f"{got['calls']} allocating calls"
 
 
+def used(gpu: Gpu, seat: str) -> tuple[int, int]:
+    """Return what a seat is charged and what the GPU's driver has given out, in MiB; on the fake GPU the first twice."""
+    charged = gpu.seats()[seat]["memory"] >> 20
+    if gpu.kind:
+        return charged, charged
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return charged, int(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
+
+
+def charges(gpu: Gpu, _: float) -> str:
+    """Compare what pieces of each allocating call are charged with what the driver took for them."""
+    p = gpu.seat("each", 50, "each", "6", "32", memory="8GiB")
+    assert p.stdin and p.stdout
+    said, wrong, before = [], [], (0, 0)
+    for line in p.stdout:
+        time.sleep(0.2)
+        now = used(gpu, "each")
+        charged, taken = now[0] - before[0], now[1] - before[1]
+        if line.strip() != "nothing":
+            said.append(f"{line.strip()} {charged}/{taken}")
+            wrong += said[-1:] if abs(charged - taken) > 4 else []
+        before = now
+        p.stdin.write("\n")
+        p.stdin.flush()
+    need(p.wait(10) == 0, f"ended with {p.returncode}")
+    need(not wrong, f"charged and taken of 192 MiB: {', '.join(said)}")
+    return f"charged and taken of 192 MiB: {', '.join(said)}"
+
+
 def memory_back(gpu: Gpu, _: float) -> str:
-    holder = gpu.seat("held", 50, "hold", "512", memory="1536MiB")
+    holder = gpu.seat("held", 50, "hold", "512", memory="4GiB")
     need(holder.stdout and holder.stdout.readline() == "holding\n", "did not hold")
-    gpu.seat("held", 50, "spin", "20", "100")  # keeps the seat
+    gpu.seat("held", 50, "spin", "20", "100", memory="4GiB")  # keeps the seat
     time.sleep(0.5)
     before = gpu.seats()["held"]["memory"]
     start = time.monotonic()
@@ -210,7 +239,7 @@ def arbiter_restarted(gpu: Gpu, _: float) -> str:
     return f"{share:.1f} % of 70 %"
 
 
-DRIVER_API = [memory_cap, memory_back, pairs, beside_background, change_of_class, stopped_and_killed, arbiter_restarted]
+DRIVER_API = [memory_cap, charges, memory_back, pairs, beside_background, change_of_class, stopped_and_killed, arbiter_restarted]
 
 
 def attempt(name: str, check: Callable[[Gpu, float], str], fake: bool, seconds: float) -> None:
@@ -221,7 +250,7 @@ def attempt(name: str, check: Callable[[Gpu, float], str], fake: bool, seconds: 
         try:
             verdict("passed", name, check(gpu, seconds))
         except (AssertionError, KeyError, RuntimeError, OSError, subprocess.TimeoutExpired) as error:
-            note = f"{type(error).__name__}: {error}"
+            note = f"{type(error).__name__}: {error}\n  the arbiter's log: {gpu.logged()[-1500:].strip()}"
         else:
             return
         finally:
@@ -232,7 +261,7 @@ def attempt(name: str, check: Callable[[Gpu, float], str], fake: bool, seconds: 
 def framework(name: str, program: str) -> None:
     def check(gpu: Gpu, _: float) -> str:
         p = gpu.seat(name, 50, sys.executable, "-c", program)
-        _, err = p.communicate(timeout=300)
+        _, err = p.communicate(timeout=100)
         need(not p.returncode, err.strip()[-300:])
         return ""
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure the limiter on the fake GPU; every table is printed as Markdown.
 
-    bench.py launch [--peer PATH]   what a launch costs, bare, limited, and under a peer's library
+    bench.py launch [--peer PATH] [--real]   what a launch costs, bare, limited, and under a peer's library
     bench.py shares [--peer PATH]   shares and ceilings in real time, also under a peer's library
     bench.py pair [--seconds N]     in-budget beside background: the fixed pair
     bench.py sweep [--seconds N]    the pair over duty cycles and kernel lengths, unlimited beside it
@@ -69,10 +69,10 @@ def peer_env(library: str, core: int, folder: str) -> dict[str, str]:
 def launch(options: argparse.Namespace) -> None:
     program = BUILD / "fake" / "launch"
     files = [Path(__file__).with_name("launch.c"), BUILD / "fake" / "libcuda.so.1"]
-    subprocess.run(["gcc", "-O2", "-pthread", f"-I{headers.fetch('13')}", "-o", program, *files], check=True)
+    subprocess.run(["gcc", "-O2", "-pthread", f"-I{headers.fetch('13')}", "-o", str(program), *files], check=True)
     kinds = ["bare", "limited", *(["peer"] if options.peer else [])]
     got: dict[str, list[dict[str, float]]] = {k: [] for k in kinds}
-    with tempfile.TemporaryDirectory() as folder, Node(virtual=False) as node:
+    with tempfile.TemporaryDirectory() as folder, Node(virtual=False, real=options.real) as node:
         for _ in range(options.rounds or 5):
             for kind in kinds:
                 seat = Seat(50, program=[str(program)])
@@ -369,6 +369,7 @@ def main() -> None:
         "what", choices=["launch", "shares", "pair", "sweep", "rules", "pauses", "mixes", "races", "react"]
     )
     parser.add_argument("--peer", help="another limiter's library, to be preloaded in the same run")
+    parser.add_argument("--real", action="store_true", help="launch on the machine's GPU, not the fake one")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)

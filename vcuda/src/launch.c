@@ -176,7 +176,7 @@ static bool wait_room(struct vc_stream *s, struct vc_duration *d, struct wait *w
 static void prepare(struct vc_ticket *t, struct vc_stream *s, enum vc_launch_kind kind) {
   struct vc_duration *d = t->duration;
   uint64_t depth = vc_flight_depth();
-  bool alone = kind == VC_GRAPH || !vc_duration_known(d) || s->per_thread;
+  bool alone = kind == VC_GRAPH || vc_duration_doubted(d) || s->per_thread;
   uint64_t target = vc_room_fence(depth);
   vc_stream_fold(s);
   if (s->pending.launches && (alone || s->pending.ns + d->longest > 2 * target))
@@ -198,7 +198,7 @@ static bool begin_known(struct vc_ticket *t, struct vc_stream *s) {
   struct vc_duration *d = t->duration;
   uint64_t depth = vc_flight_depth();
   uint64_t target = vc_room_fence(depth);
-  if (s->left <= 1 || !vc_duration_known(d) || !vc_room_trusts(d) || atomic_load(&vc_deep_kernels)) return false;
+  if (s->left <= 1 || vc_duration_doubted(d) || !vc_room_trusts() || atomic_load(&vc_deep_kernels)) return false;
   vc_lane_begin(&s->lane);
   vc_lock(&s->lock);
   vc_stream_fold(s);

@@ -11,7 +11,6 @@
 struct vc_duration {
   _Atomic uintptr_t key;
   _Atomic uint64_t mean, longest, at; /* 0: never measured; the longest fades within seconds */
-  _Atomic uint64_t steady; /* launches measured since one took much longer than all before it */
   _Atomic uint32_t round;
   _Atomic bool rough; /* all measurements so far were upper bounds */
 };
@@ -22,11 +21,16 @@ struct vc_duration *vc_duration_of(const void *key);
 /* Note a measurement: so many launches, right after each other, took from `least` to `most` nanoseconds. */
 void vc_duration_measured(struct vc_duration *d, uint64_t least, uint64_t most, uint32_t launches,
                           uint64_t now);
-/* Several functions' launches together took much longer or shorter than expected: measure each again. */
-void vc_duration_doubt(uint64_t now);
+/* So many launches of several functions together took as long as expected, or at least `least` nanoseconds and at most
+ * `most`, which is far from it: then each function is measured again. */
+void vc_duration_compared(uint64_t expected, uint64_t least, uint64_t most, uint32_t launches, uint64_t now);
 bool vc_duration_known(const struct vc_duration *d);
-/* How many launches may be in flight at most: the next one may be the longest so far, with a chance
- * that falls as more were measured. */
-uint64_t vc_duration_trust(const struct vc_duration *d);
+/* Whether the function is to be measured again. What is known of it counts until then. */
+bool vc_duration_doubted(const struct vc_duration *d);
+/* A fence is behind launches of this function alone: it is being measured, once is enough. */
+void vc_duration_asked(struct vc_duration *d);
+/* How many of the process's launches ended since one took much longer than expected: the more, the less likely is it
+ * that the next one will. */
+uint64_t vc_duration_trust(void);
 
 #endif

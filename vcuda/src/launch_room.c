@@ -20,15 +20,15 @@ struct vc_load vc_room_load(void) {
 }
 
 /* How many launches may be in flight at most while others are seated. */
-static uint64_t crowd(const struct vc_duration *d) {
-  uint64_t trust = vc_duration_trust(d);
+static uint64_t crowd(void) {
+  uint64_t trust = vc_duration_trust() + 1;
   return trust < VC_ROOM_CROWD ? trust : VC_ROOM_CROWD;
 }
 
 bool vc_room_fits(const struct vc_duration *d, struct vc_load load, uint64_t depth) {
   uint64_t each = vc_room_expected(d, depth);
   if (!depth || !load.launches) return true;
-  if (depth < VC_ROOM_ALONE_NS && load.launches >= crowd(d)) return false;
+  if (depth < VC_ROOM_ALONE_NS && load.launches >= crowd()) return false;
   if (load.ns + each <= depth) return true;
   if (!vc_duration_known(d)) return depth >= VC_ROOM_ALONE_NS && load.launches < 2;
   if (depth < SHARED_NS) return false;
@@ -38,11 +38,11 @@ bool vc_room_fits(const struct vc_duration *d, struct vc_load load, uint64_t dep
 }
 
 uint32_t vc_room_step(const struct vc_duration *d, struct vc_load load, uint64_t depth) {
-  if (!vc_duration_known(d) || atomic_load(&vc_captures) > 0) return 1;
+  if (!vc_duration_known(d) || vc_duration_doubted(d) || atomic_load(&vc_captures) > 0) return 1;
   uint64_t room = depth > load.ns ? depth - load.ns : 0;
   uint64_t least = vc_room_fence(depth);
   uint64_t count = (depth && room < least ? room : least) / d->longest;
-  if (depth && depth < VC_ROOM_ALONE_NS && count > crowd(d) / 4) count = crowd(d) / 4;
+  if (depth && depth < VC_ROOM_ALONE_NS && count > crowd() / 4) count = crowd() / 4;
   return count < 1 ? 1 : count > VC_STEP_MAX ? VC_STEP_MAX : (uint32_t)count;
 }
 

@@ -10,7 +10,8 @@
 
 #define VC_ROOM_ALONE_NS (10 * VC_MS)  /* with less depth than this, others are seated on this GPU */
 #define VC_ROOM_FENCE_NS (500 * VC_US) /* how much work a fence covers if no other seat waits */
-#define VC_ROOM_CROWD 16u              /* launches in flight while others are seated, since estimates can be wrong */
+#define VC_ROOM_CROWD 64u              /* launches in flight while others are seated, since estimates can be wrong */
+#define VC_ROOM_FEW 16u                /* with fewer allowed than that, each is looked at */
 
 struct vc_load {
   uint64_t ns, launches;
@@ -42,9 +43,9 @@ static inline uint64_t vc_room_fence(uint64_t depth) {
   return depth && depth / 4 < VC_ROOM_FENCE_NS ? depth / 4 : VC_ROOM_FENCE_NS;
 }
 
-/* Whether enough launches were measured for as many to be in flight as ever may. */
-static inline bool vc_room_trusts(const struct vc_duration *d) {
-  return vc_duration_trust(d) >= VC_ROOM_CROWD;
+/* Whether enough launches took as long as expected for some to be made without a look at the room. */
+static inline bool vc_room_trusts(void) {
+  return vc_duration_trust() >= VC_ROOM_FEW;
 }
 
 #endif

@@ -57,11 +57,20 @@ static bool take(struct vc_lock *lock) {
   return atomic_compare_exchange_strong(&lock->word, &free_word, 1);
 }
 
+/* Most holders ask the driver a thing or two, which takes less time than to sleep and to wake up. */
+static bool take_soon(struct vc_lock *lock) {
+  uint64_t until = vc_machine_now() + SPIN_NS;
+  do
+    if (!atomic_load(&lock->word) && take(lock)) return true;
+  while (vc_machine_now() < until);
+  return false;
+}
+
 void vc_lock(struct vc_lock *lock) {
   int cancel;
   pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
   /* Waits are cut into pieces, so that no lost wake-up can hang a thread. */
-  if (!take(lock))
+  if (!take(lock) && !take_soon(lock))
     while (atomic_exchange(&lock->word, 2)) futex_wait(&lock->word, 2, 10 * VC_MS);
   lock->cancel = cancel;
 }

@@ -10,8 +10,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SLACK_NS (50 * VC_US)
-
 static struct vc_stream nothing = {.key = &nothing};
 #define N &nothing
 __thread struct vc_stream *vc_cached[VC_CACHED] __attribute__((tls_model("initial-exec"))) = {
@@ -199,6 +197,8 @@ bool vc_stream_fence(struct vc_stream *s, bool wait, uint64_t now) {
   CUevent event = n->event;
   *n = s->pending;
   n->event = event;
+  n->fenced = now;
+  if (n->duration && n->since) vc_duration_asked(n->duration);
   if (wait) n->duration = NULL;
   s->pending = (struct vc_note){0};
   vc_lane_fenced(&s->lane, upto, wait);
@@ -223,12 +223,14 @@ static uint64_t reached(struct vc_stream *s, uint64_t now) {
   uint64_t then = begin + n->ns;
   if (then < least) then = least + (now - least) / 2;
   if (then > now) then = now;
-  if (!n->since) {
+  /* While the launches were still being made the GPU may have waited for the program. */
+  uint64_t made = n->fenced > begin ? n->fenced : begin, surely = least > made ? least - made : 0;
+  if (!n->since || !n->launches || now <= begin) {
     /* Launches of the fast path: when the first began is unknown. */
-  } else if (n->duration && n->launches && now > begin) {
-    vc_duration_measured(n->duration, least - begin, now - begin, n->launches, now);
-  } else if (n->launches && (least - begin > 2 * n->ns + SLACK_NS || (now - begin) * 4 < n->ns)) {
-    vc_duration_doubt(now);
+  } else if (n->duration) {
+    vc_duration_measured(n->duration, surely, now - begin, n->launches, now);
+  } else {
+    vc_duration_compared(n->ns, surely, now - begin, n->launches, now);
   }
   uint64_t queued = s->queued;
   s->queued = queued > n->ns ? queued - n->ns : 0;

@@ -17,7 +17,7 @@
 struct vc_note {
   CUevent event;
   struct vc_duration *duration; /* NULL: launches of several functions */
-  uint64_t ns, since; /* what was expected of them; when the first was made, 0 if unknown */
+  uint64_t ns, since, fenced; /* what was expected of them; when the first was made, 0 if unknown; and the fence */
   uint32_t launches;
 };
 

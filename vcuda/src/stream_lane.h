@@ -16,7 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define VC_FENCES 16u
+#define VC_FENCES 64u
 
 enum vc_lane_state {
   VC_IDLE,

@@ -26,13 +26,16 @@ static uint64_t depth_before_late(const struct ar_sched *s, const struct ar_memb
 
 uint64_t ar_depth(const struct ar_sched *s, const struct ar_member *m, uint64_t now) {
   int connected = 0, in_budget = 0;
+  bool wanted = false; /* if only by background, it can wait, and the seat may go on when it has launched enough */
   for (int i = 0; i < s->count; i++) {
-    connected += s->member[i]->seen.connected;
-    in_budget += s->member[i]->seen.connected && s->member[i]->share.vclass == VC_IN_BUDGET;
+    const struct ar_member *o = s->member[i];
+    connected += o->seen.connected;
+    in_budget += o->seen.connected && o->share.vclass == VC_IN_BUDGET;
+    wanted |= o != m && o->share.eligible && (o->share.vclass == VC_IN_BUDGET || m->share.vclass == VC_BACKGROUND);
   }
   if (m->share.vclass == VC_BACKGROUND && in_budget) return ar_depth_in_pause(&s->in_budget, now);
   uint64_t before = depth_before_late(s, m, now);
   if (before < SHARED_NS) return before;
-  if (m->contended) return SHARED_NS;
+  if (wanted) return SHARED_NS;
   return connected > 1 || ar_limited(m) ? AR_DEPTH_QUIET_NS : ALONE_NS;
 }

@@ -127,22 +127,13 @@ class Node:
         """Start a tenant in its seat."""
         named = ["--seat", seat.name] if seat.name else []
         rights = ["--core", str(seat.core), "--limit", str(seat.limit), "--memory", seat.memory, "--class", seat.vclass]
-        p = subprocess.Popen(
-            [BUILD / "arbiter", "run", "--dir", self.dir, *self.kind, *rights, *named, "--", *seat.command()],
-            env=self.env | seat.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.tenants.append(p)
-        return p
+        run = [str(BUILD / "arbiter"), "run", "--dir", str(self.dir), *self.kind, *rights, *named]
+        return self._begin([*run, "--", *seat.command()], self.env | seat.env)
 
     def bare(self, seat: Seat) -> subprocess.Popen[str]:
         """Start the same program on the same GPU without a limiter."""
-        env = self.env | {"LD_LIBRARY_PATH": str(BUILD / "fake")} | seat.env
-        p = subprocess.Popen(seat.command(), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.tenants.append(p)
-        return p
+        env = self.env | ({"LD_LIBRARY_PATH": str(BUILD / "fake")} if self.kind else {}) | seat.env
+        return self._begin(seat.command(), env)
 
     def linked(self, seat: Seat, program: str, *args: str) -> subprocess.Popen[str]:
         """Start a program with the limiter linked in, under the node's sanitizer."""
@@ -150,13 +141,11 @@ class Node:
             op="set", seat=seat.name, gpu=0, core=seat.core, limit=seat.limit, memory=1 << 30, **{"class": seat.vclass}
         )
         env = self.env | {"LD_LIBRARY_PATH": str(BUILD / "fake"), "SLICEKEEPER_SEAT": answer["socket"]}
-        p = subprocess.Popen(
-            [str(BUILD / self.build / f"linked-{program}"), *args],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return self._begin([str(BUILD / self.build / f"linked-{program}"), *args], env)
+
+    def _begin(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        p = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         self.tenants.append(p)
         return p
 

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, replace
 
 from check import case, check
-from harness import Seat, together
+from harness import BUILD, Seat, together
 
 SECONDS = float(os.environ.get("VCUDA_SHARE_SECONDS", "10"))
 POINTS = 2.0
@@ -222,6 +222,30 @@ def pair() -> None:
     left = second["kernels"] / loop["kernels"] * loop["wall_ns"] / second["wall_ns"]
     check(kept > 0.95, f"in-budget keeps {kept:.3f} of its speed")
     check(left >= 0.20, f"background keeps {left:.3f} of its own")
+
+
+FRAMEWORK = [str(BUILD / "fake" / "framework")]
+
+# Who sits beside a program with many launches of many functions, and what part of its speed that keeps.
+NEIGHBOURS = {
+    "nobody": ([], 0.99),
+    "a seat that rests": ([Seat(40, args=k(10, "--host-us", "2000000"))], 0.98),
+    "background": ([Seat(10, vclass="background", args=k(200))], 0.95),
+    "another one with half of the GPU": ([Seat(50, program=FRAMEWORK)], 0.48),
+}
+
+
+def framework(neighbours: list[Seat], least: float) -> str:
+    """Compare its steps with what they are without a limiter."""
+    bare = together([Seat(50, program=FRAMEWORK)], 1.0, bare=True)[0]
+    got = together([Seat(50, program=FRAMEWORK), *map(replace, neighbours)], 2.0)[0]
+    kept = got["steps"] / got["wall_ns"] / bare["steps"] * bare["wall_ns"]
+    check(kept >= least, f"keeps {kept:.3f} of its speed")
+    return f"keeps {kept:.3f}"
+
+
+for name, (neighbours, least) in NEIGHBOURS.items():
+    case(f"shares: a framework's steps beside {name}", lambda n=neighbours, x=least: framework(n, x))
 
 
 # The work of the in-budget seat, its part of the time, and what background has at least.
