@@ -58,6 +58,7 @@ def peer_env(library: str, core: int, folder: str) -> dict[str, str]:
     """Preload another limiter, with HAMi-core's settings for so much of the GPU's time and 1 GiB of its memory."""
     return {
         "LD_PRELOAD": library,
+        "CUDA_REDIRECT": library,
         "CUDA_DEVICE_SM_LIMIT": str(core),
         "GPU_CORE_UTILIZATION_POLICY": "force",
         "CUDA_DEVICE_MEMORY_LIMIT": "1g",
