@@ -375,7 +375,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    subprocess.run(["make", "-s", "-C", str(ROOT)], check=True, stdout=subprocess.DEVNULL)
+    if "VCUDA_BUILD" not in os.environ:
+        subprocess.run(["make", "-s", "-C", str(ROOT)], check=True, stdout=subprocess.DEVNULL)
     globals()[options.what](options)
 
 
