@@ -13,12 +13,17 @@ static struct vc_duration table[SETS][WAYS];
 static _Atomic uint32_t round_now = 1;
 static _Atomic uint64_t trust;
 
+/* When it was last measured: never if it has no function yet, just now if its function is new. */
+static uint64_t last_use(const struct vc_duration *d) {
+  return !d->key ? 0 : d->at ? d->at : UINT64_MAX;
+}
+
 struct vc_duration *vc_duration_of(const void *key) {
   uint64_t mixed = (uint64_t)(uintptr_t)key * 0x9e3779b97f4a7c15ull;
   struct vc_duration *set = table[mixed >> 54], *oldest = set;
   for (unsigned i = 0; i < WAYS; i++) {
     if (VC_LIKELY(atomic_load_explicit(&set[i].key, memory_order_relaxed) == (uintptr_t)key)) return &set[i];
-    if (set[i].at < oldest->at) oldest = &set[i];
+    if (last_use(&set[i]) < last_use(oldest)) oldest = &set[i];
   }
   oldest->mean = oldest->longest = oldest->at = 0;
   oldest->round = 0;
