@@ -13,8 +13,8 @@ from typing import Final
 import click
 
 from certificates.external_issuer import Follower
-from certificates.keeper import CertificateKeeper
 from certificates.namespace_bundles import BundlePublisher
+from certificates.tls_secrets import CertificateKeeper
 from slicekeeper import clock, threads
 from slicekeeper.cli.main import Context
 from slicekeeper.errors import ServiceError

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from certificates.api_server_trust import configurations, trust, trusted
 from certificates.authority import expires_at, split
 from certificates.namespace_bundles import BundlePublisher
+from certificates.registration_bundles import configurations, trust, trusted
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import CertificateSettings
 from slicekeeper.errors import Unavailable

@@ -36,7 +36,7 @@ def serve(context: Context) -> None:
     import kopf  # noqa: PLC0415 - half a second that no other command should take
 
     from objects.budgets.keeper import Keeper  # noqa: PLC0415 - SharePods need nothing of it
-    from objects.operator import registry_of, settings_of, tame_logs  # noqa: PLC0415 - it imports kopf, too
+    from objects.object_watch import registry_of, settings_of, tame_logs  # noqa: PLC0415 - it imports kopf, too
     from objects.policies.keeper import PolicyKeeper  # noqa: PLC0415 - as above
 
     settings = context.begin()

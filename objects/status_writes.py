@@ -1,16 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the statuses of objects: one that is refused does not delay the others, and each contains its time."""
+"""Write the statuses of objects: when it is worth it, and so that one that is refused does not delay the others."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
+from typing import Final
 
 from slicekeeper.errors import ServiceError, Unavailable
 from slicekeeper.kube.client import KubeClient, Object, Resource
-from slicekeeper.units import Instant, parse_instant
+from slicekeeper.units import Instant, format_seconds, parse_instant
 from slicekeeper.untyped import as_map
 
 log = logging.getLogger(__name__)
+
+FIGURES_MS: Final = 30_000
+"""Minimum interval between two writes of figures alone: each write wakes every watcher of the object."""
+
+
+def worth_writing(obj: Object, new: Object, figures: Collection[str], now: Instant) -> Object | None:
+    """Return a new status with its time, as a merge patch; None if the current one may stay.
+
+    `figures` are the fields that change all the time.
+    """
+    old = as_map(obj.get("status"))
+    changed = {key for key, value in new.items() if old.get(key) != value}
+    if not changed or (changed <= set(figures) and now - _written_at(obj) < FIGURES_MS):
+        return None
+    return {**new, "asOf": format_seconds(now)}
 
 
 def write_status(client: KubeClient, resource: Resource, obj: Object, status: Object) -> None:
@@ -30,7 +47,7 @@ def write_status(client: KubeClient, resource: Resource, obj: Object, status: Ob
         log.info("%s %s/%s: status not written: %s", resource.plural, namespace, metadata["name"], error)
 
 
-def written_at(obj: Object) -> Instant:
+def _written_at(obj: Object) -> Instant:
     """Return when an object's status was written, from its `asOf`; the epoch if it has none."""
     try:
         return parse_instant(str(as_map(obj.get("status")).get("asOf")))

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The status of an object: its budget's figures, in units that people read, and whether its spec is in force.
 
-It is written when what people see has changed, and the figures alone at most twice a minute: a status that
-changes all the time wakes every watcher.
+`objects.status_writes` decides when it is written.
 """
 
 from __future__ import annotations
@@ -10,16 +9,13 @@ from __future__ import annotations
 from typing import Final
 
 from objects.conditions import READY, condition
-from objects.status_writes import written_at
+from objects.status_writes import worth_writing
 from slicekeeper.cli.output import brief, rounded
 from slicekeeper.kube.client import Object
 from slicekeeper.units import Instant, format_seconds, parse_instant
-from slicekeeper.untyped import as_map
 from slicekeeper.wire.timekeeper import Figures
 
-FIGURES_MS: Final = 30_000
-"""The shortest time between two writes of figures alone."""
-
+_FIGURES: Final = ("amount", "used", "left", "runOut", "runOutAt", "boundBy")
 _MINUTE: Final = 60_000
 
 
@@ -29,19 +25,12 @@ def status_of(obj: Object, found: Figures | None, problem: tuple[str, str] | Non
     `found` is the timekeeper's budget, None if it has none; `problem` is the reason and the message if the spec is not
     in force.
     """
-    old = as_map(obj.get("status"))
     generation = obj["metadata"]["generation"]
-    shown: Object = dict.fromkeys(("state", "amount", "used", "left", "runOut", "runOutAt", "boundBy"))
+    shown: Object = dict.fromkeys(("state", *_FIGURES))
     if found is not None:
         shown = _figures(found)
     new = {**shown, "observedGeneration": generation, "conditions": [_ready(obj, problem, now)]}
-    same = {key: old.get(key) == value for key, value in new.items()}
-    if all(same.values()):
-        return None
-    only_figures = same["observedGeneration"] and same["conditions"] and same["state"]
-    if only_figures and now - written_at(obj) < FIGURES_MS:
-        return None
-    return {**new, "asOf": format_seconds(now)}
+    return worth_writing(obj, new, _FIGURES, now)
 
 
 def _figures(found: Figures) -> Object:

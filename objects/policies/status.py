@@ -3,17 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from objects.conditions import READY, condition
-from objects.status_writes import written_at
+from objects.status_writes import worth_writing
 from slicekeeper.config.policy_objects import AppliedPolicies, matches_of, read
 from slicekeeper.kube.client import Object
-from slicekeeper.units import Instant, format_seconds
-from slicekeeper.untyped import as_map
-
-COUNT_MS: Final = 30_000
-"""Minimum interval between two writes of only the number of namespaces: every part watches the object."""
+from slicekeeper.units import Instant
 
 
 def status_of(obj: Object, applied: AppliedPolicies, namespaces: int, now: Instant) -> Object | None:
@@ -21,17 +15,13 @@ def status_of(obj: Object, applied: AppliedPolicies, namespaces: int, now: Insta
 
     `namespaces` is the number of namespaces that follow the object.
     """
-    old = as_map(obj.get("status"))
     status, reason, message = _judged(obj, applied)
     new = {
         "namespaces": namespaces,
         "observedGeneration": obj["metadata"]["generation"],
         "conditions": [condition(obj, READY, status, reason, message, now)],
     }
-    changed = [key for key, value in new.items() if old.get(key) != value]
-    if not changed or (changed == ["namespaces"] and now - written_at(obj) < COUNT_MS):
-        return None
-    return {**new, "asOf": format_seconds(now)}
+    return worth_writing(obj, new, ("namespaces",), now)
 
 
 def _judged(obj: Object, applied: AppliedPolicies) -> tuple[str, str, str]:

@@ -20,7 +20,7 @@ from timekeeper.api.handlers import (
     discovery,
     entry,
     health,
-    interval,
+    interval_correction,
     movement,
     openapi,
     original_service,
@@ -39,7 +39,7 @@ from timekeeper.api.schemas.budget_object import ObjectBody, ParentObjectBody
 from timekeeper.api.schemas.discovery import ResourceList
 from timekeeper.api.schemas.entry import EntryList
 from timekeeper.api.schemas.health import Health
-from timekeeper.api.schemas.interval import IntervalBody
+from timekeeper.api.schemas.interval_correction import IntervalBody
 from timekeeper.api.schemas.movement import AdjustmentBody, GrantBody, MovementList, RefundBody, TransferBody
 from timekeeper.api.schemas.original_service import IncreaseBody, OriginalBudget, SignOfLife, Terminate
 from timekeeper.api.schemas.parent import ParentBudgetBody, ParentPatch, PlaceBody
@@ -111,9 +111,9 @@ ROUTES: tuple[Route, ...] = (
           query=(*_UID, *_PAGE), problems=(404,)),
     Route("POST", f"{_NS}/refunds", movement.refund, "Refund an ended pod's charge, or a part", wire.Budget,
           RefundBody, status=(200, 201), headers=_ONCE, query=_UID, problems=(404, 409)),
-    Route("GET", f"{_NS}/intervals", interval.listed, "Pods' corrected intervals, newest first",
+    Route("GET", f"{_NS}/intervals", interval_correction.listed, "Pods' corrected intervals, newest first",
           wire.IntervalCorrectionList, query=(*_UID, *_PAGE), problems=(404,)),
-    Route("POST", f"{_NS}/intervals", interval.correct, "Correct a pod's interval", wire.Budget,
+    Route("POST", f"{_NS}/intervals", interval_correction.correct, "Correct a pod's interval", wire.Budget,
           IntervalBody, status=(200, 201), headers=_ONCE, query=_UID, problems=(404, 409)),
     Route("GET", f"{_NS}/adjustments", movement.adjustments, "Adjustments, newest first", MovementList,
           query=(*_UID, *_PAGE), problems=(404,)),

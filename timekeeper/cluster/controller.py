@@ -36,7 +36,7 @@ from timekeeper.cluster.lost_label import Strays
 from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings
 from timekeeper.cluster.threshold import Thresholds
-from timekeeper.cluster.vanished import Vanished
+from timekeeper.cluster.vanished_pod import Vanished
 from timekeeper.cluster.watches import ClusterNodes, Namespaces, Pods
 from timekeeper.core.record import AccountId
 from timekeeper.core.refusal import LedgerError, NamespaceUnknown

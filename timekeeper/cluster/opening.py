@@ -15,7 +15,7 @@ from slicekeeper.kube.break_glass_record import NAMESPACE_UID
 from slicekeeper.kube.client import NODES, RESOURCE_QUOTAS, KubeClient, Object
 from slicekeeper.units import Instant
 from timekeeper.cluster.watches import ClusterNodes, Namespaces
-from timekeeper.core import interval, metering, quota_weight, reservation
+from timekeeper.core import charged_fraction, interval, quota_weight, reservation
 from timekeeper.core.rate import RateBook
 from timekeeper.ledger.workload import Opening
 from timekeeper.store import workloads
@@ -70,7 +70,7 @@ class Openings:
         if not request.requests and not request.whole_device_gpus:
             return None
         found = self._meter(pod, request, policy)
-        if metering.GPU_UNKNOWN in found.flags and self._look_at(pod["spec"]["nodeName"]):
+        if charged_fraction.GPU_UNKNOWN in found.flags and self._look_at(pod["spec"]["nodeName"]):
             found = self._meter(pod, request, policy)
         flags = {*found.flags}
         if not start.exact:
@@ -130,13 +130,13 @@ class Openings:
             raise Unavailable(f"namespace {name} is not known yet")
         return uid
 
-    def _meter(self, pod: Object, request: PodRequest, policy: NamespacePolicy) -> metering.Metering:
+    def _meter(self, pod: Object, request: PodRequest, policy: NamespacePolicy) -> charged_fraction.Metering:
         weight = self._settings.timekeeper.weight
         quota = self._quota(namespace_of(pod)) if weight == "quota" else None
         node = pod["spec"]["nodeName"]
         if request.devices and self._nodes.device_labels(node) is None:
             self._look_at(node)  # a device's fraction of a GPU must not depend on which watch was faster
-        return metering.meter(
+        return charged_fraction.meter(
             pod,
             request,
             inventory=self._inventory,

@@ -9,7 +9,7 @@ from fractions import Fraction
 import msgspec
 
 from slicekeeper.units import Instant
-from timekeeper.core.charge import Claim
+from timekeeper.core.accumulated_charge import Claim
 
 ONE = Fraction(1)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NewType
 
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
-from timekeeper.core.charge import Claim
+from timekeeper.core.accumulated_charge import Claim
 from timekeeper.core.period import PeriodName
 
 PostingKind = Literal[

@@ -22,7 +22,7 @@ from slicekeeper.gpu.inventory import Gpu, holds, is_slice, is_wanted
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.units import MS_PER_SECOND, GpuMilliseconds, Instant
 from slicekeeper.untyped import as_map
-from timekeeper.core import metering, quota_weight
+from timekeeper.core import charged_fraction, quota_weight
 from timekeeper.core.rate import RateBook
 
 DEFAULT_GRACE_SECONDS: Final = 30
@@ -53,7 +53,7 @@ def need_of(
     *,
     gpus: Collection[Gpu],
     book: RateBook,
-    weight: metering.Weight,
+    weight: charged_fraction.Weight,
     background: Fraction,
     quota: quota_weight.Quota | None,
     now: Instant,
@@ -77,7 +77,7 @@ def _highest(book: RateBook, model: str, now: Instant) -> Fraction:
 def _shares_by_model(
     request: PodRequest,
     gpus: Collection[Gpu],
-    weight: metering.Weight,
+    weight: charged_fraction.Weight,
     background: Fraction,
     quota: quota_weight.Quota | None,
     device_nodes: Collection[Mapping[str, str]],
@@ -102,7 +102,7 @@ def _shares_by_model(
     named = [uuid for value in annotations.values() for uuid in value.split(",")]
     places = [dict.fromkeys(named, gpu) for gpu in smallest.values() if request.sharing != names.MIG]
     return [
-        metering.meter(
+        charged_fraction.meter(
             pod,
             request,
             inventory=inventory,
@@ -117,7 +117,9 @@ def _shares_by_model(
     ]
 
 
-def _slices_by_model(request: PodRequest, gpus: Collection[Gpu], weight: metering.Weight) -> Iterator[dict[str, Gpu]]:
+def _slices_by_model(
+    request: PodRequest, gpus: Collection[Gpu], weight: charged_fraction.Weight
+) -> Iterator[dict[str, Gpu]]:
     """Yield for each model the most expensive MIG slice that each container might get, if all of them might get one."""
     adaptive = request.sharing == names.ADAPTIVE
     if request.affinity or not (adaptive or request.sharing == names.MIG):
@@ -137,6 +139,6 @@ def _slices_by_model(request: PodRequest, gpus: Collection[Gpu], weight: meterin
             ]
             if not able:
                 break
-            chosen[f"{wanted.container}/0"] = max(able, key=lambda gpu: metering.of_slice(gpu).fraction(weight))
+            chosen[f"{wanted.container}/0"] = max(able, key=lambda gpu: charged_fraction.of_slice(gpu).fraction(weight))
         else:
             yield chosen

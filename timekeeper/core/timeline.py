@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
+from timekeeper.core.accumulated_charge import Claim
 from timekeeper.core.allowance import BudgetLine
 from timekeeper.core.budget import BudgetState, period_allowance
-from timekeeper.core.charge import Claim
 from timekeeper.core.hierarchy import chain, parents_at
 from timekeeper.core.record import AccountId, Forest, Link, Posting, PostingKind, Records
 

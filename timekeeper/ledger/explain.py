@@ -28,7 +28,7 @@ from timekeeper.store import (
     accounts,
     bookings,
     budget_rules,
-    corrections,
+    interval_corrections,
     memberships,
     requested,
     seals,
@@ -126,7 +126,7 @@ class _Causes:
             f"{CHILD}{key}": f"all under {account.title}"
             for key, account in accounts.named(session, memberships.tree(session, [namespace], None).keys).items()
         }
-        self._corrected = corrections.newest(session, namespace)
+        self._corrected = interval_corrections.newest(session, namespace)
         self._grants: dict[str, BudgetGrant] = {
             f"{row.kind}:{row.id}": row
             for kind in ("grant", "refund", "adjustment", "transfer")

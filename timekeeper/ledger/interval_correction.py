@@ -20,7 +20,7 @@ from timekeeper.core.refusal import IntervalImplausible, PodRunning, PodUnknown
 from timekeeper.ledger import settlement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Order, repeated
-from timekeeper.store import corrections, movements, requested, workloads
+from timekeeper.store import interval_corrections, movements, requested, workloads
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import IntervalCorrectionRow, WorkloadRow
 
@@ -108,7 +108,7 @@ def _check(session: Session, pod: WorkloadRow, start: Instant, end: Instant | No
             "its start can be corrected now",
             "end",
         )
-    begun = [pod.started_at, *(row.started_before for row in corrections.of_pod(session, pod.pod_uid))]
+    begun = [pod.started_at, *(row.started_before for row in interval_corrections.of_pod(session, pod.pod_uid))]
     first = min(begun) if pod.created_at is None else pod.created_at
     now = wanted.order.now
     last = now if pod.closed_at is None else min(Instant(pod.closed_at + CLOCK_SKEW_MS), now)

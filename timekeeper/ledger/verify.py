@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session, aliased
 
 from slicekeeper.units import EPOCH, Instant
 from timekeeper.core import timeline
+from timekeeper.core.accumulated_charge import Claim
 from timekeeper.core.budget import BudgetState
-from timekeeper.core.charge import Claim
 from timekeeper.core.hierarchy import Tree
 from timekeeper.core.posting import Booked, difference
 from timekeeper.core.record import AccountId, Forest, Posting
@@ -22,7 +22,7 @@ from timekeeper.store import (
     audit_chain,
     audit_comparison,
     bookings,
-    corrections,
+    interval_corrections,
     memberships,
     movements,
     seals,
@@ -62,7 +62,7 @@ def verify(engine: Engine, *, carry: bool) -> Verification:
             *_transfers(session),
             *audit_chain.broken(session),
             *audit_comparison.differences(session),
-            *corrections.broken(session),
+            *interval_corrections.broken(session),
         ]
         known = {account.id: account for account in everyone}
         checked: set[AccountId] = set()

@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 
 from slicekeeper import typed
 from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
+from timekeeper.core.accumulated_charge import Claim
 from timekeeper.core.budget import BudgetState
-from timekeeper.core.charge import Claim
 from timekeeper.core.record import AccountId, Debt, GrantRecord, PostingKind, Records, Withdrawal
 from timekeeper.store import debts, memberships, rates
 from timekeeper.store.budget_rules import ruling_of_each

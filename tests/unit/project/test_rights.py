@@ -17,8 +17,8 @@ from unittest import mock
 import pytest
 from support.rbac_server import GRANTED, HOME, READ, TEAM, Right, Server, documents, pod, world
 
-from certificates.keeper import CertificateKeeper
 from certificates.namespace_bundles import BundlePublisher
+from certificates.tls_secrets import CertificateKeeper
 from nodeagent.gpu_publisher import GpuPublisher
 from nodeagent.node_pods import NodePods
 from nodeagent.stray_processes import Audit

@@ -23,7 +23,7 @@ from support.openings import opening
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy, Origin
 from slicekeeper.units import format_instant
 from timekeeper.core import timeline
-from timekeeper.core.charge import Claim
+from timekeeper.core.accumulated_charge import Claim
 from timekeeper.core.record import Forest, Posting, Records, Rule
 from timekeeper.core.refusal import KeyReused, VersionMismatch
 from timekeeper.ledger import movement, settlement, workload

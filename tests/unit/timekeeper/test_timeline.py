@@ -15,8 +15,8 @@ from support.timeline_oracle import Oracle, histories, rounded, short_bounds
 
 from timekeeper.core import budget as budget_core
 from timekeeper.core import forecast, timeline
+from timekeeper.core.accumulated_charge import Claim
 from timekeeper.core.budget import BudgetState
-from timekeeper.core.charge import Claim
 from timekeeper.core.posting import entries
 from timekeeper.core.record import Debt, Forest, GrantRecord, Posting, Records, Rule
 from timekeeper.core.timeline import begin

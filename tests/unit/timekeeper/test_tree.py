@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.timeline_oracle import ForestOracle, forests, short_bounds
 
 from timekeeper.core import budget as budget_core
-from timekeeper.core.charge import Claim
+from timekeeper.core.accumulated_charge import Claim
 from timekeeper.core.forecast import run_outs
 from timekeeper.core.hierarchy import chain
 from timekeeper.core.record import Debt, Forest, Link, Posting, Records, Rule

@@ -9,12 +9,9 @@ from collections.abc import Sequence
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Settings
 from slicekeeper.units import GpuMilliseconds, Instant, format_if_known, format_instant
-from slicekeeper.wire.timekeeper import Decision, State
-from timekeeper.api.views.state import state_name
-from timekeeper.core import threshold
-from timekeeper.core.budget import BudgetState
+from slicekeeper.wire.timekeeper import Decision
+from timekeeper.api.views.state import state_name, state_reason
 from timekeeper.ledger.standing import BudgetStanding
-from timekeeper.store.accounts import BudgetAccount
 
 STALE_MS = 60_000
 """How long a decision may be believed after `asOf`."""
@@ -45,29 +42,9 @@ def decision(
         since=format_instant(state.since),
         stale_after=format_instant(Instant(now + STALE_MS)),
         run_out_at=format_if_known(run_out),
-        reason=_reason(name, standing, state, policy, bound),
+        reason=state_reason(name, standing, state, policy, bound),
         bound_by=bound.name if bound != standing.account else "",
     )
-
-
-def _reason(
-    name: State, standing: BudgetStanding, state: BudgetState, policy: NamespacePolicy, bound: BudgetAccount
-) -> str:
-    since = format_instant(state.since)
-    if state.barred is not None and name == "suspended" and standing.rule.status == "active":
-        return f"the budget of {bound.title} is not active since {since}"
-    if state.barred is not None and name == "exhausted":
-        return f"nothing is left of the budget of {bound.title} since {since}"
-    if name == "suspended":
-        return f"the budget is {standing.rule.status} since {since}"
-    if name == "exhausted":
-        return f"nothing is left of the budget since {since}"
-    if name == "overdraft":
-        return f"the budget is used up; {standing.rule.rule.credit + state.balance} GPU-ms of credit are left"
-    if name == "warning":
-        found = threshold.crossed(state, policy.budget.thresholds, is_open=True)
-        return f"more than {max(found, default=0)} % of the budget is used"
-    return ""
 
 
 def decisions_tag(decisions: Sequence[Decision]) -> str:

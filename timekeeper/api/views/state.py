@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determine a budget's state, and its name on the wire."""
+"""Determine a budget's state, its name on the wire, and the sentence that says why."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from slicekeeper.config.policy import NamespacePolicy
-from slicekeeper.units import EPOCH, Instant
+from slicekeeper.units import EPOCH, Instant, format_instant
 from slicekeeper.wire.timekeeper import State
 from timekeeper.core import timeline
 from timekeeper.core.budget import BudgetState, rule_at
 from timekeeper.core.record import Records
-from timekeeper.core.threshold import limit_of
+from timekeeper.core.threshold import crossed, limit_of
 from timekeeper.ledger.budget_rule import policy_rule
 from timekeeper.ledger.standing import BudgetStanding
+from timekeeper.store.accounts import BudgetAccount
 
 TRIES: Final = 5
 """How often bookings and standings are read at most, until nothing was settled between the two reads."""
@@ -39,3 +40,24 @@ def state_name(standing: BudgetStanding | None, state: BudgetState, policy: Name
         return "overdraft"
     percent = min(policy.budget.thresholds, default=0)
     return "warning" if percent and state.used * 100 >= limit_of(state) * percent else "ok"
+
+
+def state_reason(
+    name: State, standing: BudgetStanding, state: BudgetState, policy: NamespacePolicy, bound: BudgetAccount
+) -> str:
+    """Return why a budget is in a state, empty if it is `ok`; `bound` is the budget that has the least left."""
+    since = format_instant(state.since)
+    if state.barred is not None and name == "suspended" and standing.rule.status == "active":
+        return f"the budget of {bound.title} is not active since {since}"
+    if state.barred is not None and name == "exhausted":
+        return f"nothing is left of the budget of {bound.title} since {since}"
+    if name == "suspended":
+        return f"the budget is {standing.rule.status} since {since}"
+    if name == "exhausted":
+        return f"nothing is left of the budget since {since}"
+    if name == "overdraft":
+        return f"the budget is used up; {standing.rule.rule.credit + state.balance} GPU-ms of credit are left"
+    if name == "warning":
+        found = crossed(state, policy.budget.thresholds, is_open=True)
+        return f"more than {max(found, default=0)} % of the budget is used"
+    return ""

@@ -17,7 +17,7 @@ from support.budget_objects import ORGANISATION, TEAM, apply, served
 from support.policy_objects import apply_policy, policies_served
 from support.small_cluster import wait_for
 
-from objects.operator import registry_of, settings_of
+from objects.object_watch import registry_of, settings_of
 from objects.operator_loop import OperatorLoop
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
@@ -114,7 +114,7 @@ def test_every_new_spec_and_every_deletion_is_told_and_no_object_is_written() ->
 def test_what_kopf_logs_of_an_object_is_one_line_of_json() -> None:
     code = (
         "import kopf, logging; from slicekeeper import log;"
-        "from objects.operator import settings_of, tame_logs;"
+        "from objects.object_watch import settings_of, tame_logs;"
         "log.configure(); tame_logs(); tame_logs();"
         "from kopf._core.actions.loggers import LocalObjectLogger as Logger;"
         "logger = Logger(body={'kind': 'GpuBudget', 'metadata': {'name': 'default'}}, settings=settings_of());"

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from support.small_cluster import NAMESPACE, SmallCluster, small_cluster
 
-from certificates.api_server_trust import configurations, trust, trusted
 from certificates.authority import make_ca
 from certificates.external_issuer import Follower
 from certificates.namespace_bundles import BundlePublisher
+from certificates.registration_bundles import configurations, trust, trusted
 from slicekeeper import names
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.settings import CertificateSettings

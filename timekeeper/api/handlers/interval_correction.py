@@ -11,7 +11,7 @@ from timekeeper.api import budget_answer, requests
 from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
-from timekeeper.api.schemas.interval import IntervalBody
+from timekeeper.api.schemas.interval_correction import IntervalBody
 from timekeeper.api.service import Service
 from timekeeper.ledger import interval_correction
 from timekeeper.ledger.interval_correction import RequestedInterval

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator: kopf watches budgets and policies and reports which have changed; their keepers do the rest.
+"""Watch budgets and policies with kopf, and report which have changed; their keepers do the rest.
 
 These are kopf's simplest handlers, which write nothing: no finalizer, no annotation, no event. kopf's own record of
 what was handled would be a field on users' objects that is in no manifest.

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from certificates.api_server_trust import configurations, trust
 from certificates.authority import KeyPair, split
 from certificates.namespace_bundles import BundlePublisher
+from certificates.registration_bundles import configurations, trust
 from certificates.rotation import PkiState, Schedule, advance
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import CertificateSettings

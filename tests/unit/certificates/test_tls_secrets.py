@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from certificates.keeper import read_state
 from certificates.rotation import PkiState, Schedule, advance
+from certificates.tls_secrets import read_state
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SCHEDULE = Schedule(timedelta(days=90), timedelta(days=9), timedelta(hours=6))

@@ -13,7 +13,7 @@ from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.inventory import Gpu, MigSlice, by_uuid
 from slicekeeper.gpu.parse import parse_pod
-from timekeeper.core.metering import GPU_UNKNOWN, Metering, Weight, meter
+from timekeeper.core.charged_fraction import GPU_UNKNOWN, Metering, Weight, meter
 from timekeeper.core.quota_weight import MISSING, Quota, quota_of
 
 RESOURCES = Resources()
