@@ -120,9 +120,7 @@ class NvmlGpus:
         handle = self._handle(uuid)
         if handle is None:
             return None
-        # The first version adds what the driver keeps for itself, half a GiB or more of an idle GPU.
-        newer = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-        memory = newer if newer is not None else ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        memory = _memory(handle)
         return None if memory is None or memory.used == UNKNOWN else int(memory.used)
 
     def _handle(self, uuid: str) -> Any:
@@ -251,12 +249,22 @@ def _describe(index: int) -> _NvmlDevice | None:
     if not uuid:
         log.warning("GPU %d is left out: the driver does not say which one it is", index)
         return None
-    memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    total = memory.total if memory is not None and memory.total not in (0, UNKNOWN) else _host_memory()
+    memory = _memory(handle)
+    known = memory is not None and memory.total not in (0, UNKNOWN)
+    total = memory.total - getattr(memory, "reserved", 0) if known else _host_memory()
     info = ask(pynvml.nvmlDeviceGetPciInfo, handle)
     bus = (info.domain, info.bus, info.device) if info is not None else None
     model = ask(pynvml.nvmlDeviceGetName, handle) or "unknown"
     return _NvmlDevice(index, handle, Gpu(uuid, model, total // _MIB, numa_node=_numa_node(bus)), bus)
+
+
+def _memory(handle: Any) -> Any:
+    """Return NVML's second version, which tells apart what the driver keeps for itself, or the first.
+
+    The driver keeps half a GiB or more, which no program can have; the first version counts that as in use.
+    """
+    newer = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+    return newer if newer is not None else ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
 
 
 def _host_memory() -> int:

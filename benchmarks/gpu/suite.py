@@ -32,21 +32,27 @@ from harness import BUILD, Node, Seat
 PROGRAM = BUILD / "gpu"
 COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
 
-IMPORTS = {"numba": "from numba import cuda", "cupy": "import cupy", "torch": "import torch"}
 FRAMEWORKS = {
-    "numba": "import numpy as np\nfrom numba import cuda\n@cuda.jit\ndef f(x):\n    i = cuda.grid(1)\n"
-    "    if i < x.size: x[i] += 1\nd = cuda.to_device(np.zeros(1024, np.float32))\nf[4, 256](d)\n"
-    "assert d.copy_to_host().sum() == 1024\nassert cuda.current_context().get_memory_info()[1] <= 2 << 30\n",
-    "cupy": "import cupy\nx = cupy.arange(1 << 20, dtype=cupy.float32)\nassert float((x * 2).sum()) > 0\n"
-    "try:\n    cupy.zeros(4 << 30, dtype=cupy.uint8)\n    raise SystemExit('not refused')\n"
-    "except cupy.cuda.memory.OutOfMemoryError:\n    pass\n",
-    "torch": "import torch\nx = torch.ones(1024, 1024, device='cuda')\nassert float((x @ x).sum()) > 0\n"
-    "g = torch.cuda.CUDAGraph()\ny = x.clone()\ntorch.cuda.synchronize()\n"
-    "with torch.cuda.graph(g):\n    y.mul_(1.0)\n"
-    "for _ in range(50): g.replay()\ntorch.cuda.synchronize()\n"
-    "try:\n    torch.empty(4 << 30, dtype=torch.uint8, device='cuda')\n    raise SystemExit('not refused')\n"
-    "except torch.OutOfMemoryError:\n    pass\n",
+    "numba": (
+        "import numpy as np\nfrom numba import cuda\n@cuda.jit\ndef f(x):\n    i = cuda.grid(1)\n"
+        "    if i < x.size: x[i] += 1\nd = cuda.to_device(np.zeros(1024, np.float32))\nf[4, 256](d)\n"
+        "assert d.copy_to_host().sum() == 1024\n",
+        "assert cuda.current_context().get_memory_info()[1] <= 2 << 30\n",
+    ),
+    "cupy": (
+        "import cupy\nx = cupy.arange(1 << 20, dtype=cupy.float32)\nassert float((x * 2).sum()) > 0\n",
+        "try:\n    cupy.zeros(4 << 30, dtype=cupy.uint8)\n    raise SystemExit('not refused')\n"
+        "except cupy.cuda.memory.OutOfMemoryError:\n    pass\n",
+    ),
+    "torch": (
+        "import torch\nx = torch.ones(1024, 1024, device='cuda')\nassert float((x @ x).sum()) > 0\n"
+        "g = torch.cuda.CUDAGraph()\ny = x.clone()\ntorch.cuda.synchronize()\n"
+        "with torch.cuda.graph(g):\n    y.mul_(1.0)\nfor _ in range(50): g.replay()\ntorch.cuda.synchronize()\n",
+        "try:\n    torch.empty(4 << 30, dtype=torch.uint8, device='cuda')\n    raise SystemExit('not refused')\n"
+        "except torch.OutOfMemoryError:\n    pass\n",
+    ),
 }
+"""A program by each framework, and what it must see in a seat of 2 GiB."""
 
 
 def verdict(kind: str, name: str, note: str = "") -> None:
@@ -272,17 +278,17 @@ def attempt(name: str, check: Callable[[Gpu, float], str], fake: bool, seconds: 
     verdict("failed", name, note)
 
 
-def framework(name: str, program: str) -> None:
+def framework(name: str, program: str, in_a_seat: str) -> None:
     def check(gpu: Gpu, _: float) -> str:
-        p = gpu.seat(name, 50, sys.executable, "-c", program)
+        p = gpu.seat(name, 50, sys.executable, "-c", program + in_a_seat)
         _, err = p.communicate(timeout=100)
         need(not p.returncode, err.strip()[-300:])
         return ""
 
     if importlib.util.find_spec(name) is None:
         verdict("skipped", name, "not installed")
-    elif subprocess.run([sys.executable, "-c", IMPORTS[name]], capture_output=True, check=False).returncode:
-        verdict("skipped", name, "does not start without a limiter either")
+    elif subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode:
+        verdict("skipped", name, "does not run here without a limiter either")
     else:
         attempt(name, check, False, 0)
 
@@ -299,11 +305,11 @@ def main() -> int:
         subprocess.run([*gcc, "-o", PROGRAM, *files], check=True)
         for check in DRIVER_API:
             attempt(check.__name__.replace("_", " "), check, options.fake, options.seconds)
-        for name, program in FRAMEWORKS.items():
+        for name, programs in FRAMEWORKS.items():
             if options.fake:
                 verdict("skipped", name, "the fake GPU runs no kernels")
             else:
-                framework(name, program)
+                framework(name, *programs)
     else:
         for check in DRIVER_API:
             verdict("skipped", check.__name__.replace("_", " "), "there is no NVIDIA GPU on this machine")

@@ -147,6 +147,21 @@ def test_memory_in_use_is_without_what_the_driver_keeps_for_itself(
     assert gpus.memory_used("GPU-unknown") is None
 
 
+def test_memory_that_the_driver_keeps_for_itself_is_not_published(
+    driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def info(_handle: Any, version: int = 0) -> Any:
+        memory = pynvml.c_nvmlMemory_v2_t() if version else pynvml.c_nvmlMemory_t()
+        memory.total = 143771 << 20
+        if version:
+            memory.reserved = 615 << 20
+        return memory
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", info)
+    gpus = NvmlGpus(tmp_path / "withdrawn", HostCdi([])).gpus()
+    assert {gpu.memory_mib for gpu in gpus} == {143156}
+
+
 def test_words_that_are_no_text_stop_nothing(driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     garbled = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
     refuse(monkeypatch, garbled, "nvmlDeviceGetName", "nvmlSystemGetDriverVersion")
