@@ -12,7 +12,7 @@
 #include <sched.h>
 #include <stddef.h>
 
-#define SMALL (1ull << 20)
+#define SMALL (1ull << 20) /* up to this size requests share granules */
 #define YIELDS 100
 #define ROUNDS 400
 #define SETTLE_NS (3 * VC_S)
@@ -143,7 +143,14 @@ void vc_book(uint64_t bytes) {
   vc_unlock(&guard);
 }
 
-/* ---- requests below SMALL: those of one context share granules. With the guard held. ---- */
+/* ---- small requests: those of one context share granules. With the guard held. ---- */
+
+/* What a small request takes: it lies in one granule, beside as many others of its size as fit there with it. */
+static uint64_t share(uint64_t bytes) {
+  if (!bytes) return 0;
+  uint64_t fit = VC_GRANULE / ((bytes + 511) / 512 * 512);
+  return (VC_GRANULE + fit - 1) / fit;
+}
 
 static uint64_t key_of(const void *context) {
   return (uint64_t)(uintptr_t)context;
@@ -162,10 +169,10 @@ static void set_small(const void *context, uint64_t bytes) {
 }
 
 bool vc_take(uint64_t bytes, const void *context) {
-  if (bytes >= SMALL) return vc_reserve(vc_granules(bytes));
+  if (bytes > SMALL) return vc_reserve(vc_granules(bytes));
   vc_await_others();
   vc_lock(&guard);
-  uint64_t before = small_in(context), after = before + (bytes + 511) / 512 * 512;
+  uint64_t before = small_in(context), after = before + share(bytes);
   uint64_t grow = vc_granules(after) - vc_granules(before);
   bool ok = !grow || reserve_locked(grow);
   if (ok && after != before) set_small(context, after);
@@ -175,9 +182,9 @@ bool vc_take(uint64_t bytes, const void *context) {
 
 /* What a request of so many bytes takes from the counter, and gives back to it. */
 static uint64_t part_of(uint64_t bytes, const void *context) {
-  if (bytes >= SMALL) return vc_granules(bytes);
-  uint64_t before = small_in(context), rounded = (bytes + 511) / 512 * 512;
-  uint64_t after = before > rounded ? before - rounded : 0;
+  if (bytes > SMALL) return vc_granules(bytes);
+  uint64_t before = small_in(context), gone = share(bytes);
+  uint64_t after = before > gone ? before - gone : 0;
   if (after != before) set_small(context, after);
   return vc_granules(before) - vc_granules(after);
 }
@@ -207,7 +214,7 @@ static void show_exported(void) {
 
 void vc_export(uint64_t bytes) {
   vc_lock(&guard);
-  exported += bytes < SMALL ? 0 : vc_granules(bytes);
+  exported += bytes <= SMALL ? 0 : vc_granules(bytes);
   show_exported();
   vc_unlock(&guard);
 }
@@ -215,7 +222,7 @@ void vc_export(uint64_t bytes) {
 void vc_let_go(uint64_t bytes, const void *context) {
   vc_lock(&guard);
   uint64_t part = part_of(bytes, context);
-  if (bytes < SMALL) exported += part;
+  if (bytes <= SMALL) exported += part;
   let_go += part;
   show_exported();
   vc_unlock(&guard);

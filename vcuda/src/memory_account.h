@@ -15,7 +15,7 @@ bool vc_reserve_now(uint64_t bytes);
 void vc_unreserve(uint64_t bytes);
 /* Charge bytes that the driver has taken already, even if that exceeds the cap. */
 void vc_book(uint64_t bytes);
-/* Reserve and give back what one request of a program takes: rounded up to granules, which requests below 1 MiB of
+/* Reserve and give back what one request of a program takes: rounded up to granules, which requests of up to 1 MiB of
  * the same context share, as in the driver. */
 bool vc_take(uint64_t bytes, const void *context);
 void vc_give(uint64_t bytes, const void *context);

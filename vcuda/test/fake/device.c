@@ -170,10 +170,17 @@ void fk_contexts_let_go(void) {
 
 #define SMALL (1ull << 20)
 
+/* What a small request takes: it lies in one granule, beside as many others of its size as fit there with it. */
+static uint64_t share(uint64_t bytes) {
+  if (!bytes) return 0;
+  uint64_t fit = VC_GRANULE / fk_up(bytes, 512);
+  return (VC_GRANULE + fit - 1) / fit;
+}
+
 bool fk_take(CUcontext ctx, uint64_t bytes, unsigned *life) {
   fk_lock();
-  bool ok = !ctx->dead && (bytes < SMALL ? fk_small_take(ctx->gpu, ctx->queue, (bytes + 511) / 512 * 512)
-                                         : fk_mem_take(ctx->gpu, ctx->queue, fk_granules(bytes)));
+  bool ok = !ctx->dead && (bytes <= SMALL ? fk_small_take(ctx->gpu, ctx->queue, share(bytes))
+                                          : fk_mem_take(ctx->gpu, ctx->queue, fk_granules(bytes)));
   *life = ctx->life;
   fk_unlock();
   return ok;
@@ -183,8 +190,8 @@ void fk_give(CUcontext ctx, uint64_t bytes, unsigned life) {
   fk_lock();
   if (ctx->dead || ctx->life != life) {
     /* Its bytes went with the context. */
-  } else if (bytes < SMALL) {
-    fk_small_give(ctx->gpu, ctx->queue, (bytes + 511) / 512 * 512);
+  } else if (bytes <= SMALL) {
+    fk_small_give(ctx->gpu, ctx->queue, share(bytes));
   } else {
     fk_mem_give(ctx->gpu, ctx->queue, fk_granules(bytes));
   }

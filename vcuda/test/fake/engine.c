@@ -545,7 +545,7 @@ void fk_share_let_go(int gpu, int share, int queue) {
   settle_share(gpu, s);
 }
 
-/* Requests below a granule share granules with others of their process. */
+/* Small requests share granules with others of their context. */
 bool fk_small_take(int gpu, int queue, uint64_t bytes) {
   struct fk_queue *q = at(gpu, queue);
   uint64_t grow = granules(q->small + bytes) - granules(q->small);

@@ -175,8 +175,11 @@ struct fk_proc {
 extern const struct fk_proc fk_procs[];
 extern const unsigned fk_proc_count;
 
+static inline uint64_t fk_up(uint64_t bytes, uint64_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
 static inline uint64_t fk_granules(uint64_t bytes) {
-  return (bytes + VC_GRANULE - 1) / VC_GRANULE * VC_GRANULE;
+  return fk_up(bytes, VC_GRANULE);
 }
 
 /* world.c */

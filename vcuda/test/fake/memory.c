@@ -41,18 +41,14 @@ __attribute__((constructor)) static void watch_forks(void) {
   pthread_atfork(NULL, NULL, after_fork);
 }
 
-static uint64_t up(uint64_t bytes, uint64_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
-
 void *fk_map(uint64_t bytes) {
-  void *p = mmap(NULL, up(bytes, 4096), PROT_READ | PROT_WRITE,
+  void *p = mmap(NULL, fk_up(bytes, 4096), PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return p == MAP_FAILED ? NULL : p;
 }
 
 void fk_unmap(void *address, uint64_t bytes) {
-  munmap(address, up(bytes, 4096));
+  munmap(address, fk_up(bytes, 4096));
 }
 
 static void remember(struct block *b) {
@@ -89,7 +85,7 @@ static bool has_home(CUmemoryPool pool) {
 /* With the lock held. */
 static void shrink(CUmemoryPool pool, uint64_t keep) {
   if (keep >= pool->reserved) return;
-  uint64_t want = up(pool->used > keep ? pool->used : keep, VC_GRANULE);
+  uint64_t want = fk_up(pool->used > keep ? pool->used : keep, VC_GRANULE);
   if (want >= pool->reserved) return;
   if (!pool->on_host && has_home(pool)) fk_mem_give(pool->ctx->gpu, pool->ctx->queue, pool->reserved - want);
   pool->reserved = want;
@@ -172,7 +168,7 @@ FK_API(cuMemAllocPitch_v2,
   FK_ENTER("cuMemAllocPitch_v2");
   if (!out || !pitch || (element != 4 && element != 8 && element != 16))
     return CUDA_ERROR_INVALID_VALUE;
-  *pitch = up(width, 512);
+  *pitch = fk_up(width, 512);
   return allocate(out, *pitch * height);
 }
 
@@ -308,7 +304,7 @@ static void drop_if_over(CUmemoryPool pool) {
 
 static void pool_free(CUmemoryPool pool, uint64_t bytes) {
   fk_lock();
-  pool->used -= up(bytes, 512);
+  pool->used -= fk_up(bytes, 512);
   drop_if_over(pool);
   fk_unlock();
 }
@@ -325,8 +321,8 @@ static CUresult pool_alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool pool) {
   if (!bytes || bytes > 1ull << 46)
     return bytes ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
   fk_lock();
-  uint64_t want = pool->used + up(bytes, 512);
-  uint64_t grow = want > pool->reserved ? up(want - pool->reserved, VC_GRANULE) : 0;
+  uint64_t want = pool->used + fk_up(bytes, 512);
+  uint64_t grow = want > pool->reserved ? fk_up(want - pool->reserved, VC_GRANULE) : 0;
   bool ok = find_home(pool, ctx) && !(pool->maximum && pool->reserved + grow > pool->maximum) &&
             (!grow || pool->on_host || fk_mem_take(pool->ctx->gpu, pool->ctx->queue, grow));
   if (ok) {

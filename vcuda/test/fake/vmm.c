@@ -252,18 +252,22 @@ static uint64_t element(CUarray_format format, unsigned channels) {
   return video ? 6 : 0;
 }
 
-/* Arrays lie in blocks of 64 bytes by 8 rows, as many of them one above the other as the height
- * has need of, 16 at most: the width is rounded up to 64 bytes, the height to the block's. */
+static bool compressed(const CUDA_ARRAY3D_DESCRIPTOR *d) {
+  return d->Format >= CU_AD_FORMAT_BC1_UNORM && d->Format <= CU_AD_FORMAT_BC7_UNORM_SRGB;
+}
+
+/* As measured on an H200: arrays lie in blocks of 64 bytes by 8 rows, as many of them one above the other as the height
+ * has need of, 16 at most. With a depth, none lies above another, but up to 16 slices of one block lie behind each
+ * other. Every size is rounded up to the block's. */
 static uint64_t extent(const CUDA_ARRAY3D_DESCRIPTOR *d) {
-  bool blocks = d->Format >= CU_AD_FORMAT_BC1_UNORM && d->Format <= CU_AD_FORMAT_BC7_UNORM_SRGB;
-  uint64_t width = d->Width, height = d->Height ? d->Height : 1, rows = 8;
-  if (blocks) width = (width + 3) / 4, height = (height + 3) / 4;
-  while (rows < height && rows < 128) rows *= 2;
+  bool layers = d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP), deep = d->Depth && !layers;
+  uint64_t width = d->Width, height = d->Height ? d->Height : 1, rows = 8, slices = 1;
+  if (compressed(d)) width = (width + 3) / 4, height = (height + 3) / 4;
+  while (!deep && rows < height && rows < 128) rows *= 2;
+  while (deep && slices < d->Depth && slices < 16) slices *= 2;
   uint64_t size = element(d->Format, d->NumChannels);
   if (!size) return UINT64_MAX; /* no such format */
-  width = (width * size + 63) / 64 * 64;
-  if (d->Height) height = (height + rows - 1) / rows * rows;
-  return width * height * (d->Depth ? d->Depth : 1);
+  return fk_up(width * size, 64) * fk_up(height, rows) * fk_up(d->Depth ? d->Depth : 1, slices);
 }
 
 #define LATER (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) /* memory is mapped into it */
@@ -272,8 +276,8 @@ static CUresult array(CUarray *out, uint64_t bytes) {
   CUcontext ctx = fk_current();
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
   if (!out || bytes == UINT64_MAX) return CUDA_ERROR_INVALID_VALUE;
-  struct CUarray_st a = {.ctx = ctx, .bytes = bytes};
-  if (!fk_take(ctx, bytes, &a.life)) return CUDA_ERROR_OUT_OF_MEMORY;
+  struct CUarray_st a = {.ctx = ctx, .bytes = fk_up(bytes, 32768)};
+  if (!fk_take(ctx, a.bytes, &a.life)) return CUDA_ERROR_OUT_OF_MEMORY;
   *out = fk_new(sizeof **out);
   **out = a;
   return CUDA_SUCCESS;
@@ -353,16 +357,20 @@ FK_API(cuMipmappedArrayCreate,
   FK_ENTER("cuMipmappedArrayCreate");
   if (!d) return CUDA_ERROR_INVALID_VALUE;
   CUDA_ARRAY3D_DESCRIPTOR level = *d;
-  uint64_t bytes = 0;
+  bool layers = d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
+  uint64_t bytes = 0, rows = 8;
   size_t most = d->Width > d->Height ? d->Width : d->Height;
-  if (!(d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) && d->Depth > most) most = d->Depth;
+  if (layers) level.Depth = 0; /* one layer with all of its levels, then the next one */
+  if (level.Depth > most) most = level.Depth;
   /* One at least, and no more than down to a single texel. */
   for (unsigned i = 0; !i || (i < levels && most >> i); i++) {
     if (!(d->Flags & LATER)) bytes = extent(&level) == UINT64_MAX ? UINT64_MAX : bytes + extent(&level);
     level.Width = level.Width > 1 ? level.Width / 2 : 1;
     level.Height /= level.Height > 1 ? 2 : 1;
-    if (!(d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP))) level.Depth /= level.Depth > 1 ? 2 : 1;
+    level.Depth /= level.Depth > 1 ? 2 : 1;
   }
+  while (rows < (compressed(d) ? (d->Height + 3) / 4 : d->Height) && rows < 128) rows *= 2;
+  if (layers && bytes != UINT64_MAX) bytes = fk_up(bytes, 64 * rows) * (d->Depth ? d->Depth : 1);
   return array((CUarray *)out, bytes);
 }
 

@@ -582,6 +582,19 @@ BY_NAME(arrays_of_small_rows) {
   for (int i = 0; i < 3000; i++) got(array_of(65, 9, 40, CU_AD_FORMAT_FLOAT, 1));
   fill();
 }
+/* Slices lie in blocks, of which the last one is not full. */
+BY_NAME(arrays_with_a_depth) {
+  for (int i = 0; i < 200; i++) got(array_of(256, 256, 17, CU_AD_FORMAT_FLOAT, 1));
+  fill();
+}
+BY_NAME(arrays_of_one_line) {
+  for (int i = 0; i < 600; i++) got(array_of(131072, 0, 0, CU_AD_FORMAT_FLOAT, 4));
+  fill();
+}
+BY_NAME(arrays_of_a_few_texels) {
+  for (int i = 0; i < 40000; i++) got(array_of(4, 4, 0, CU_AD_FORMAT_FLOAT, 1));
+  fill();
+}
 BY_NAME(arrays_of_every_format) {
   for (unsigned f = 0; f < 0xd0; f++) {
     CUDA_ARRAY_DESCRIPTOR d = {4001, 3001, (CUarray_format)f, 4};
@@ -596,6 +609,19 @@ BY_NAME(mipmaps) {
   for (int i = 0; i < 6; i++) got(cuMipmappedArrayCreate(&m, &d, 13));
   fill();
 }
+BY_NAME(mipmaps_with_a_depth) {
+  CUDA_ARRAY3D_DESCRIPTOR d = {256, 256, 33, CU_AD_FORMAT_FLOAT, 1, 0};
+  CUmipmappedArray m;
+  for (int i = 0; i < 120; i++) got(cuMipmappedArrayCreate(&m, &d, 9));
+  fill();
+}
+/* Each layer, with all of its levels, begins with a whole block. */
+BY_NAME(mipmaps_of_layers_with_a_rest) {
+  CUDA_ARRAY3D_DESCRIPTOR d = {16, 128, 2048, CU_AD_FORMAT_FLOAT, 1, CUDA_ARRAY3D_LAYERED};
+  CUmipmappedArray m;
+  for (int i = 0; i < 40; i++) got(cuMipmappedArrayCreate(&m, &d, 8));
+  fill();
+}
 /* Layers do not become fewer from level to level. */
 BY_NAME(mipmaps_of_layers) {
   CUDA_ARRAY3D_DESCRIPTOR d = {64, 64, 2048, CU_AD_FORMAT_FLOAT, 1, CUDA_ARRAY3D_LAYERED};
@@ -608,6 +634,11 @@ BY_NAME(mipmaps_of_layers) {
 
 BY_NAME(small_pieces) {
   for (int i = 0; i < 3000; i++) take(MIB - 1);
+  fill();
+}
+/* Twenty of them fit into a granule, and the next one lies in another. */
+BY_NAME(small_pieces_with_a_rest) {
+  for (int i = 0; i < 10700; i++) take(100000);
   fill();
 }
 BY_NAME(overflow) {
@@ -1312,6 +1343,13 @@ BY_NAME(fits_compressed) {
 }
 BY_NAME(fits_8_bit) {
   for (int i = 0; i < 3; i++) got(array_of(16384, 16384, 0, CU_AD_FORMAT_UNORM_INT8X1, 1));
+}
+BY_NAME(fits_pieces_of_half_a_granule) {
+  for (int i = 0; i < 900; i++) take(MIB);
+}
+BY_NAME(fits_arrays_with_a_depth) {
+  for (int i = 0; i < 30; i++)
+    got(array_of(256, 129, 32, CU_AD_FORMAT_FLOAT, 1)), got(array_of(4096, 1, 33, CU_AD_FORMAT_FLOAT, 4));
 }
 BY_NAME(fits_small_arrays) {
   for (int i = 0; i < 2000; i++) got(array_of(64, 64, 0, CU_AD_FORMAT_UNSIGNED_INT8, 4));
