@@ -8,7 +8,7 @@
 
 #include <stdbool.h>
 
-#define GOB_WIDTH 64u    /* bytes */
+#define GOB_WIDTH 64u    /* bytes of a row, in what the hardware calls a GOB */
 #define GOB_HEIGHT 8u    /* rows */
 #define GOBS_MAX 16u     /* in a block: one above the other or, if the array has a depth, one behind the other */
 #define UNIT (32u << 10) /* of 64 arrays of 4 x 4 texels none took more */
