@@ -9,6 +9,7 @@
 static struct vc_lock guard;
 static struct vc_item *cells;
 static uint32_t size, filled; /* filled counts removed cells too */
+static uint32_t layout;       /* another one whenever the entries were moved, be it in a table of the same size */
 
 static uint32_t place(enum vc_kind kind, uint64_t key) {
   uint64_t mixed = (key ^ (uint64_t)kind << 56) * 0x9e3779b97f4a7c15ull;
@@ -32,6 +33,7 @@ static bool grow(void) {
   if (!fresh) return false;
   cells = fresh;
   size = want;
+  layout++;
   filled = 0;
   for (uint32_t i = 0; i < old_size; i++)
     if (old[i].kind && old[i].kind != GONE) insert(old[i]);
@@ -114,8 +116,8 @@ uint32_t vc_table_mark(enum vc_kind kind, uint64_t key, uint32_t extra) {
 static bool take_owned(uint32_t *at, uint32_t *known, const void *owner, uint32_t kind, struct vc_item *out) {
   bool found = false;
   vc_lock(&guard);
-  if (*known != size) *at = 0; /* the table grew, and its entries lie elsewhere */
-  *known = size;
+  if (*known != layout) *at = 0;
+  *known = layout;
   for (; *at < size && !found; ++*at) {
     struct vc_item *cell = &cells[*at];
     if (!cell->kind || cell->kind == GONE || cell->owner != owner || (kind && cell->kind != kind)) continue;

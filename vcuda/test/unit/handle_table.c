@@ -13,9 +13,42 @@ static void gone(const struct vc_item *item) {
   model[item->key] = 0;
 }
 
+static unsigned swept;
+
+static struct vc_item put(char *owner) {
+  static unsigned state = 5;
+  struct vc_item item = {.key = unit_random(&state), .kind = VC_ARRAY, .owner = owner};
+  CHECK(vc_table_put(item));
+  return item;
+}
+
+static void take(struct vc_item item) {
+  CHECK(vc_table_take(VC_ARRAY, item.key, &item));
+}
+
+static void meanwhile(const struct vc_item *unused) {
+  (void)unused;
+  swept++;
+  take(put(&even_ones));
+}
+
+/* Others' entries come and go while one owner's are swept, until the table is laid out anew at the same size. */
+static void sweep_while_others_come_and_go(void) {
+  struct vc_item others[120];
+  for (int round = 0; round < 200; round++) {
+    for (int i = 0; i < 120; i++) others[i] = put(&even_ones);
+    for (int i = 0; i < 60; i++) put(&odd_ones);
+    for (int i = 0; i < 120; i++) take(others[i]);
+    swept = 0;
+    vc_table_sweep(&odd_ones, 0, meanwhile);
+    CHECK(swept == 60);
+  }
+}
+
 int main(void) {
   struct vc_item item;
   unsigned state = 11;
+  sweep_while_others_come_and_go();
   for (int i = 0; i < 300000; i++) {
     unsigned key = unit_random(&state) % KEYS;
     if (model[key]) {
