@@ -15,8 +15,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
-import torch
+with suppress(ModuleNotFoundError):  # on a machine without it this file can be read, but not run
+    import torch
 
 WARM_UP = 20
 PERIOD = 0.02
