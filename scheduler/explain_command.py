@@ -133,21 +133,21 @@ def _by_scheduler(settings: Settings, mine: str, nodes: list[Object]) -> dict[st
 
 def _gang(state: SchedulerState, pod: Pod) -> dict[str, Any] | None:
     """Return the state of a pod's gang; None without one, or if it has started and the pod is placed separately."""
-    there = state.muster(pod.gang.key) if pod.gang is not None else None
-    if there is None or not there.needed:
+    members = state.gang_members(pod.gang.key) if pod.gang is not None else None
+    if members is None or not members.needed:
         return None
-    begin = partial(state.trial, {member.uid for member in there.waiting})
-    fitting = places_for(begin, there, {}, state.policy)[1]
+    begin = partial(state.trial, {member.uid for member in members.waiting})
+    fitting = places_for(begin, members, {}, state.policy)[1]
     return {
-        "name": there.gang.name,
-        "size": there.gang.size,
-        "placed": there.placed,
-        "waiting": len(there.waiting),
-        "heldBack": there.held_back,
-        "missing": max(there.needed - len(there.waiting), 0),
+        "name": members.gang.name,
+        "size": members.gang.size,
+        "placed": members.placed,
+        "waiting": len(members.waiting),
+        "heldBack": members.held_back,
+        "missing": max(members.needed - len(members.waiting), 0),
         "fitting": len(fitting),
-        "fittingIdle": state.most_if_idle(there),
-        "schedulers": there.schedulers,
+        "fittingIdle": state.most_if_idle(members),
+        "schedulers": members.schedulers,
     }
 
 

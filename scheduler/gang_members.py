@@ -10,7 +10,7 @@ from scheduler.pods import Gang, Pod
 
 
 @dataclass(frozen=True)
-class Muster:
+class GangMembers:
     """The existing pods of a gang."""
 
     gang: Gang
@@ -21,11 +21,11 @@ class Muster:
     held_back: int = 0
     """Pods that wait for something else first: a scheduling gate."""
     schedulers: tuple[str, ...] = ()
-    """Those that the waiting pods name: none of several could place them all."""
+    """The schedulers that the waiting pods name: if there are several, none could place them all."""
 
     @property
     def needed(self) -> int:
-        """How many of the waiting ones must find a place together; 0: the gang has started."""
+        """How many of the waiting pods must find a place together; 0: the gang has started."""
         return max(self.gang.size - self.placed, 0)
 
     @property
@@ -34,24 +34,24 @@ class Muster:
         return len(self.waiting) >= self.needed
 
 
-def muster(pods: Iterable[Pod], is_given: Callable[[Pod], bool]) -> Muster | None:
-    """Return the existing pods of one gang, None if there are none; `is_given` returns whether a pod is being bound.
+def gang_members(pods: Iterable[Pod], is_binding: Callable[[Pod], bool]) -> GangMembers | None:
+    """Return the existing pods of one gang, None if there are none; `is_binding` returns whether a pod is being bound.
 
     A pod that succeeded counts while the gang exists: while another runs, or its controller creates more. A later gang
     of the same name begins with no pods.
     """
-    there = list(pods)
-    gangs = [pod.gang for pod in there if pod.gang is not None]
+    members = list(pods)
+    gangs = [pod.gang for pod in members if pod.gang is not None]
     if not gangs:
         return None
-    alive = [pod for pod in there if not (pod.finished or pod.leaving)]
-    placed = [pod for pod in alive if pod.node or is_given(pod)]
-    free = [pod for pod in alive if not (pod.node or is_given(pod) or pod.refusal)]
+    alive = [pod for pod in members if not (pod.finished or pod.leaving)]
+    placed = [pod for pod in alive if pod.node or is_binding(pod)]
+    free = [pod for pod in alive if not (pod.node or is_binding(pod) or pod.refusal)]
     waiting = [pod for pod in free if not pod.gates]
     makers = {pod.controller for pod in free if pod.controller}
-    done = sum(pod.succeeded and (bool(placed) or pod.controller in makers) for pod in there)
+    done = sum(pod.succeeded and (bool(placed) or pod.controller in makers) for pod in members)
     waiting.sort(key=_hardest_first)
-    return Muster(
+    return GangMembers(
         max(gangs, key=lambda gang: gang.size),
         len(placed) + done,
         tuple(waiting),

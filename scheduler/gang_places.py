@@ -9,7 +9,7 @@ from itertools import islice
 
 import numpy as np
 
-from scheduler.gang_members import Muster
+from scheduler.gang_members import GangMembers
 from scheduler.node_fit import NodeFacts, admits, fields_judged
 from scheduler.node_names import Roster
 from scheduler.placement.bin_completion import Space
@@ -182,7 +182,7 @@ class Trial:
 
 
 def places_for(
-    begin: Callable[[], Trial], there: Muster, near: Mapping[str, Near], policy: Policy
+    begin: Callable[[], Trial], members: GangMembers, near: Mapping[str, Near], policy: Policy
 ) -> tuple[int, list[tuple[Pod, Hold]]]:
     """Return places for as many pods as a gang needs or more, or for fewer, and the version they were found on.
 
@@ -190,7 +190,7 @@ def places_for(
     on the order: those with the fewest nodes first, then those that ask for the most, and if some may be left out,
     those that ask for the least. If all orders fail, unequal pods, or pods with unequal containers, are searched for.
     """
-    waiting, needed = list(there.waiting), min(there.needed, len(there.waiting))
+    waiting, needed = list(members.waiting), min(members.needed, len(members.waiting))
     trial = begin()
     orders = [trial.fewest_places_first(waiting, near, policy), waiting]
     if len(waiting) > needed:

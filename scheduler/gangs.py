@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from scheduler.gang_members import Muster
+from scheduler.gang_members import GangMembers
 from scheduler.gang_places import Near, places_for
 from scheduler.gang_turns import REST, Turns
 from scheduler.pending_bindings import NoPlace
@@ -110,8 +110,8 @@ class Gangs:
 
     def has_started(self, pod: Pod) -> bool:
         """Whether enough pods of the gang have their place; then every other is placed separately."""
-        there = self._muster(pod)
-        return there is None or not there.needed
+        members = self._members(pod)
+        return members is None or not members.needed
 
     def place(self, pod: Pod, names: bytes) -> tuple[str, str]:
         """Return the node reserved for a pod, or nothing and the reason; `names` is the JSON list of nodes it may use.
@@ -120,46 +120,46 @@ class Gangs:
         """
         near = self._state.near(names)
         with self._changed:
-            there = self._muster(pod)
-            if there is None:
+            members = self._members(pod)
+            if members is None:
                 return "", "its gang is gone"
-            known = self._known.setdefault(there.gang.key, _KnownGang())
+            known = self._known.setdefault(members.gang.key, _KnownGang())
             known.asked_at = time.monotonic()
             before = known.near.get(pod.uid)
             near = next((kept for kept in (before, known.latest) if kept is not None and _is_same(kept, near)), near)
             if near is not before:
                 known.failed = None
             known.near[pod.uid] = known.latest = near
-            self._settle(known, there)
+            self._settle(known, members)
             plan = known.plan
             hold = plan.holds.get(pod.uid) if plan else None
             if plan is not None and hold is not None and not plan.is_open and not _is_near(near, hold):
                 self._release(known)  # kube-scheduler rejects that node: all search again
-            reason = self._find(known, there)
+            reason = self._find(known, members)
             plan = known.plan
             hold = plan.holds.get(pod.uid) if plan else None
             if hold is not None:
-                return (hold.node, "") if _is_near(near, hold) else ("", f"{_named(there)} keeps a place elsewhere")
-            return "", reason or f"{_named(there)} has its places, and this pod comes when it has started"
+                return (hold.node, "") if _is_near(near, hold) else ("", f"{_named(members)} keeps a place elsewhere")
+            return "", reason or f"{_named(members)} has its places, and this pod comes when it has started"
 
     def come(self, pod: Pod, node: str) -> None:
         """Wait until a pod may be bound: until enough binds of its gang have arrived. Raises NoPlace."""
         give_up = time.monotonic() + self._barrier
         with self._changed:
-            there = self._muster(pod)
-            if there is None or not there.needed:
+            members = self._members(pod)
+            if members is None or not members.needed:
                 return
-            known = self._known.get(there.gang.key)
+            known = self._known.get(members.gang.key)
             if known is not None:
-                self._settle(known, there)
+                self._settle(known, members)
             plan = known.plan if known is not None else None
             hold = plan.holds.get(pod.uid) if plan is not None else None
             if known is None or plan is None or hold is None or hold.node != node:
-                raise NoPlace(f"{_named(there)} keeps no place here for this pod; it is tried again")
+                raise NoPlace(f"{_named(members)} keeps no place here for this pod; it is tried again")
             if pod.uid not in plan.come:
                 plan.come.add(pod.uid)
                 self._keep(plan)
-            self._wait_for_others(pod, known, plan, there, give_up)
+            self._wait_for_others(pod, known, plan, members, give_up)
 
     # Background work.
 
@@ -196,20 +196,20 @@ class Gangs:
             known = self._known.get(key)
             if known is None:
                 return []
-            there = self._state.muster(key)
+            members = self._state.gang_members(key)
             old = time.monotonic() - known.asked_at > FORGET_SECONDS
-            if there is None or not there.waiting or not there.needed or old:
+            if members is None or not members.waiting or not members.needed or old:
                 self._release(known)
                 del self._known[key]
                 self._turns.leave(key)
                 return []
-            known.near = {pod.uid: known.near[pod.uid] for pod in there.waiting if pod.uid in known.near}
-            self._settle(known, there)
-            self._find(known, there)
+            known.near = {pod.uid: known.near[pod.uid] for pod in members.waiting if pod.uid in known.near}
+            self._settle(known, members)
+            self._find(known, members)
             plan = known.plan
             if plan is None:
                 return []
-            return [pod for pod in there.waiting if pod.uid in plan.holds and pod.uid not in plan.come]
+            return [pod for pod in members.waiting if pod.uid in plan.holds and pod.uid not in plan.come]
 
     def stop(self) -> None:
         """Release all waiting binds."""
@@ -220,31 +220,31 @@ class Gangs:
 
     # Below, the lock is held.
 
-    def _wait_for_others(self, pod: Pod, known: _KnownGang, plan: _Plan, there: Muster, give_up: float) -> None:
+    def _wait_for_others(self, pod: Pod, known: _KnownGang, plan: _Plan, members: GangMembers, give_up: float) -> None:
         """Wait at the barrier, without the lock, until it opens or the gang has started. Raises NoPlace."""
         while True:
             # After each wait all of it may be different: pods come and go, and the plan may be another one.
-            there = self._muster(pod) or there
-            if plan is not known.plan and there.needed:
-                raise NoPlace(f"{_named(there)} has lost its places; it is tried again")
-            came = len(plan.come & {member.uid for member in there.waiting})
-            if not plan.is_open and came >= there.needed:
+            members = self._members(pod) or members
+            if plan is not known.plan and members.needed:
+                raise NoPlace(f"{_named(members)} has lost its places; it is tried again")
+            came = len(plan.come & {member.uid for member in members.waiting})
+            if not plan.is_open and came >= members.needed:
                 plan.is_open = True
                 self._keep(plan)
                 self._changed.notify_all()
-            if plan.is_open or not there.needed:
+            if plan.is_open or not members.needed:
                 return
             left = give_up - time.monotonic()
             if left <= 0 or self._stopped or self._waiters >= WAITERS:
-                raise NoPlace(f"{_named(there)}: {came} of {there.needed} pods have come; it is tried again")
+                raise NoPlace(f"{_named(members)}: {came} of {members.needed} pods have come; it is tried again")
             self._waiters += 1
             try:
                 self._changed.wait(left)
             finally:
                 self._waiters -= 1
 
-    def _muster(self, pod: Pod) -> Muster | None:
-        return self._state.muster(pod.gang.key, pod) if pod.gang is not None else None
+    def _members(self, pod: Pod) -> GangMembers | None:
+        return self._state.gang_members(pod.gang.key, pod) if pod.gang is not None else None
 
     def _keep(self, plan: _Plan) -> None:
         plan.until_ns = self._clock.monotonic_ns() + self._hold_ns
@@ -257,7 +257,7 @@ class Gangs:
             known.plan = None
             self._changed.notify_all()
 
-    def _settle(self, known: _KnownGang, there: Muster) -> None:
+    def _settle(self, known: _KnownGang, members: GangMembers) -> None:
         """Drop a plan whose time is over, that has lost a pod, or that was made for earlier pods."""
         plan, now = known.plan, self._clock.monotonic_ns()
         if plan is None:
@@ -266,47 +266,49 @@ class Gangs:
             known.put_off(plan.until_ns, self._hold_ns, LONGEST_PAUSE)
             known.times += 1
             known.said = (
-                f"{_named(there)}: its places were kept and only {len(plan.come)} of {len(plan.holds)} pods took them; "
-                "it is tried again later"
+                f"{_named(members)}: its places were kept and only {len(plan.come)} of {len(plan.holds)} pods took "
+                "them; it is tried again later"
             )
             log.info("%s", known.said)
             self._release(known)
-        elif sum(pod.uid in plan.holds for pod in there.waiting) < there.needed or not self._state.are_kept(plan.holds):
+            return
+        with_place = sum(pod.uid in plan.holds for pod in members.waiting)
+        if with_place < members.needed or not self._state.are_kept(plan.holds):
             self._release(known)
 
-    def _find(self, known: _KnownGang, there: Muster) -> str:
+    def _find(self, known: _KnownGang, members: GangMembers) -> str:
         """Search for places for all waiting pods if they have none and it is their turn; return why they get none."""
-        key = there.gang.key
+        key = members.gang.key
         if known.plan is not None:
             return ""
-        if not there.is_complete:
+        if not members.is_complete:
             self._turns.leave(key)
-            return _incomplete(there)
-        if len(there.schedulers) > 1:
+            return _incomplete(members)
+        if len(members.schedulers) > 1:
             self._turns.leave(key)
-            named = ", ".join(there.schedulers)
-            return f"{_named(there)}: its pods name several schedulers ({named}) and must name one"
+            named = ", ".join(members.schedulers)
+            return f"{_named(members)}: its pods name several schedulers ({named}) and must name one"
         began_ns = self._clock.monotonic_ns()
-        uids = frozenset(pod.uid for pod in there.waiting)
+        uids = frozenset(pod.uid for pod in members.waiting)
         if began_ns < known.not_before_ns or known.failed == (self._state.version(), uids):
             self._turns.leave(key)
             return known.said
         if not self._turns.has_come(key):
-            return known.said or f"{_named(there)} waits for its turn: places for other gangs are looked for first"
-        reason = self._search(known, there, uids)
+            return known.said or f"{_named(members)} waits for its turn: places for other gangs are looked for first"
+        reason = self._search(known, members, uids)
         if reason:
             self._turns.rest(began_ns)
         return reason
 
-    def _search(self, known: _KnownGang, there: Muster, uids: frozenset[str]) -> str:
+    def _search(self, known: _KnownGang, members: GangMembers, uids: frozenset[str]) -> str:
         """Search for places for all waiting pods, and reserve them; return why there are none."""
         for _ in range(TRIES):
-            version, seats = places_for(partial(self._state.trial, uids), there, known.near, self._state.policy)
-            if len(seats) < there.needed:
+            version, seats = places_for(partial(self._state.trial, uids), members, known.near, self._state.policy)
+            if len(seats) < members.needed:
                 if self._state.drop_old_expectations():
                     continue
                 known.failed = version, uids
-                known.said = self._why_not(known, there, len(seats))
+                known.said = self._why_not(known, members, len(seats))
                 return known.said
             until_ns = self._clock.monotonic_ns() + self._hold_ns
             if self._state.reserve_all(seats, until_ns, version=version):
@@ -314,22 +316,22 @@ class Gangs:
                 for uid in uids - known.plan.holds.keys():  # kept by the reclaimer: the search did not count it
                     self._state.release(uid)
                 self._news.set()
-                log.info("%s has its places: %d pods", _named(there), len(seats))
+                log.info("%s has its places: %d pods", _named(members), len(seats))
                 return ""
-        return f"{_named(there)}: nodes change while places are looked for; it is tried again"
+        return f"{_named(members)}: nodes change while places are looked for; it is tried again"
 
-    def _why_not(self, known: _KnownGang, there: Muster, found: int) -> str:
-        """Return why only so many places were found; the count for idle GPUs is expensive, and kept for a while."""
+    def _why_not(self, known: _KnownGang, members: GangMembers, found: int) -> str:
+        """Return why only `found` places were found; the count for idle GPUs is expensive, and kept for a while."""
         now = time.monotonic()
         if known.most is None or now - known.most[0] > self._hold_ns / 1e9:
-            known.most = now, self._state.most_if_idle(there)
+            known.most = now, self._state.most_if_idle(members)
         most = known.most[1]
-        if most < there.needed:
+        if most < members.needed:
             return (
-                f"{_named(there)} can never fit: idle GPUs of all nodes open to it would hold {most} of the "
-                f"{there.needed} pods that it needs"
+                f"{_named(members)} can never fit: idle GPUs of all nodes open to it would hold {most} of the "
+                f"{members.needed} pods that it needs"
             )
-        return f"{_named(there)} waits for room for all: {there.needed - found} of {there.needed} pods have none"
+        return f"{_named(members)} waits for room for all: {members.needed - found} of {members.needed} pods have none"
 
 
 def _is_same(one: Near, other: Near) -> bool:
@@ -341,11 +343,13 @@ def _is_near(near: Near, hold: Hold) -> bool:
     return row >= 0 and bool(near.rows[row])
 
 
-def _named(there: Muster) -> str:
-    return f"gang {there.gang.name}"
+def _named(members: GangMembers) -> str:
+    return f"gang {members.gang.name}"
 
 
-def _incomplete(there: Muster) -> str:
-    held_back = f", {there.held_back} held back by scheduling gates" if there.held_back else ""
-    placed = f", {there.placed} have a place" if there.placed else ""
-    return f"{_named(there)} waits for its pods: {len(there.waiting)} of {there.needed} are there{placed}{held_back}"
+def _incomplete(members: GangMembers) -> str:
+    held_back = f", {members.held_back} held back by scheduling gates" if members.held_back else ""
+    placed = f", {members.placed} have a place" if members.placed else ""
+    return (
+        f"{_named(members)} waits for its pods: {len(members.waiting)} of {members.needed} are there{placed}{held_back}"
+    )

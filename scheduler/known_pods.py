@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scheduler.gang_members import Muster, muster
+from scheduler.gang_members import GangMembers, gang_members
 from scheduler.pods import Pod
 from slicekeeper import names as marks
 
@@ -21,8 +21,8 @@ class KnownPods:
         """Pods on nodes that may be evicted, or are terminating: without any, no eviction makes room."""
         self._gangs: dict[str, dict[str, None]] = {}
         """Each gang's pods."""
-        self._musters: dict[str, Muster] = {}
-        """The last result of `muster`, as long as none of the gang's pods and places has changed."""
+        self._gang_members: dict[str, GangMembers] = {}
+        """The last result of `gang_members`, as long as none of the gang's pods and places has changed."""
 
     def get(self, uid: str) -> Pod | None:
         """Return a pod, None if it is not known."""
@@ -50,7 +50,7 @@ class KnownPods:
         self._pods[pod.uid] = pod
         if pod.gang is not None:
             self._gangs.setdefault(pod.gang.key, {})[pod.uid] = None
-            self._musters.pop(pod.gang.key, None)
+            self._gang_members.pop(pod.gang.key, None)
         if pod.finished:
             return
         if not pod.node:
@@ -62,10 +62,10 @@ class KnownPods:
         """Forget a pod."""
         known = self._pods.pop(uid, None)
         if known is not None and known.gang is not None:
-            members = self._gangs[known.gang.key]
-            self._musters.pop(known.gang.key, None)
-            del members[uid]
-            if not members:
+            uids = self._gangs[known.gang.key]
+            self._gang_members.pop(known.gang.key, None)
+            del uids[uid]
+            if not uids:
                 del self._gangs[known.gang.key]
         self._waiting.pop(uid, None)
         self._yielding.discard(uid)
@@ -74,15 +74,15 @@ class KnownPods:
         """Record that a pod has another place, or none."""
         known = self._pods.get(uid)
         if known is not None and known.gang is not None:
-            self._musters.pop(known.gang.key, None)
+            self._gang_members.pop(known.gang.key, None)
 
-    def muster(self, key: str, asking: Pod | None, is_binding: Callable[[Pod], bool]) -> Muster | None:
+    def gang_members(self, key: str, asking: Pod | None, is_binding: Callable[[Pod], bool]) -> GangMembers | None:
         """Return the pods of a gang, None if it has none; `asking` counts even if no watch has shown it yet."""
-        members = self._gangs.get(key, {})
-        unseen = [asking] if asking is not None and asking.uid not in members else []
-        there = None if unseen else self._musters.get(key)
-        if there is None:
-            there = muster((*(self._pods[uid] for uid in members), *unseen), is_binding)
-            if there is not None and not unseen:
-                self._musters[key] = there
-        return there
+        uids = self._gangs.get(key, {})
+        unseen = [asking] if asking is not None and asking.uid not in uids else []
+        members = None if unseen else self._gang_members.get(key)
+        if members is None:
+            members = gang_members((*(self._pods[uid] for uid in uids), *unseen), is_binding)
+            if members is not None and not unseen:
+                self._gang_members[key] = members
+        return members

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from scheduler.gang_members import Muster
+from scheduler.gang_members import GangMembers
 from scheduler.gang_places import Near, Trial, places_for
 from scheduler.held_gpus import Held
 from scheduler.held_places import FIRM, HoldKind, Place, is_tentative, nodes_of
@@ -212,17 +212,17 @@ class SchedulerState:
         """The policy as it is now."""
         return self._learner.policy
 
-    def muster(self, key: str, asking: Pod | None = None) -> Muster | None:
+    def gang_members(self, key: str, asking: Pod | None = None) -> GangMembers | None:
         """Return the pods of a gang, None if it has none; `asking` counts even if no watch has shown it yet."""
 
         def is_binding(pod: Pod) -> bool:
             return any(place.kind is HoldKind.BINDING for place in self._places.of(pod.uid))
 
         with self._held.writing():
-            return self._pods.muster(key, asking, is_binding)
+            return self._pods.gang_members(key, asking, is_binding)
 
     def version(self) -> int:
-        """Return a number that increases with every change of what is held, or free."""
+        """Return a number that increases with every change of the held places or the free GPUs."""
         self._held.end_due()
         return self._held.published.version
 
@@ -235,7 +235,7 @@ class SchedulerState:
         return Near(roster, mask)
 
     def trial(self, without: Set[str]) -> Trial:
-        """Return a copy of all that is held, but for what is held for some pods, to place those on."""
+        """Return a copy of all held places except those of the pods `without`, to place these pods on."""
         with self._held.writing():
             mine = {node for uid in without for node in nodes_of(self._places.of(uid))} & self._nodes.gpus.keys()
             version = self._held.fleet.version
@@ -251,8 +251,8 @@ class SchedulerState:
             avoided=list(self._nodes.avoided),
         )
 
-    def most_if_idle(self, there: Muster) -> int:
-        """Return how many of the pods of a gang that wait would find a place if nothing was held anywhere."""
+    def most_if_idle(self, members: GangMembers) -> int:
+        """Return how many of a gang's waiting pods would find a place if no pod held any."""
 
         def begin() -> Trial:
             with self._held.writing():
@@ -266,7 +266,7 @@ class SchedulerState:
                 holds_of=lambda _: (),
             )
 
-        return len(places_for(begin, there, {}, BestFit())[1])
+        return len(places_for(begin, members, {}, BestFit())[1])
 
     def _holds(self, node: str, without: Set[str]) -> list[Hold]:
         with self._held.writing():

@@ -117,12 +117,12 @@ class Notices:
         return self._clock.monotonic_ns() / 1e9
 
     def _said(self, pod: Pod) -> str:
-        there = self._state.muster(pod.gang.key) if pod.gang is not None else None
+        members = self._state.gang_members(pod.gang.key) if pod.gang is not None else None
         head = f"Waits for {pod.demand.asks} since {format_seconds(pod.created_ms)}."
-        if there is not None and there.needed:
+        if members is not None and members.needed:
             return (
-                f"{head} {there.gang.size} pods of its gang {there.gang.name} get their places together: "
-                f"{there.placed} have one, {len(there.waiting)} wait, {there.held_back} have a scheduling gate."
+                f"{head} {members.gang.size} pods of its gang {members.gang.name} get their places together: "
+                f"{members.placed} have one, {len(members.waiting)} wait, {members.held_back} have a scheduling gate."
             )
         snapshot = self._state.snapshot()
         ends = {other.uid: other.ends_ms for other in snapshot.pods if other.ends_ms}

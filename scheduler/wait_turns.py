@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
-from scheduler.gang_members import Muster, muster
+from scheduler.gang_members import GangMembers, gang_members
 from scheduler.held_places import HoldKind
 from scheduler.pods import Pod
 from scheduler.snapshot import Snapshot
@@ -20,7 +20,7 @@ class WaitTurn:
     """Pods that get room at the same time: one, or those of a gang that has not started."""
 
     pods: tuple[Pod, ...]
-    gang: Muster | None = None
+    gang: GangMembers | None = None
 
     @property
     def order(self) -> tuple[int, int, str]:
@@ -39,31 +39,31 @@ def turns(snapshot: Snapshot, scheduler: str) -> list[WaitTurn]:
     gangs = _gangs(snapshot, {pod.gang.key for pod in waiting if pod.gang is not None})
     found: dict[str, WaitTurn] = {}
     for pod in waiting:
-        there = gangs[pod.gang.key] if pod.gang is not None else None
-        if there is None or not there.needed:
+        members = gangs[pod.gang.key] if pod.gang is not None else None
+        if members is None or not members.needed:
             found[pod.uid] = WaitTurn((pod,))
-        elif there.is_complete and len(there.schedulers) == 1:
-            found[there.gang.key] = WaitTurn(there.waiting, there)
+        elif members.is_complete and len(members.schedulers) == 1:
+            found[members.gang.key] = WaitTurn(members.waiting, members)
     return sorted(found.values(), key=lambda turn: turn.order)
 
 
-def gang_of(snapshot: Snapshot, pod: Pod) -> Muster | None:
+def gang_of(snapshot: Snapshot, pod: Pod) -> GangMembers | None:
     """Return the pods of a pod's gang; None without one, or if it has started and the pod is placed separately."""
-    there = _gangs(snapshot, {pod.gang.key})[pod.gang.key] if pod.gang is not None else None
-    return there if there is not None and there.needed else None
+    members = _gangs(snapshot, {pod.gang.key})[pod.gang.key] if pod.gang is not None else None
+    return members if members is not None and members.needed else None
 
 
-def _gangs(snapshot: Snapshot, keys: Set[str]) -> dict[str, Muster]:
+def _gangs(snapshot: Snapshot, keys: Set[str]) -> dict[str, GangMembers]:
     """Return the pods of some gangs, by key."""
     if not keys:
         return {}
     binding = {place.pod.uid for place in snapshot.places if place.kind is HoldKind.BINDING}
-    members: dict[str, list[Pod]] = {}
+    pods_of: dict[str, list[Pod]] = {}
     for pod in snapshot.pods:
         if pod.gang is not None and pod.gang.key in keys:
-            members.setdefault(pod.gang.key, []).append(pod)
-    there = {key: muster(pods, lambda pod: pod.uid in binding) for key, pods in members.items()}
-    return {key: found for key, found in there.items() if found is not None}
+            pods_of.setdefault(pod.gang.key, []).append(pod)
+    members = {key: gang_members(pods, lambda pod: pod.uid in binding) for key, pods in pods_of.items()}
+    return {key: found for key, found in members.items() if found is not None}
 
 
 def order(pod: Pod) -> tuple[int, int, str]:

@@ -118,13 +118,13 @@ def main() -> None:
         searched[0] = 0
         for _ in range(options.gangs):
             state = cluster(rng, gpus, nodes, containers)
-            there = state.muster("bench/g")
-            assert there is not None
+            members = state.gang_members("bench/g")
+            assert members is not None
             begin = time.process_time()
-            found = places_for(partial(state.trial, {one.uid for one in there.waiting}), there, {}, state.policy)[1]
+            found = places_for(partial(state.trial, {one.uid for one in members.waiting}), members, {}, state.policy)[1]
             took.append((time.process_time() - begin) * 1000)
-            pods += there.needed
-            placed += len(found) == there.needed
+            pods += members.needed
+            placed += len(found) == members.needed
         print(
             f"| {gpus * nodes} on {nodes} nodes | {'1' if len(containers) == 1 else f'1–{max(containers)}'} "
             f"| {pods / options.gangs:.0f} | {options.gangs - searched[0]} | {placed} of {options.gangs} "

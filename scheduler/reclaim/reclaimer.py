@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from scheduler.gang_members import Muster
+from scheduler.gang_members import GangMembers
 from scheduler.gang_places import places_for
 from scheduler.held_places import HoldKind
 from scheduler.node_fit import fields_judged
@@ -115,11 +115,11 @@ class Reclaimer:
         else:
             self._invite(alone)
 
-    def _gangs(self, waiting: list[Pod]) -> dict[str, Muster]:
+    def _gangs(self, waiting: list[Pod]) -> dict[str, GangMembers]:
         """Return the gangs of waiting pods that have not started: their pods are not served one by one."""
         keys = dict.fromkeys(pod.gang.key for pod in waiting if pod.gang is not None)
-        there = {key: self._state.muster(key) for key in keys}
-        return {key: found for key, found in there.items() if found is not None and found.needed}
+        members = {key: self._state.gang_members(key) for key in keys}
+        return {key: found for key, found in members.items() if found is not None and found.needed}
 
     def _invite(self, waiting: list[Pod]) -> None:
         """Nudge the pods for which there is room when no pod could give way."""
@@ -131,7 +131,7 @@ class Reclaimer:
             if known[shape]:
                 self._nudger.nudge(pod)
 
-    def _make_room(self, waiting: list[Pod], gangs: list[Muster]) -> None:
+    def _make_room(self, waiting: list[Pod], gangs: list[GangMembers]) -> None:
         """Serve pods and gangs one after the other, in the order of priority; a gang has the place of its first pod."""
         now, changes = self._clock.monotonic_ns(), self._state.changes()
         count = len(waiting) + sum(len(gang.waiting) for gang in gangs)
@@ -218,7 +218,7 @@ class Reclaimer:
             picture = self._look_around()
         return picture
 
-    def _may_serve(self, gang: Muster, held: Set[str]) -> bool:
+    def _may_serve(self, gang: GangMembers, held: Set[str]) -> bool:
         """Whether room may be made for a gang: all are there, have waited and are in budget, and none has a place."""
         return (
             gang.is_complete
@@ -226,7 +226,7 @@ class Reclaimer:
             and not any(pod.uid in held for pod in gang.waiting)
         )
 
-    def _serve_gang(self, gang: Muster, picture: Picture) -> Picture | None:
+    def _serve_gang(self, gang: GangMembers, picture: Picture) -> Picture | None:
         """Make room for as many pods of a gang as it needs, or for none; return None if the picture has changed."""
         for _ in range(CHOICES):
             places = picture.choose_all(gang.waiting, gang.needed)
@@ -254,7 +254,7 @@ class Reclaimer:
             picture = self._look_around()
         return picture
 
-    def _would_start(self, gang: Muster, leaving: frozenset[str]) -> bool:
+    def _would_start(self, gang: GangMembers, leaving: frozenset[str]) -> bool:
         """Whether the search that starts the gang, which goes its own way, finds places without the pods `leaving`."""
         begin = partial(self._state.trial, leaving | {pod.uid for pod in gang.waiting})
         return len(places_for(begin, gang, {}, self._state.policy)[1]) >= gang.needed
