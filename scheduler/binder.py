@@ -80,7 +80,7 @@ class Binder:
                 return f"node {node}: {not_now}"
             if pod.gang is not None:
                 with self._fence.held():  # so that only the Bindings can fail once all have arrived
-                    self._gangs.come(pod, node)
+                    self._gangs.wait_for_gang(pod, node)
             with self._fence.held() as term:
                 return self._give(args, pod, term)
         except (NoPlace, NotHolder) as error:

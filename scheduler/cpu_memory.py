@@ -106,8 +106,8 @@ def comes_with_its_node(pod: Mapping[str, Any]) -> bool:
     return any(owner.get("kind") == "DaemonSet" for owner in owners)
 
 
-class Beside:
-    """Sums by node. The caller locks it."""
+class CpuMemoryUse:
+    """Each node's capacity, and the sum of its pods' requests. The caller locks it."""
 
     def __init__(self) -> None:
         self._offered: dict[str, Amount] = {}

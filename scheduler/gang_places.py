@@ -28,7 +28,7 @@ from slicekeeper.names import MIG
 
 
 @dataclass(frozen=True)
-class Near:
+class OfferedNodes:
     """The nodes that kube-scheduler offered for a pod, by the rows of one roster."""
 
     roster: Roster
@@ -49,11 +49,11 @@ class Trial:
         holds_of: Callable[[str], Sequence[Hold]],
         version: int = 0,
         avoided: Iterable[str] = (),
-        minds_beside: bool = False,
+        checks_cpu_memory: bool = False,
     ) -> None:
         """`holds_of` returns what is held on a node without the trial; nodes of `avoided` come last.
 
-        With `minds_beside`, nodes must have the free CPU and memory, as kube-scheduler sees to for nodes it offers.
+        With `checks_cpu_memory`, nodes must have enough free CPU and memory; kube-scheduler checks that itself.
         """
         self._fleet = fleet
         self.version = version
@@ -65,17 +65,17 @@ class Trial:
         self._holds_of = holds_of
         self._avoided = [row for row in map(fleet.row, avoided) if row >= 0]
         self._held: dict[str, list[Hold]] = {}
-        self._minds_beside = minds_beside
+        self._checks_cpu_memory = checks_cpu_memory
 
-    def place(self, pods: Iterable[Pod], near: Mapping[str, Near], policy: Policy) -> list[tuple[Pod, Hold]]:
+    def place(self, pods: Iterable[Pod], offers: Mapping[str, OfferedNodes], policy: Policy) -> list[tuple[Pod, Hold]]:
         """Place pods one after the other, each where it is cheapest now; return those that found a place.
 
-        A pod that is not in `near`, by its UID, may use the nodes that admit it by their own fields.
+        A pod that is not in `offers`, by its UID, may use the nodes that admit it by their own fields.
         """
         found: list[tuple[Pod, Hold]] = []
         for pod in pods:
             judged, _ = self._prices.survey(self._fleet.publish(), pod.demand, policy)
-            row = self._cheapest(judged, pod, near.get(pod.uid))
+            row = self._cheapest(judged, pod, offers.get(pod.uid))
             if row is not None:
                 node = self._roster.names[row]
                 view = self._fleet.view([node], pod.demand)
@@ -83,7 +83,7 @@ class Trial:
                 found.append((pod, self._take(pod, row, gpus)))
         return found
 
-    def fewest_places_first(self, pods: Sequence[Pod], near: Mapping[str, Near], policy: Policy) -> list[Pod]:
+    def fewest_places_first(self, pods: Sequence[Pod], offers: Mapping[str, OfferedNodes], policy: Policy) -> list[Pod]:
         """Return pods in the order of how many nodes each may use now, those that come first in `pods` among equals.
 
         A pod that may be anywhere must not take the only place of one that may not.
@@ -91,7 +91,7 @@ class Trial:
         known: dict[tuple[Demand, int], int] = {}
 
         def places(pod: Pod) -> int:
-            offered = near.get(pod.uid)
+            offered = offers.get(pod.uid)
             shape = pod.demand, id(offered)
             if shape not in known:
                 fits = self._prices.survey(self._fleet.publish(), pod.demand, policy)[0].fits[: len(self._roster.names)]
@@ -102,7 +102,9 @@ class Trial:
 
         return sorted(pods, key=places)
 
-    def place_together(self, pods: Sequence[Pod], near: Mapping[str, Near], policy: Policy) -> list[tuple[Pod, Hold]]:
+    def place_together(
+        self, pods: Sequence[Pod], offers: Mapping[str, OfferedNodes], policy: Policy
+    ) -> list[tuple[Pod, Hold]]:
         """Search for places for all of some pods at any price; return them, or nothing if none were found.
 
         For pods of which some found no place one after the other. Pods with an affinity or with different exclusions
@@ -118,7 +120,7 @@ class Trial:
         """For each GPU of a row, the bits of the pods that may be there."""
         asked: list[tuple[int, Demand]] = []
         for pod in pods:
-            offered = near.get(pod.uid)
+            offered = offers.get(pod.uid)
             kind = pod.demand, id(offered), "" if self._is_of_roster(offered) else fields_judged(pod.waiting or {})
             if kind not in bits:
                 if len(bits) == SEARCH_DEMANDS:
@@ -141,31 +143,31 @@ class Trial:
         found = place_together(nodes, asked, StepBudget(SEARCH_STEPS[0] + SEARCH_STEPS[1] * len(pods))) or ()
         return [(pod, self._take(pod, int(rows[at]), gpus)) for pod, (at, gpus) in zip(pods, found, strict=False)]
 
-    def _cheapest(self, judged: Survey, pod: Pod, near: Near | None) -> int | None:
-        return next(self._open(judged.fits, judged.price, pod, near), None)
+    def _cheapest(self, judged: Survey, pod: Pod, offered: OfferedNodes | None) -> int | None:
+        return next(self._open(judged.fits, judged.price, pod, offered), None)
 
-    def _open(self, fits: Bools, price: Ints, pod: Pod, near: Near | None) -> Iterator[int]:
+    def _open(self, fits: Bools, price: Ints, pod: Pod, offered: OfferedNodes | None) -> Iterator[int]:
         """Yield the rows of nodes that fit and are open to a pod, the cheapest first, those to avoid last."""
         fits = fits[: len(self._roster.names)]
-        known = near is not None and self._is_of_roster(near)
-        if near is not None and known:
-            fits = fits & near.rows[: len(fits)]
+        known = self._is_of_roster(offered)
+        if offered is not None and known:
+            fits = fits & offered.rows[: len(fits)]
         rows = np.flatnonzero(fits)
         last = np.isin(rows, self._avoided)
         for index in np.lexsort((self._roster.rank[rows], price[rows], last)).tolist():
             row = int(rows[index])
             facts = self._facts.get(self._roster.names[row])
-            if (known or (facts is not None and admits(facts, pod.waiting or {}))) and self._has_beside(pod, row):
+            if (known or (facts is not None and admits(facts, pod.waiting or {}))) and self._has_cpu_memory(pod, row):
                 yield row
 
-    def _has_beside(self, pod: Pod, row: int) -> bool:
-        if not self._minds_beside:
+    def _has_cpu_memory(self, pod: Pod, row: int) -> bool:
+        if not self._checks_cpu_memory:
             return True
-        cpu, ram = self._fleet.publish().beside(self._roster.names[row])
+        cpu, ram = self._fleet.publish().cpu_memory(self._roster.names[row])
         return pod.demand.cpu_milli / 1000 <= cpu and pod.demand.ram_mib <= ram
 
-    def _is_of_roster(self, near: Near | None) -> bool:
-        return near is not None and near.roster is self._roster
+    def _is_of_roster(self, offered: OfferedNodes | None) -> bool:
+        return offered is not None and offered.roster is self._roster
 
     def _take(self, pod: Pod, row: int, gpus: Sequence[int]) -> Hold:
         """Hold GPUs of a row for a pod, by the columns of its slices."""
@@ -175,14 +177,14 @@ class Trial:
         hold, _ = chosen_hold(pod, node, [uuids[column] for column in gpus])
         mine = self._held.setdefault(node, [])
         mine.append(hold)
-        cpu, ram = fleet.beside(node)
+        cpu, ram = fleet.cpu_memory(node)
         self._fleet.set(node, gpu_rows(self._gpus_of(node), [*self._holds_of(node), *mine]))
-        self._fleet.set_beside(node, cpu - pod.demand.cpu_milli / 1000, ram - pod.demand.ram_mib)
+        self._fleet.set_cpu_memory(node, cpu - pod.demand.cpu_milli / 1000, ram - pod.demand.ram_mib)
         return hold
 
 
 def places_for(
-    begin: Callable[[], Trial], members: GangMembers, near: Mapping[str, Near], policy: Policy
+    begin: Callable[[], Trial], members: GangMembers, offers: Mapping[str, OfferedNodes], policy: Policy
 ) -> tuple[int, list[tuple[Pod, Hold]]]:
     """Return places for as many pods as a gang needs or more, or for fewer, and the version they were found on.
 
@@ -192,18 +194,18 @@ def places_for(
     """
     waiting, needed = list(members.waiting), min(members.needed, len(members.waiting))
     trial = begin()
-    orders = [trial.fewest_places_first(waiting, near, policy), waiting]
+    orders = [trial.fewest_places_first(waiting, offers, policy), waiting]
     if len(waiting) > needed:
         orders.append(waiting[::-1])
-    found = trial.place(orders[0], near, policy)
+    found = trial.place(orders[0], offers, policy)
     for tried, order in enumerate(orders[1:], 1):
         if len(found) >= needed:
             return trial.version, found
         if order not in orders[:tried]:
             trial = begin()
-            found = max(found, trial.place(order, near, policy), key=len)
+            found = max(found, trial.place(order, offers, policy), key=len)
     demands = {pod.demand for pod in waiting}
     if len(found) < needed and (len(demands) > 1 or any(demand.is_unequal for demand in demands)):
         trial = begin()
-        found = trial.place_together(waiting[-needed:], near, policy) or found
+        found = trial.place_together(waiting[-needed:], offers, policy) or found
     return trial.version, found

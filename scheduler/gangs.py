@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from scheduler.gang_members import GangMembers
-from scheduler.gang_places import Near, places_for
+from scheduler.gang_places import OfferedNodes, places_for
 from scheduler.gang_turns import REST, Turns
 from scheduler.pending_bindings import NoPlace
 from scheduler.pods import Hold, Pod
@@ -42,7 +42,7 @@ LONGEST_PAUSE: Final = 8
 """A gang whose places are not used is skipped for at most this many hold times."""
 
 FORGET_SECONDS: Final = 600.0
-"""kube-scheduler tries every pod again within 5 minutes; a gang of which it asks no more is another process's."""
+"""kube-scheduler tries every pod again within 5 minutes: if it stops asking for a gang, another process serves it."""
 
 TRIES: Final = 3
 """How often places are searched for if nodes change before they can be reserved."""
@@ -57,7 +57,7 @@ class _Plan:
 
     holds: dict[str, Hold]
     until_ns: int
-    come: set[str] = field(default_factory=set)
+    arrived: set[str] = field(default_factory=set)
     """Pods whose bind has arrived."""
     is_open: bool = False
 
@@ -66,9 +66,9 @@ class _Plan:
 class _KnownGang(BackOff):
     """The state of one gang, and how often its places were kept in vain."""
 
-    near: dict[str, Near] = field(default_factory=dict)
+    offered: dict[str, OfferedNodes] = field(default_factory=dict)
     """The nodes that kube-scheduler last offered for each pod."""
-    latest: Near | None = None
+    latest: OfferedNodes | None = None
     """Those of the last call: most pods of a gang are offered the same nodes, which are stored once."""
     plan: _Plan | None = None
     failed: tuple[int, frozenset[str]] | None = None
@@ -118,31 +118,34 @@ class Gangs:
 
         Raises BadRequest.
         """
-        near = self._state.near(names)
+        offered = self._state.offered_nodes(names)
         with self._changed:
             members = self._members(pod)
             if members is None:
                 return "", "its gang is gone"
             known = self._known.setdefault(members.gang.key, _KnownGang())
             known.asked_at = time.monotonic()
-            before = known.near.get(pod.uid)
-            near = next((kept for kept in (before, known.latest) if kept is not None and _is_same(kept, near)), near)
-            if near is not before:
+            before = known.offered.get(pod.uid)
+            stored = (kept for kept in (before, known.latest) if kept is not None and _is_same(kept, offered))
+            offered = next(stored, offered)
+            if offered is not before:
                 known.failed = None
-            known.near[pod.uid] = known.latest = near
+            known.offered[pod.uid] = known.latest = offered
             self._settle(known, members)
             plan = known.plan
             hold = plan.holds.get(pod.uid) if plan else None
-            if plan is not None and hold is not None and not plan.is_open and not _is_near(near, hold):
+            if plan is not None and hold is not None and not plan.is_open and not _is_offered(offered, hold):
                 self._release(known)  # kube-scheduler rejects that node: all search again
             reason = self._find(known, members)
             plan = known.plan
             hold = plan.holds.get(pod.uid) if plan else None
             if hold is not None:
-                return (hold.node, "") if _is_near(near, hold) else ("", f"{_named(members)} keeps a place elsewhere")
+                if not _is_offered(offered, hold):
+                    return "", f"{_named(members)} keeps a place elsewhere"
+                return hold.node, ""
             return "", reason or f"{_named(members)} has its places, and this pod comes when it has started"
 
-    def come(self, pod: Pod, node: str) -> None:
+    def wait_for_gang(self, pod: Pod, node: str) -> None:
         """Wait until a pod may be bound: until enough binds of its gang have arrived. Raises NoPlace."""
         give_up = time.monotonic() + self._barrier
         with self._changed:
@@ -156,8 +159,8 @@ class Gangs:
             hold = plan.holds.get(pod.uid) if plan is not None else None
             if known is None or plan is None or hold is None or hold.node != node:
                 raise NoPlace(f"{_named(members)} keeps no place here for this pod; it is tried again")
-            if pod.uid not in plan.come:
-                plan.come.add(pod.uid)
+            if pod.uid not in plan.arrived:
+                plan.arrived.add(pod.uid)
                 self._keep(plan)
             self._wait_for_others(pod, known, plan, members, give_up)
 
@@ -203,13 +206,13 @@ class Gangs:
                 del self._known[key]
                 self._turns.leave(key)
                 return []
-            known.near = {pod.uid: known.near[pod.uid] for pod in members.waiting if pod.uid in known.near}
+            known.offered = {pod.uid: known.offered[pod.uid] for pod in members.waiting if pod.uid in known.offered}
             self._settle(known, members)
             self._find(known, members)
             plan = known.plan
             if plan is None:
                 return []
-            return [pod for pod in members.waiting if pod.uid in plan.holds and pod.uid not in plan.come]
+            return [pod for pod in members.waiting if pod.uid in plan.holds and pod.uid not in plan.arrived]
 
     def stop(self) -> None:
         """Release all waiting binds."""
@@ -227,7 +230,7 @@ class Gangs:
             members = self._members(pod) or members
             if plan is not known.plan and members.needed:
                 raise NoPlace(f"{_named(members)} has lost its places; it is tried again")
-            came = len(plan.come & {member.uid for member in members.waiting})
+            came = len(plan.arrived & {member.uid for member in members.waiting})
             if not plan.is_open and came >= members.needed:
                 plan.is_open = True
                 self._keep(plan)
@@ -266,7 +269,7 @@ class Gangs:
             known.put_off(plan.until_ns, self._hold_ns, LONGEST_PAUSE)
             known.times += 1
             known.said = (
-                f"{_named(members)}: its places were kept and only {len(plan.come)} of {len(plan.holds)} pods took "
+                f"{_named(members)}: its places were kept and only {len(plan.arrived)} of {len(plan.holds)} pods took "
                 "them; it is tried again later"
             )
             log.info("%s", known.said)
@@ -303,7 +306,7 @@ class Gangs:
     def _search(self, known: _KnownGang, members: GangMembers, uids: frozenset[str]) -> str:
         """Search for places for all waiting pods, and reserve them; return why there are none."""
         for _ in range(TRIES):
-            version, seats = places_for(partial(self._state.trial, uids), members, known.near, self._state.policy)
+            version, seats = places_for(partial(self._state.trial, uids), members, known.offered, self._state.policy)
             if len(seats) < members.needed:
                 if self._state.drop_old_expectations():
                     continue
@@ -334,13 +337,13 @@ class Gangs:
         return f"{_named(members)} waits for room for all: {members.needed - found} of {members.needed} pods have none"
 
 
-def _is_same(one: Near, other: Near) -> bool:
+def _is_same(one: OfferedNodes, other: OfferedNodes) -> bool:
     return one.roster is other.roster and np.array_equal(one.rows, other.rows)
 
 
-def _is_near(near: Near, hold: Hold) -> bool:
-    row = near.roster.row(hold.node)
-    return row >= 0 and bool(near.rows[row])
+def _is_offered(offered: OfferedNodes, hold: Hold) -> bool:
+    row = offered.roster.row(hold.node)
+    return row >= 0 and bool(offered.rows[row])
 
 
 def _named(members: GangMembers) -> str:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from scheduler.cpu_memory import Beside, Entry
+from scheduler.cpu_memory import CpuMemoryUse, Entry
 from scheduler.held_places import FIRM, NEVER, HoldKind, Place, Places
 from scheduler.known_pods import KnownPods
 from scheduler.nodes import Nodes
@@ -31,13 +31,13 @@ class Held:
         self.nodes = Nodes()
         self.pods = KnownPods()
         self.places = Places()
-        self.beside = Beside()
+        self.cpu_memory = CpuMemoryUse()
         self.fleet = Fleet()
         self.published: FleetVersion = self.fleet.publish()
         """The fleet after the last change that is complete."""
-        self.stirred: set[str] = set()
+        self.changed_nodes: set[str] = set()
         """Nodes that have changed since the reclaimer asked, or pods on them."""
-        self.stirs = 0
+        self.unpublished_changes = 0
         """Increases with every change that leaves the arrays as they are."""
         self._next_end_ns = NEVER
 
@@ -74,14 +74,14 @@ class Held:
         if _taken(before) != _taken(places):
             self.refresh(changed)
         elif changed:  # as much is free as before, so prices stay valid without a new version
-            self.stir(changed)
+            self.mark_changed(changed)
             for node in changed:
                 self.recount(node)
 
-    def stir(self, nodes: Iterable[str]) -> None:
+    def mark_changed(self, nodes: Iterable[str]) -> None:
         """Record a change that leaves as much free as before."""
-        self.stirs += 1
-        self.stirred.update(nodes)
+        self.unpublished_changes += 1
+        self.changed_nodes.update(nodes)
 
     def drop_places(self, uid: str, unwanted: Unwanted) -> None:
         """Drop some of the places that are held for a pod."""
@@ -90,7 +90,7 @@ class Held:
     def refresh(self, nodes: Iterable[str]) -> None:
         """Compute nodes' rows again from their GPUs and all that is held there."""
         for node in nodes:
-            self.stirred.add(node)
+            self.changed_nodes.add(node)
             self._fill(self.fleet, node, None)
 
     def place(self, kind: HoldKind, pod: Pod, node: str, columns: Iterable[int]) -> Place:
@@ -99,14 +99,14 @@ class Held:
         hold, gpus = chosen_hold(pod, node, [uuids[column] for column in columns])
         return Place(kind, pod, hold, gpus=gpus)
 
-    def put_beside(self, uid: str, entry: Entry | None) -> None:
+    def put_cpu_memory(self, uid: str, entry: Entry | None) -> None:
         """Record the CPU and memory of a bound pod; None if it uses none any more."""
-        for node in self.beside.put(uid, entry):
+        for node in self.cpu_memory.put(uid, entry):
             self.recount(node)
 
     def recount(self, node: str) -> None:
         """Compute a node's free CPU and memory again."""
-        self._fill_beside(self.fleet, node, None)
+        self._fill_cpu_memory(self.fleet, node, None)
 
     def fleet_without(self, nodes: Iterable[str], ignored: Unwanted, *, uid: str = "") -> Fleet:
         """Return the fleet as it would be without some of the places that are held on `nodes`.
@@ -130,9 +130,9 @@ class Held:
             fleet.remove(node)
             return
         fleet.set(node, gpu_rows(gpus, here))
-        self._fill_beside(fleet, node, ignored)
+        self._fill_cpu_memory(fleet, node, ignored)
 
-    def _fill_beside(self, fleet: Fleet, node: str, ignored: Unwanted | None) -> None:
+    def _fill_cpu_memory(self, fleet: Fleet, node: str, ignored: Unwanted | None) -> None:
         """Compute a node's free CPU and memory; pods that are about to be bound there count already."""
         if node not in fleet:
             return
@@ -141,7 +141,7 @@ class Held:
             for place in self.places.on(node)
             if self.places.is_passing(place.pod.uid) and (ignored is None or not ignored(place))
         )
-        fleet.set_beside(node, *self.beside.free(node, coming))
+        fleet.set_cpu_memory(node, *self.cpu_memory.free(node, coming))
 
 
 def _taken(places: Sequence[Place]) -> list[tuple[Hold, bool]]:

@@ -30,7 +30,7 @@ class Snapshot:
     nodes: dict[str, tuple[NodeFacts, tuple[inventory.Gpu, ...]]]
     pods: list[Pod]
     places: list[Place]
-    beside: dict[str, tuple[float, float]]
+    cpu_memory: dict[str, tuple[float, float]]
     """The free cores and MiB of each node, infinite if unknown."""
 
     def views(self) -> dict[str, NodeView]:

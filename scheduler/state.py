@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from scheduler.gang_members import GangMembers
-from scheduler.gang_places import Near, Trial, places_for
+from scheduler.gang_places import OfferedNodes, Trial, places_for
 from scheduler.held_gpus import Held
 from scheduler.held_places import FIRM, HoldKind, Place, is_tentative, nodes_of
 from scheduler.node_finder import Cheapest, Finder, Found
@@ -226,13 +226,13 @@ class SchedulerState:
         self._held.end_due()
         return self._held.published.version
 
-    def near(self, names: bytes) -> Near:
+    def offered_nodes(self, names: bytes) -> OfferedNodes:
         """Return the nodes of a JSON list. Raises BadRequest."""
         roster = self._finder.roster(self._held.published)
         rows, _ = roster.rows(names)
         mask = np.zeros(len(roster.names), np.bool_)
         mask[rows] = True
-        return Near(roster, mask)
+        return OfferedNodes(roster, mask)
 
     def trial(self, without: Set[str]) -> Trial:
         """Return a copy of all held places except those of the pods `without`, to place these pods on."""
@@ -317,12 +317,12 @@ class SchedulerState:
         return self._pods.waiting()
 
     def may_yield(self) -> bool:
-        """Whether any pod could give way, or is on its way out."""
+        """Whether any pod could give way, or is terminating."""
         return self._pods.may_yield()
 
     def changes(self) -> int:
         """Return a number that increases with every change of nodes, pods or places."""
-        return self._held.stirs + self._held.published.version
+        return self._held.unpublished_changes + self._held.published.version
 
     def fits_now(self, pod: Pod) -> bool:
         """Whether the pod would fit on a node that admits it if it came now, as `find` would judge."""
@@ -336,15 +336,16 @@ class SchedulerState:
         known = (self._nodes.facts.get(name) for name in fitting)
         return any(facts is not None and admits(facts, pod.waiting or {}) for facts in known)
 
-    def stirred(self, *, everything: bool) -> dict[str, NodeView | None]:
+    def changed_nodes(self, *, everything: bool) -> dict[str, NodeView | None]:
         """Return the nodes that have changed since the last call, or all of them.
 
-        None: neither its GPUs are in sight nor has it a pod with an affinity label, which others have to join.
+        None: the node shows no GPUs, and has no pod with an affinity label that others have to join.
         """
         with self._held.writing():
-            stirred = self._held.stirred
-            names = stirred | self._nodes.gpus.keys() | self._places.nodes() if everything else stirred
-            self._held.stirred = set()
+            names = self._held.changed_nodes
+            if everything:
+                names = names | self._nodes.gpus.keys() | self._places.nodes()
+            self._held.changed_nodes = set()
             return {name: self._view(name) for name in names}
 
     def places_of(self, uids: Iterable[str]) -> list[Place]:
@@ -357,7 +358,7 @@ class SchedulerState:
         with self._held.writing():
             nodes, pods, places = self._nodes.with_gpus(), self._pods.every(), self._places.every()
             fleet = self._held.published
-        return Snapshot(nodes, pods, places, {name: fleet.beside(name) for name in nodes})
+        return Snapshot(nodes, pods, places, {name: fleet.cpu_memory(name) for name in nodes})
 
     def reserve(self, pod: Pod, hold: Hold) -> bool:
         """Keep a place for a waiting pod, instead of one kept before; return False if it is not waiting any more."""

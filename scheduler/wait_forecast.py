@@ -90,7 +90,7 @@ class StartForecast(NodesForPod):
         fleet = self._fleet.idle()
         for name, (facts, _) in self._snapshot.nodes.items():
             if facts.offered is not None:
-                fleet.set_beside(name, facts.offered[0] / 1000, facts.offered[1])
+                fleet.set_cpu_memory(name, facts.offered[0] / 1000, facts.offered[1])
         return fleet
 
     @cached_property
@@ -106,7 +106,7 @@ class StartForecast(NodesForPod):
             facts={name: facts for name, (facts, _) in nodes.items()},
             gpus_of=lambda node: nodes[node][1],
             holds_of=lambda node: list(holds_of(node)),
-            minds_beside=True,
+            checks_cpu_memory=True,
         )
 
     def forecast(self, turns: Sequence[WaitTurn], ends: Mapping[str, int], now_ms: int) -> Expected | None:
@@ -133,7 +133,7 @@ class StartForecast(NodesForPod):
             changed = {where}
             self._held[where].pop(uid, None)
             if uid in known:
-                self._use_beside(known[uid], where, -1)
+                self._use_cpu_memory(known[uid], where, -1)
             self._count(where)
         return None
 
@@ -157,7 +157,7 @@ class StartForecast(NodesForPod):
                 if pod.uid == self.pod.uid:
                     return hold.node
                 self._held[hold.node][pod.uid] = hold
-                self._use_beside(pod, hold.node, 1)
+                self._use_cpu_memory(pod, hold.node, 1)
                 self._count(hold.node)
                 seconds = pod.spec.get("activeDeadlineSeconds")
                 own = at_ms + seconds * MS_PER_SECOND if isinstance(seconds, int) else None
@@ -196,17 +196,17 @@ class StartForecast(NodesForPod):
 
     def _best(self, pod: Pod, nodes: Set[str]) -> Hold | None:
         """Return what a pod would hold on the cheapest of some nodes, None if it fits on none."""
-        near = sorted(name for name in self._open_to(pod, nodes) if self._has_beside(pod, name))
-        result = survey(self._fleet.view(near, pod.demand), pod.demand, self._policy, reasons=False)
-        best = best_of(result.fits, result.price, np.arange(len(near)))
+        usable = sorted(name for name in self._open_to(pod, nodes) if self._has_cpu_memory(pod, name))
+        result = survey(self._fleet.view(usable, pod.demand), pod.demand, self._policy, reasons=False)
+        best = best_of(result.fits, result.price, np.arange(len(usable)))
         if best is None:
             return None
-        uuids = self._fleet.publish().uuids(near[best])
-        return chosen_hold(pod, near[best], [uuids[column] for column in result.gpus[best].tolist()])[0]
+        uuids = self._fleet.publish().uuids(usable[best])
+        return chosen_hold(pod, usable[best], [uuids[column] for column in result.gpus[best].tolist()])[0]
 
-    def _use_beside(self, pod: Pod, node: str, times: int) -> None:
-        cpu, ram = self._beside[node]
-        self._beside[node] = cpu - times * pod.demand.cpu_milli / 1000, ram - times * pod.demand.ram_mib
+    def _use_cpu_memory(self, pod: Pod, node: str, times: int) -> None:
+        cpu, ram = self._cpu_memory[node]
+        self._cpu_memory[node] = cpu - times * pod.demand.cpu_milli / 1000, ram - times * pod.demand.ram_mib
 
 
 def _shape(pod: Pod) -> tuple[Demand, str]:

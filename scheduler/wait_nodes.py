@@ -39,51 +39,52 @@ class NodesForPod:
                 self._held[node][place.pod.uid] = hold
             if hold.affinity:
                 affine.setdefault(node, []).append(hold)
-        self._beside = dict(snapshot.beside)
+        self._cpu_memory = dict(snapshot.cpu_memory)
         self._fleet = Fleet()
         for name, labelled in affine.items():
             gpus = snapshot.nodes[name][1] if name in snapshot.nodes else ()
             self._fleet.set_out_of_sight(name, labels_out_of_sight(gpus, labelled))
         for name in snapshot.nodes:
             self._count(name)
-        self.near = self._open_to(pod, snapshot.nodes)
+        self.open_nodes = self._open_to(pod, snapshot.nodes)
         """The nodes that are open to the pod."""
 
     def _count(self, node: str) -> None:
         self._fleet.set(node, gpu_rows(self._snapshot.nodes[node][1], self._held[node].values()))
-        self._fleet.set_beside(node, *self._beside[node])
+        self._fleet.set_cpu_memory(node, *self._cpu_memory[node])
 
     def _open_to(self, pod: Pod, nodes: Iterable[str]) -> list[str]:
         manifest = pod.waiting or {}
         return [name for name in nodes if admits(self._snapshot.nodes[name][0], manifest)]
 
-    def _has_beside(self, pod: Pod, node: str) -> bool:
+    def _has_cpu_memory(self, pod: Pod, node: str) -> bool:
         """Whether a node has enough CPU and memory left for a pod."""
-        cpu, ram = self._beside[node]
+        cpu, ram = self._cpu_memory[node]
         return pod.demand.cpu_milli / 1000 <= cpu and pod.demand.ram_mib <= ram
 
     def judge(self) -> Counter[Why]:
         """Return for each answer the number of nodes open to the pod to which it applies."""
-        return Counter(why for _, why in self._judged(self.pod, self.near))
+        return Counter(why for _, why in self._judged(self.pod, self.open_nodes))
 
     def _judged(self, pod: Pod, nodes: Sequence[str]) -> Iterator[tuple[str, Why]]:
         demand = pod.demand
         view = self._fleet.view(nodes, demand)
         for node, why in zip(nodes, survey(view, demand, self._policy).why.tolist(), strict=True):
             if why < Why.UUID and not self._snapshot.nodes[node][0].has(demand.cpu_milli, demand.ram_mib):
-                yield node, Why.LESS_BESIDE
-            elif why == Why.FITS and not self._has_beside(pod, node):
-                yield node, Why.BESIDE
+                yield node, Why.CPU_MEMORY_TOO_SMALL
+            elif why == Why.FITS and not self._has_cpu_memory(pod, node):
+                yield node, Why.CPU_MEMORY_TAKEN
             else:
                 yield node, Why(why)
 
     def closed(self) -> dict[str, Why]:
         """Return the answer for each node that is not open to the pod, as if it was."""
-        return dict(self._judged(self.pod, sorted(self._snapshot.nodes.keys() - set(self.near))))
+        return dict(self._judged(self.pod, sorted(self._snapshot.nodes.keys() - set(self.open_nodes))))
 
-    def most_beside(self) -> tuple[float, float]:
+    def most_cpu_memory(self) -> tuple[float, float]:
         """Return the most free cores, and the most free MiB, of a node on which GPUs are free for the pod."""
-        short = [self._beside[node] for node, why in self._judged(self.pod, self.near) if why is Why.BESIDE]
+        judged = self._judged(self.pod, self.open_nodes)
+        short = [self._cpu_memory[node] for node, why in judged if why is Why.CPU_MEMORY_TAKEN]
         return max(0.0, *(cpu for cpu, _ in short)), max(0.0, *(ram for _, ram in short))
 
     def sizes(self) -> list[tuple[int, int]]:
@@ -91,29 +92,31 @@ class NodesForPod:
 
         Of those that are open to the pod, or of all if none is.
         """
-        judged = self._judged(self.pod, self.near or list(self._snapshot.nodes))
-        offered = {self._snapshot.nodes[node][0].offered or (0, 0) for node, why in judged if why is Why.LESS_BESIDE}
+        judged = self._judged(self.pod, self.open_nodes or list(self._snapshot.nodes))
+        offered = {
+            self._snapshot.nodes[node][0].offered or (0, 0) for node, why in judged if why is Why.CPU_MEMORY_TOO_SMALL
+        }
         return sorted(
             (cpu, ram) for cpu, ram in offered if not any(cpu <= c and ram <= r for c, r in offered - {(cpu, ram)})
         )
 
     def gpus(self) -> list[list[Gpu]]:
         """Return the GPUs of each node that is open to the pod, or of all if none is, of the models that it accepts."""
-        nodes, models = self.near or self._snapshot.nodes, self.pod.demand.models
+        nodes, models = self.open_nodes or self._snapshot.nodes, self.pod.demand.models
         return [[gpu for gpu in self._snapshot.nodes[n][1] if is_wanted(gpu.model, models)] for n in nodes]
 
     def models(self) -> list[str]:
         """Return the models of the nodes that are open to the pod, or of all if none is."""
-        nodes = self.near or self._snapshot.nodes
+        nodes = self.open_nodes or self._snapshot.nodes
         return sorted({gpu.model for node in nodes for gpu in self._snapshot.nodes[node][1]})
 
     def fits(self, demand: Demand) -> bool:
         """Whether another demand would fit now on a node that is open to the pod, with as much CPU and memory."""
-        near = self._with_beside()
-        return bool(survey(self._fleet.view(near, demand), demand, self._policy, reasons=False).fits.any())
+        nodes = self._with_cpu_memory()
+        return bool(survey(self._fleet.view(nodes, demand), demand, self._policy, reasons=False).fits.any())
 
-    def _with_beside(self) -> list[str]:
-        return [node for node in self.near if self._has_beside(self.pod, node)]
+    def _with_cpu_memory(self) -> list[str]:
+        return [node for node in self.open_nodes if self._has_cpu_memory(self.pod, node)]
 
     def in_words(self, why: Counter[Why]) -> tuple[tuple[str, int], ...]:
         """Return the reasons and their nodes, including closed nodes."""
@@ -132,7 +135,7 @@ class NodesForPod:
 
         Each is computed with the other as requested, for a demand of one share.
         """
-        view = self._fleet.view(self._with_beside(), self.pod.demand)
+        view = self._fleet.view(self._with_cpu_memory(), self.pod.demand)
         piece = self.pod.demand.slices[0]
         if self.pod.demand.mode == MIG:
             free = [

@@ -33,8 +33,8 @@ def remedies(cluster: NodesForPod, why: Counter[Why]) -> Iterable[str]:
     ever = [node for node, reason in closed.items() if not reason.unresolvable]
     if is_stuck and not ever:
         yield from _changes(cluster, why or Counter(closed.values()))
-    elif why[Why.BESIDE]:
-        cpu, ram = cluster.most_beside()
+    elif why[Why.CPU_MEMORY_TAKEN]:
+        cpu, ram = cluster.most_cpu_memory()
         yield f"ask for less CPU or memory: where GPUs are free, at most cpu {cpu:g} and memory {ram:.0f}Mi are free"
     elif why[Why.COMPANY]:
         yield from _company(cluster)
@@ -116,7 +116,7 @@ def _changes(cluster: NodesForPod, why: Counter[Why]) -> Iterable[str]:
             yield (
                 f"ask for less on one node: the largest GPU{other} has {largest} MiB, the largest node {most} {gpu}{of}"
             )
-    if why[Why.LESS_BESIDE]:
+    if why[Why.CPU_MEMORY_TOO_SMALL]:
         there = " or ".join(f"cpu {cpu / 1000:g} with memory {ram}Mi" for cpu, ram in cluster.sizes())
         yield f"ask for no more CPU and memory than a node has ({there})"
     if why[Why.NO_SLICE]:

@@ -78,7 +78,7 @@ class Intake:
         # The slow part, outside the lock.
         entries = {_uid(obj): (entry_of(obj), self._wants_cores_alone(obj)) for obj in objects}
         with self._held.writing():
-            gone = self._held.beside.uids() - entries.keys() - self._pods.uids()
+            gone = self._held.cpu_memory.uids() - entries.keys() - self._pods.uids()
             for uid, (entry, cores_alone) in (entries | dict.fromkeys(gone, (None, False))).items():
                 self._take_other(uid, entry, cores_alone)
 
@@ -91,14 +91,14 @@ class Intake:
     def drop_other(self, uid: str) -> None:
         """Record that a bound pod that is not managed is gone, or has ended."""
         with self._held.writing():
-            self._held.put_beside(uid, None)
+            self._held.put_cpu_memory(uid, None)
 
     # Below, only while writing.
 
     def _take_node(self, node: node_objects.Node) -> None:
         name = node.facts.name
-        self._held.stirred.add(name)
-        more = self._held.beside.set_node(name, node.facts.offered)
+        self._held.changed_nodes.add(name)
+        more = self._held.cpu_memory.set_node(name, node.facts.offered)
         if self._nodes.put(node):
             self._held.refresh([name])
         elif more:
@@ -106,7 +106,7 @@ class Intake:
 
     def _drop_node(self, name: str) -> None:
         self._nodes.drop(name)
-        self._held.beside.set_node(name, None)
+        self._held.cpu_memory.set_node(name, None)
         self._held.refresh([name])
 
     def _take(self, pod: Pod | None, hold: Hold | None) -> None:
@@ -121,7 +121,7 @@ class Intake:
         self._change(pod.uid)
         self._pods.put(pod)
         taken = (pod.node, pod.demand.cpu_milli, pod.demand.ram_mib)
-        self._held.put_beside(pod.uid, taken if pod.node and not pod.finished else None)
+        self._held.put_cpu_memory(pod.uid, taken if pod.node and not pod.finished else None)
         if pod.finished:
             self._held.put(pod.uid, ())
         elif pod.node:
@@ -130,19 +130,19 @@ class Intake:
     def _lose(self, uid: str) -> None:
         self._change(uid)
         self._pods.forget(uid)
-        self._held.put_beside(uid, None)
+        self._held.put_cpu_memory(uid, None)
 
     def _change(self, uid: str) -> None:
-        self._held.stir(nodes_of(self._places.of(uid)))
+        self._held.mark_changed(nodes_of(self._places.of(uid)))
 
     def _wants_cores_alone(self, obj: ReadObject) -> bool:
         """Whether a pod that arrives takes cores beside GPUs and no GPU; needs nothing but the pod."""
         return not asks_for(obj, (self._resources.core, self._resources.memory)) and not comes_with_its_node(obj)
 
     def _take_other(self, uid: str, entry: Entry | None, cores_alone: bool) -> None:
-        if cores_alone and entry is not None and uid not in self._held.beside and entry[0] in self._held.fleet:
+        if cores_alone and entry is not None and uid not in self._held.cpu_memory and entry[0] in self._held.fleet:
             self._learner.arrivals.add_without_gpus()
-        self._held.put_beside(uid, entry)
+        self._held.put_cpu_memory(uid, entry)
 
 
 def _read_pod(obj: ReadObject, resources: Resources) -> tuple[Pod | None, Hold | None]:

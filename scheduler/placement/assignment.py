@@ -35,8 +35,8 @@ def _pieces(demand: Demand) -> list[Piece]:
         if last and piece.whole and last.whole and last.memory_mib == piece.memory_mib:
             pieces[-1] = replace(last, count=last.count + 1)
             continue
-        beside = (0.0, 0.0) if pieces else (demand.cpu_milli / 1000, float(demand.ram_mib))
-        pieces.append(Piece(piece.core, piece.memory_mib, piece.whole, 1, *beside))
+        cpu_memory = (0.0, 0.0) if pieces else (demand.cpu_milli / 1000, float(demand.ram_mib))
+        pieces.append(Piece(piece.core, piece.memory_mib, piece.whole, 1, *cpu_memory))
     return pieces
 
 

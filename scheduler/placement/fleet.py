@@ -137,7 +137,7 @@ class Fleet:
             [*(max(gpu.core, 0) for gpu in gpus), *none],
             [*(max(gpu.capacity if gpu.memory < 0 else gpu.memory, 0) for gpu in gpus), *none],
             [*(self._code(gpu) for gpu in gpus), *none],
-            block.numbers["beside"][at],
+            block.numbers["cpu_memory"][at],
             [*(gpu.healthy for gpu in gpus), *none],
             [*(gpu.idle for gpu in gpus), *none],
             [*(bool(gpu.exclusion) for gpu in gpus), *none],
@@ -149,12 +149,12 @@ class Fleet:
                 marks.append(Mark("exclusion", gpu.exclusion, column))
         self._mark(block, at, tuple(marks))
 
-    def set_beside(self, name: str, cpu: float, ram: float) -> None:
+    def set_cpu_memory(self, name: str, cpu: float, ram: float) -> None:
         """Set a known node's free cores and MiB."""
         row = self._rows[name]
-        if self._blocks[row // BLOCK].numbers["beside"][row % BLOCK].tolist() != [cpu, ram]:
+        if self._blocks[row // BLOCK].numbers["cpu_memory"][row % BLOCK].tolist() != [cpu, ram]:
             block, at = self._touch(row)
-            block.numbers["beside"][at] = cpu, ram
+            block.numbers["cpu_memory"][at] = cpu, ram
 
     def remove(self, name: str) -> None:
         """Forget a node."""
@@ -264,7 +264,7 @@ class Fleet:
             wider, old = _empty(columns), block.numbers
             for name in PER_GPU:
                 wider[name][:, : self._columns] = old[name]
-            for name in ("beside", "changed"):
+            for name in ("cpu_memory", "changed"):
                 wider[name] = old[name]
             self._blocks[at] = replace(block.copy(), numbers=wider)
         self._own = set(range(len(self._blocks)))
@@ -273,5 +273,5 @@ class Fleet:
 
 def _empty(columns: int) -> NDArray[np.void]:
     rows = np.zeros(BLOCK, records(columns))
-    rows["beside"] = np.inf
+    rows["cpu_memory"] = np.inf
     return rows

@@ -105,7 +105,7 @@ def records(columns: int) -> np.dtype[Any]:
     """Return what is kept of a row with so many GPUs. Padding is only at the end, because `states` compares bytes."""
     integers = [(name, np.int64, (columns,)) for name in PER_GPU[:4]]
     booleans = [(name, np.bool_, (columns,)) for name in PER_GPU[4:]]
-    fields: list[Any] = [("changed", np.int64), *integers, ("beside", np.float64, (2,)), *booleans]
+    fields: list[Any] = [("changed", np.int64), *integers, ("cpu_memory", np.float64, (2,)), *booleans]
     return np.dtype(fields, align=True)
 
 
@@ -160,10 +160,10 @@ class FleetVersion:
         there = block.sliced[at]
         return (*block.uuids[at], *(one.mig.uuid for one in there.rows)) if there is not None else block.uuids[at]
 
-    def beside(self, name: str) -> tuple[float, float]:
+    def cpu_memory(self, name: str) -> tuple[float, float]:
         """Return a node's free cores and MiB."""
         row = self.row_of[name]
-        cpu, ram = self.blocks[row // BLOCK].numbers["beside"][row % BLOCK]
+        cpu, ram = self.blocks[row // BLOCK].numbers["cpu_memory"][row % BLOCK]
         return float(cpu), float(ram)
 
     def has_friends(self, demand: Demand) -> bool:
@@ -194,8 +194,8 @@ class FleetVersion:
             admits=idle | self._marked("exclusion", label, rows) if label else ~found["labelled"],
             has_friends=has_friends or self.has_friends(demand),
             code=code,
-            cpu=found["beside"][:, 0],
-            ram=found["beside"][:, 1],
+            cpu=found["cpu_memory"][:, 0],
+            ram=found["cpu_memory"][:, 1],
             sliced=self._slices(rows) if self.sliced and demand.takes_slices else {},
         )
 

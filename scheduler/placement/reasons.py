@@ -16,7 +16,7 @@ class Why(IntEnum):
     FITS = 0
     FULL = 1
     COMPANY = 2
-    BESIDE = 3
+    CPU_MEMORY_TAKEN = 3
     UUID = 4
     MODEL = 5
     HEALTH = 6
@@ -24,7 +24,7 @@ class Why(IntEnum):
     NO_GPUS = 8
     DAMAGED = 9
     NO_SLICE = 10
-    LESS_BESIDE = 11
+    CPU_MEMORY_TOO_SMALL = 11
 
     @property
     def unresolvable(self) -> bool:
@@ -40,11 +40,11 @@ def explain(why: int, demand: Demand) -> str:
     return {
         Why.FULL: full,
         Why.COMPANY: f"GPUs are free, but affinity or sharing rules exclude them ({company_of(demand)})",
-        Why.BESIDE: (
+        Why.CPU_MEMORY_TAKEN: (
             f"GPUs are free, but not enough CPU or main memory (asked for: cpu {demand.cpu_milli / 1000:g}, "
             f"memory {demand.ram_mib}Mi)"
         ),
-        Why.LESS_BESIDE: (
+        Why.CPU_MEMORY_TOO_SMALL: (
             f"the node has less CPU or main memory than is asked for (cpu {demand.cpu_milli / 1000:g}, "
             f"memory {demand.ram_mib}Mi)"
         ),

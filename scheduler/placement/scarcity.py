@@ -67,7 +67,7 @@ class Scarcity:
         self._admitted = np.array([_admitted(most, model) for model in fleet.models], np.float32)
         gpus = Gpus.of(fleet.view_rows(np.arange(len(fleet.names)), Demand(())))
         admits = self._admitted[gpus.model, gpus.free()].sum(axis=1)
-        left = np.floor(self._places(admits, self._beside(gpus.cpu, gpus.ram))).sum(axis=0)
+        left = np.floor(self._places(admits, self._pods_by_cpu_memory(gpus.cpu, gpus.ram))).sum(axis=0)
         weight = np.array([kind.weight for kind in most])
         core = np.array([kind.core for kind in most])
         pods = weight / self._gpus / sum(kind.weight / kind.gpus for kind in kinds)
@@ -95,19 +95,19 @@ class Scarcity:
             now_free, then_free = free[rows, columns], after[np.arange(len(rows)), columns]
             then = before[rows] + self._admitted[changed, then_free] - self._admitted[changed, now_free]
         able = (gpus.capacity > 0).sum(axis=1, keepdims=True) >= self._gpus[: self._several]
-        now = self._worth(self._places(before, self._beside(gpus.cpu, gpus.ram)), able)
-        worth = self._worth(self._places(then, self._beside(cpu, ram)[rows]), able[rows])
+        now = self._worth(self._places(before, self._pods_by_cpu_memory(gpus.cpu, gpus.ram)), able)
+        worth = self._worth(self._places(then, self._pods_by_cpu_memory(cpu, ram)[rows]), able[rows])
         lost: Floats = (now[rows] - worth).astype(np.float64)
         return lost
 
-    def _beside(self, cpu: Floats, ram: Floats) -> Small:
-        """Return, by node and kind, how many pods cores and memory suffice for."""
+    def _pods_by_cpu_memory(self, cpu: Floats, ram: Floats) -> Small:
+        """Return for how many pods a node's cores and memory suffice (nodes × kinds)."""
         pods = np.minimum((cpu[:, None] + TINY) / self._cpu, (ram[:, None] + TINY) / self._ram)
-        beside: Small = np.maximum(pods, 0.0).astype(np.float32)
-        return beside
+        counts: Small = np.maximum(pods, 0.0).astype(np.float32)
+        return counts
 
-    def _places(self, on_gpus: Small, beside: Small) -> Small:
-        places: Small = np.minimum(on_gpus / self._gpus, beside)
+    def _places(self, on_gpus: Small, by_cpu_memory: Small) -> Small:
+        places: Small = np.minimum(on_gpus / self._gpus, by_cpu_memory)
         return places
 
     def _worth(self, places: Small, able: Bools) -> Small:

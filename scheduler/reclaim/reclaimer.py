@@ -263,7 +263,7 @@ class Reclaimer:
         """Return the picture as things are now; it is made again if it did not take the changes."""
         known, self._picture = self._picture, None
         picture = known or Picture(self._policy)
-        changed = self._state.stirred(everything=known is None)
+        changed = self._state.changed_nodes(everything=known is None)
         picture.take(changed, self._evictor.leaving(), self._evictor.blocked())
         self._picture = picture
         return picture

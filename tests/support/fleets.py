@@ -31,7 +31,7 @@ def fleet_of(nodes, cpu=64.0):
     made = Fleet()
     for name, cores in nodes.items():
         made.set(name, [row(f"{name}-{index}", core) for index, core in enumerate(cores)])
-        made.set_beside(name, cpu, cpu * 4096)
+        made.set_cpu_memory(name, cpu, cpu * 4096)
     return made
 
 

@@ -93,7 +93,7 @@ class World:
         read = read_pod(obj, Resources())
         try:
             if read.gang is not None:
-                self.gangs.come(read, on)
+                self.gangs.wait_for_gang(read, on)
             place = self.state.bindings.choose(read, on)
         except NoPlace:
             return None

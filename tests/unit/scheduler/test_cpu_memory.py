@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.cpu_memory import Beside, asked_by, entry_of, offered_by
+from scheduler.cpu_memory import CpuMemoryUse, asked_by, entry_of, offered_by
 
 
 def container(cpu=None, memory=None, **more):
@@ -74,7 +74,7 @@ def test_pods_count_from_their_binding_until_they_have_ended():
 def test_what_a_node_offers():
     assert offered_by({"status": {"allocatable": {"cpu": "95500m", "memory": "2Gi"}}}) == (95_500, 2048)
     assert offered_by({"status": {"allocatable": {"cpu": "4"}}}) is None
-    beside = Beside()
+    beside = CpuMemoryUse()
     assert beside.free("n", iter(())) == (float("inf"), float("inf"))
     assert beside.set_node("n", (4000, 1024))
     assert not beside.set_node("n", (4000, 1024))
@@ -89,7 +89,7 @@ ENTRIES = st.none() | st.tuples(st.sampled_from("nm"), st.integers(0, 3), st.int
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), ENTRIES)))
 def test_sums_are_those_of_the_pods_as_seen_last_whatever_repeats(events):
-    beside = Beside()
+    beside = CpuMemoryUse()
     last = {}
     for name in "nm":
         beside.set_node(name, (100_000, 100))

@@ -437,7 +437,7 @@ class Extender:
         read = read_pod(obj, self.state.resources)
         try:
             if read.gang is not None:
-                self.gangs.come(read, node)
+                self.gangs.wait_for_gang(read, node)
             place = self.state.bindings.choose(read, node)
         except NoPlace as error:
             return [str(error)]

@@ -11,9 +11,9 @@ from scheduler.pending_bindings import NoPlace
 def test_a_pod_that_arrives_where_it_was_expected_changes_no_price(state):
     assert placed(state, pod("a")) == ["n0"]
     version, changes = state.version(), state.changes()
-    state.stirred(everything=True)
+    state.changed_nodes(everything=True)
     state.bindings.choose(read(pod("a")), "n0")
-    assert state.stirred(everything=False).keys() == {"n0"}, "the reclaimer learns of it"
+    assert state.changed_nodes(everything=False).keys() == {"n0"}, "the reclaimer learns of it"
     state.bindings.bound("uid-a", "n0")
     state.intake.set_pod(pod("a", on="n0", gpus="n0-0"))
     assert state.counts() == {HoldKind.BOUND: 1}

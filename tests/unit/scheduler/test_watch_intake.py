@@ -16,14 +16,14 @@ from slicekeeper.config.settings import Resources
 def test_a_list_that_tells_nothing_new_stirs_no_node(state):
     pods = [pod("a", on="n0", gpus="n0-0", phase="Running"), pod("b", on="n1", gpus="n1-0", phase="Running")]
     state.intake.set_pods(pods)
-    state.stirred(everything=True)
+    state.changed_nodes(everything=True)
     state.intake.set_pods(pods)
-    assert state.stirred(everything=False) == {}
+    assert state.changed_nodes(everything=False) == {}
     pods[1] = pod("b", on="n1", gpus="n1-0", phase="Running", annotations={names.BUDGET_STATE: names.OVER_BUDGET})
     state.intake.set_pods(pods)
-    assert state.stirred(everything=False).keys() == {"n1"}
+    assert state.changed_nodes(everything=False).keys() == {"n1"}
     state.intake.set_pods(pods[1:])
-    assert state.stirred(everything=False).keys() == {"n0"}
+    assert state.changed_nodes(everything=False).keys() == {"n0"}
 
 
 def test_terminal_and_deleted_pods_free_their_place(state):

@@ -61,11 +61,11 @@ def test_expected_fill_leaves_gaps_that_others_can_use():
 def test_expected_fill_knows_that_a_gpu_without_cores_beside_it_is_worth_nothing():
     """Of two equal GPUs the one is taken whose node has no cores for others: this pod asks for nearly none."""
     fleet = fleet_of({"a": [100], "b": [100]})
-    fleet.set_beside("b", 2.0, 1e6)
+    fleet.set_cpu_memory("b", 2.0, 1e6)
     prices = judge(fleet, share(50, cpu=500), ExpectedFill(Mix(MIX), fleet.publish()))
     assert prices["b"] < prices["a"]
-    fleet.set_beside("a", 64.0, 2 * 4096.0)  # memory runs out as cores do
-    fleet.set_beside("b", 64.0, 1e6)
+    fleet.set_cpu_memory("a", 64.0, 2 * 4096.0)  # memory runs out as cores do
+    fleet.set_cpu_memory("b", 64.0, 1e6)
     prices = judge(fleet, share(50, cpu=500), ExpectedFill(Mix(MIX), fleet.publish()))
     assert prices["a"] < prices["b"]
 
@@ -83,8 +83,8 @@ def test_room_without_the_cores_is_none():
     """Neither node has room for the four GPUs of the others: the one with idle GPUs has no cores for them."""
     mix = [arrival(100, 0.6, cpu=0.0), arrival(100, 0.4, gpus=4, cpu=8.0)]
     fleet = fleet_of({"a": [100] * 4, "b": [100] * 4})
-    fleet.set_beside("a", 24.0, 1e6)
-    fleet.set_beside("b", 40.0, 1e6)
+    fleet.set_cpu_memory("a", 24.0, 1e6)
+    fleet.set_cpu_memory("b", 40.0, 1e6)
     prices = judge(fleet, share(100, cpu=0), ExpectedFill(Mix(mix), fleet.publish()))
     assert prices["a"] < prices["b"]
 

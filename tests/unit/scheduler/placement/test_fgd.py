@@ -28,7 +28,7 @@ def test_fgd_counts_pods_without_gpus_which_can_use_nothing_that_is_free():
 def test_of_equals_fgd_takes_the_node_that_is_left_with_the_least_cores_and_gpus():
     fleet = fleet_of({"few-cores": [100, 0], "more-cores": [100, 0], "more-gpus": [100, 100]})
     for node, cores in (("few-cores", 8.0), ("more-cores", 16.0), ("more-gpus", 8.0)):
-        fleet.set_beside(node, cores, 1e6)
+        fleet.set_cpu_memory(node, cores, 1e6)
     prices = judge(fleet, share(30, cpu=1000), FragmentationGradient(Mix([arrival(50, 1.0, cpu=1.0)]), fleet.publish()))
     assert len({price >> 32 for price in prices.values()}) == 1
     assert prices["few-cores"] < prices["more-cores"] < prices["more-gpus"]

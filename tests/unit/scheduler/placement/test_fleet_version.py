@@ -30,7 +30,7 @@ NAMES = st.sampled_from([f"n{i}" for i in range(3)])
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("set"), NAMES, GPUS),
-        st.tuples(st.just("beside"), NAMES, st.integers(0, 64)),
+        st.tuples(st.just("cpu_memory"), NAMES, st.integers(0, 64)),
         st.tuples(st.just("remove"), NAMES),
         st.tuples(st.just("publish")),
         st.tuples(st.just("branch"), NAMES, GPUS),
@@ -54,8 +54,8 @@ def test_a_version_never_changes_and_a_fleet_that_goes_its_own_way_changes_no_ot
     for kind, *what in steps:
         if kind == "set":
             fleet.set(*what)
-        elif kind == "beside" and what[0] in fleet:
-            fleet.set_beside(*what, 7.0)
+        elif kind == "cpu_memory" and what[0] in fleet:
+            fleet.set_cpu_memory(*what, 7.0)
         elif kind == "remove":
             fleet.remove(*what)
         elif kind == "branch":
@@ -77,8 +77,8 @@ def test_a_fleet_written_to_with_and_without_publishing_is_the_same(steps):
         for fleet in (quiet, loud):
             if kind == "set":
                 fleet.set(*what)
-            elif kind == "beside" and what[0] in fleet:
-                fleet.set_beside(*what, 7.0)
+            elif kind == "cpu_memory" and what[0] in fleet:
+                fleet.set_cpu_memory(*what, 7.0)
             elif kind == "remove":
                 fleet.remove(*what)
         loud.publish()

@@ -63,7 +63,7 @@ def test_a_vector_that_is_kept_up_equals_pricing_every_node(changes, policy, mos
                 more = {label: held} if cores[0] == 20 else {}
                 model = A100 if cores[-1] == 80 else T4
                 fleet.set(name, [replace(row(f"{name}-{i}", c, model), **more) for i, c in enumerate(cores)])
-                fleet.set_beside(name, float(sum(cores)), 4096.0)
+                fleet.set_cpu_memory(name, float(sum(cores)), 4096.0)
                 if cores[0] == 50:
                     free = MigRow(MigSlice(f"MIG-{name}", 9_728, 1, 7), f"{name}-0", T4.name, T4.capacity)
                     fleet.set(name, [replace(row(f"{name}-0", 50), mig=(free,))])

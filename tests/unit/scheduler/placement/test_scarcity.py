@@ -31,7 +31,7 @@ def fleet_of(nodes):
             for at, core in enumerate(cores)
         ]
         fleet.set(name, gpus)
-        fleet.set_beside(name, cpu, ram)
+        fleet.set_cpu_memory(name, cpu, ram)
     return fleet.publish()
 
 

@@ -85,7 +85,7 @@ class Story:
                 for uid, p in pods.items()
             }
             bound = {uid for uid, p in pods.items() if p["spec"].get("nodeName")}
-            counted = self.state._held.beside.uids()
+            counted = self.state._held.cpu_memory.uids()
             return known == there and not self.state.counts()[HoldKind.BINDING] and counted == bound
 
         wait_for(same, "the watches have caught up")
@@ -229,7 +229,7 @@ def test_nobody_goes_for_a_pod_that_asks_for_more_cpu_than_the_node_has(story):
     limits = {"tencent.com/vcuda-core": "60", "tencent.com/vcuda-memory": "4"}
     resources = {"limits": limits, "requests": {"cpu": "5"}}
     story.waits(containers=[{"name": "c", "image": "cuda", "resources": resources}])
-    wait_for(lambda: story.state.snapshot().beside["n0"][0] <= 4, "the node's size is seen")
+    wait_for(lambda: story.state.snapshot().cpu_memory["n0"][0] <= 4, "the node's size is seen")
     story.look()
     assert story.evicted() == set()
 
@@ -499,10 +499,12 @@ def test_a_pod_over_budget_is_told_of_room_too_but_nobody_gives_way_to_it(story)
 
 def test_nothing_is_looked_at_while_no_pod_waits_nor_again_until_something_changes(story, monkeypatch):
     looks = []
-    stirred = story.state.stirred
+    changed_nodes = story.state.changed_nodes
     story.runs("victim", 60)
     story.settle()
-    monkeypatch.setattr(story.state, "stirred", lambda everything: looks.append(1) or stirred(everything=everything))
+    monkeypatch.setattr(
+        story.state, "changed_nodes", lambda everything: looks.append(1) or changed_nodes(everything=everything)
+    )
     story.scheduler.reclaimer.look()
     assert not looks
     story.waits("w", 200)

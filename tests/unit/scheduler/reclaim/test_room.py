@@ -108,7 +108,7 @@ class _Cluster:
         self.leaving, self.blocked = ({f"u{number}" for number in some} for some in (leaving, blocked))
 
     def check(self):
-        self.kept.take(self.state.stirred(everything=False), self.leaving, self.blocked)
+        self.kept.take(self.state.changed_nodes(everything=False), self.leaving, self.blocked)
         fresh = Picture(BestFit())
         fresh.take(self.state.snapshot().views(), self.leaving, self.blocked)
         for core in (30, 60, 100, 200):
