@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from scheduler.placement.policy import Policy
 from scheduler.placement.reasons import Why
 from scheduler.pods import Pod
-from scheduler.reclaim.room import Picture
+from scheduler.reclaim.room import ClusterView
 from scheduler.snapshot import Snapshot
 from scheduler.wait_forecast import Expected, StartForecast
 from scheduler.wait_remedies import grants, remedies
@@ -70,8 +70,8 @@ def _give_way(snapshot: Snapshot, pod: Pod, policy: Policy) -> tuple[str, ...]:
     """
     has_budget = pod.budget_state != names.OVER_BUDGET
     alike = {other.uid for other in snapshot.pods if other.namespace == pod.namespace}
-    picture = Picture(policy)
-    picture.take(snapshot.views(), leaving=set(), blocked=set() if has_budget else alike)
+    view = ClusterView(policy)
+    view.update(snapshot.views(), leaving=set(), blocked=set() if has_budget else alike)
     there = gang_of(snapshot, pod)
     together = there.waiting if there else (pod,)
     if (there and not there.is_complete) or not all(
@@ -80,7 +80,7 @@ def _give_way(snapshot: Snapshot, pod: Pod, policy: Policy) -> tuple[str, ...]:
     ):
         return ()
     if there:
-        places = picture.choose_all(together, there.needed) or ()
+        places = view.choose_all(together, there.needed) or ()
         return tuple(sorted(victim.key for place in places for victim in place.victims))
-    chosen = picture.choose(pod)
-    return () if chosen is None else tuple(sorted(victim.key for victim in picture.victims(chosen[0])))
+    chosen = view.choose(pod)
+    return () if chosen is None else tuple(sorted(victim.key for victim in view.victims(chosen[0])))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gangs: pods that are placed together, or not at all.
 
-When as many pods wait as the gang needs, `filter` looks for places for all of them on one picture, and keeps them all
-(RESERVED) or none; then kube-scheduler is made to try the others again. Each is offered its own node alone. Its bind
-waits at a barrier until as many have come as the gang needs: until then kube-scheduler may yet find that one of them
-lacks CPU or a volume, and none of them must have started. Places that are not taken in time are released, and
-the gang is left alone for a while, each time for twice as long. So nothing is ever held for a part of a gang, and two
+When as many pods wait as the gang needs, `filter` looks for places for all of them in one copy of the fleet, and keeps
+them all (RESERVED) or none; then kube-scheduler is made to try the others again. Each is offered only its own node. Its
+bind waits at a barrier until as many binds have arrived as the gang needs: until then kube-scheduler may still find
+that one pod lacks CPU or a volume, and no pod must have started. Places that are not taken in time are released, and
+the gang is skipped for a while, each time for twice as long. So nothing is ever held for a part of a gang, and two
 gangs never wait for each other's places.
 """
 

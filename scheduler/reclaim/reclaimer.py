@@ -26,7 +26,7 @@ from scheduler.pods import Pod
 from scheduler.reclaim.back_off import BackOff
 from scheduler.reclaim.eviction import Evictor
 from scheduler.reclaim.retry_trigger import Nudger
-from scheduler.reclaim.room import Picture
+from scheduler.reclaim.room import ClusterView
 from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
@@ -83,7 +83,7 @@ class Reclaimer:
         """The state's changes, and how many waited, at a look that could do nothing."""
         self._idle_until_ns = 0
         """When all is looked at again nevertheless: time alone may have changed something."""
-        self._picture: Picture | None = None
+        self._view: ClusterView | None = None
 
     def run(self, stopped: threading.Event) -> None:
         """Look every `scheduler.reclaimSeconds`, until `stopped`."""
@@ -142,8 +142,8 @@ class Reclaimer:
         members = {pod.uid: gang for gang in gangs for pod in gang.waiting[:1]}
         everyone = [*waiting, *(pod for gang in gangs for pod in gang.waiting)]
         held = {place.pod.uid for place in self._state.places_of(pod.uid for pod in everyone)}
-        # Serving one returns None if that changed who holds what; then the next one needs a new picture.
-        picture: Picture | None = None
+        # Serving one returns None if that changed who holds what; then the next one needs a new view.
+        view: ClusterView | None = None
         acted = False
         first = [*waiting, *(gang.waiting[0] for gang in gangs if gang.waiting)]
         for pod in sorted(first, key=lambda pod: (-pod.priority, pod.created_ms, pod.key)):
@@ -153,20 +153,20 @@ class Reclaimer:
             gang = members.get(pod.uid)
             if gang is not None and not self._may_serve(gang, held):
                 continue
-            picture = picture or self._look_around()
+            view = view or self._current_view()
             if gang is not None:
-                picture = self._serve_gang(gang, picture)
-                acted = acted or picture is None
+                view = self._serve_gang(gang, view)
+                acted = acted or view is None
             elif _may_take(pod):
-                picture = self._serve(pod, picture)
-                acted = acted or picture is None
-            elif picture.fits(pod):
+                view = self._serve(pod, view)
+                acted = acted or view is None
+            elif view.fits(pod):
                 self._nudger.nudge(pod)
         if not acted and not self._served:
             self._idle_at, self._idle_until_ns = (changes, count), now + self._idle_ns
 
     def _look_after(self) -> None:
-        """Keep reserved places while the pods that make room are still there; then see that they are taken."""
+        """Keep reserved places until the pods that make room have left; then trigger retries of their pods."""
         for place in self._state.places_of(self._served):
             if place.kind is not HoldKind.RESERVED:
                 continue
@@ -190,33 +190,33 @@ class Reclaimer:
             and self._clock.now_ms() - pod.created_ms >= after_ms
         )
 
-    def _serve(self, pod: Pod, picture: Picture) -> Picture | None:
-        """Make room for one pod, if that can be done; return None if the picture has changed by it."""
+    def _serve(self, pod: Pod, view: ClusterView) -> ClusterView | None:
+        """Make room for one pod if possible; return None if that has changed the view."""
         for _ in range(CHOICES):
-            if picture.fits(pod):
+            if view.fits(pod):
                 self._nudger.nudge(pod)
-                return picture
-            hold, victims = picture.room(pod), []
+                return view
+            hold, victims = view.room(pod), []
             if hold is None:
-                chosen = None if picture.may_have_room(pod) else picture.choose(pod)
+                chosen = None if view.may_have_room(pod) else view.choose(pod)
                 if chosen is None:
-                    return picture
+                    return view
                 choice, hold = chosen
-                victims = picture.victims(choice)
+                victims = view.victims(choice)
             # Reserved first: otherwise a third pod might take the room before the one for which it is made.
             if not self._state.reserve(pod, hold):
                 return None
             service = self._served.setdefault(pod.uid, _Served())
-            service.victims = frozenset(victim.uid for victim in victims) | picture.leaving_for(hold)
-            # If one of several may not go, the others would go in vain.
+            service.victims = frozenset(victim.uid for victim in victims) | view.leaving_for(hold)
+            # If one of several may not be evicted, evicting the others would be in vain.
             may = len(victims) < 2 or self._evictor.may_evict(victims)
             if may and self._evictor.evict(victims, pod):
                 service.times += 1
                 self._put_off(service)
                 return None
             self._state.release(pod.uid)
-            picture = self._look_around()
-        return picture
+            view = self._current_view()
+        return view
 
     def _may_serve(self, gang: GangMembers, held: Set[str]) -> bool:
         """Whether room may be made for a gang: all are there, have waited and are in budget, and none has a place."""
@@ -226,17 +226,17 @@ class Reclaimer:
             and not any(pod.uid in held for pod in gang.waiting)
         )
 
-    def _serve_gang(self, gang: GangMembers, picture: Picture) -> Picture | None:
-        """Make room for as many pods of a gang as it needs, or for none; return None if the picture has changed."""
+    def _serve_gang(self, gang: GangMembers, view: ClusterView) -> ClusterView | None:
+        """Make room for as many pods of a gang as it needs, or for none; return None if the view has changed."""
         for _ in range(CHOICES):
-            places = picture.choose_all(gang.waiting, gang.needed)
-            if places is None or not any(place.victims or picture.leaving_for(place.hold) for place in places):
-                return picture  # it would not help, or there is room: then the gang takes it by itself
+            places = view.choose_all(gang.waiting, gang.needed)
+            if places is None or not any(place.victims or view.leaving_for(place.hold) for place in places):
+                return view  # it would not help, or there is room: then the gang takes it by itself
             victims = [victim for place in places for victim in place.victims]
-            leaving = frozenset(uid for place in places for uid in picture.leaving_for(place.hold))
+            leaving = frozenset(uid for place in places for uid in view.leaving_for(place.hold))
             leaving |= {victim.uid for victim in victims}
             if not self._would_start(gang, leaving):
-                return picture
+                return view
             until_ns = self._clock.monotonic_ns() + self._hold_ns
             if not self._state.reserve_all([(place.pod, place.hold) for place in places], until_ns):
                 return None
@@ -251,22 +251,22 @@ class Reclaimer:
                 return None
             for place in places:
                 self._state.release(place.pod.uid)
-            picture = self._look_around()
-        return picture
+            view = self._current_view()
+        return view
 
     def _would_start(self, gang: GangMembers, leaving: frozenset[str]) -> bool:
-        """Whether the search that starts the gang, which goes its own way, finds places without the pods `leaving`."""
+        """Whether the gang's own search, which starts it, finds places once the pods `leaving` have left."""
         begin = partial(self._state.trial, leaving | {pod.uid for pod in gang.waiting})
         return len(places_for(begin, gang, {}, self._state.policy)[1]) >= gang.needed
 
-    def _look_around(self) -> Picture:
-        """Return the picture as things are now; it is made again if it did not take the changes."""
-        known, self._picture = self._picture, None
-        picture = known or Picture(self._policy)
+    def _current_view(self) -> ClusterView:
+        """Return the view, up to date; if the update fails, the next call makes a new one."""
+        known, self._view = self._view, None
+        view = known or ClusterView(self._policy)
         changed = self._state.changed_nodes(everything=known is None)
-        picture.take(changed, self._evictor.leaving(), self._evictor.blocked())
-        self._picture = picture
-        return picture
+        view.update(changed, self._evictor.leaving(), self._evictor.blocked())
+        self._view = view
+        return view
 
 
 def _may_take(pod: Pod) -> bool:

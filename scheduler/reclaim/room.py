@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where there is room for a waiting pod: now, once the leaving pods have left, and if others were evicted.
 
-All from one picture of the cluster at one instant. Its arrays are kept from look to look, and what pods of one shape
-would find in them: making all of them for 5,000 nodes takes seconds, the few nodes that have changed a millisecond.
+All three follow from one view of the cluster at one instant. Its arrays are kept from one look to the next, and so is
+what pods of one shape find in them: computing them takes seconds for 5,000 nodes, and a millisecond for the few that
+have changed.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class FreedPlace:
     victims: tuple[Pod, ...]
 
 
-class Picture:
-    """Nodes, the pods on them, and those on the way out. It is kept, and follows what has changed."""
+class ClusterView:
+    """Nodes, the pods on them, and the pods that are leaving. It is kept, and updated with the nodes that change."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -72,7 +73,7 @@ class Picture:
         self._blocked: Set[str] = frozenset()
         self._admitted: dict[str, frozenset[str]] = {}
         """Nodes that admit a pod, by the parts of its manifest that decide."""
-        self._parting: set[str] = set()
+        self._with_leaving: set[str] = set()
         """Nodes with a terminating pod."""
         self._expecting: set[str] = set()
         """Nodes with a TENTATIVE place."""
@@ -85,8 +86,8 @@ class Picture:
         self._floor = _Layer(lambda place: self._stays(place) and self._rank(place, 0) is None)
         """What would be free if every pod that may be evicted were: elsewhere no eviction can help."""
 
-    def take(self, changed: Mapping[str, NodeView | None], leaving: Set[str], blocked: Set[str]) -> None:
-        """Follow what has changed; `leaving` are pods evicted already, `blocked` pods that must not be tried now."""
+    def update(self, changed: Mapping[str, NodeView | None], leaving: Set[str], blocked: Set[str]) -> None:
+        """Update some nodes; pods `leaving` are evicted already, pods `blocked` must not be evicted now."""
         for name, node in changed.items():
             before = self._nodes.pop(name, None)
             if node is not None:
@@ -100,14 +101,14 @@ class Picture:
             stale |= {name for name, node in self._nodes.items() if any(p.pod.uid in other for p in node.places)}
         for name in stale:
             places = self._nodes[name].places if name in self._nodes else ()
-            _mark(self._parting, name, any(not self._stays(place) for place in places))
+            _mark(self._with_leaving, name, any(not self._stays(place) for place in places))
             _mark(self._expecting, name, any(place.kind is HoldKind.TENTATIVE for place in places))
         for layer in (self._certain, self._staying, self._expected, self._floor):
             layer.stale |= stale
 
     def _without_leaving(self) -> _Layer:
         """Return the layer without leaving pods: if there are none, `_certain`, which is computed already."""
-        return self._staying if self._parting else self._certain
+        return self._staying if self._with_leaving else self._certain
 
     def _stays(self, place: Place) -> bool:
         return not place.pod.leaving and place.pod.uid not in self._leaving
@@ -120,7 +121,7 @@ class Picture:
     # Queries.
 
     def fits(self, pod: Pod) -> bool:
-        """Whether the pod fits as things are: then kube-scheduler sees to it, or something but GPUs keeps it."""
+        """Whether the pod fits now: then kube-scheduler places it, or something other than GPUs prevents that."""
         return self._fit(self._certain, pod) is not None
 
     def room(self, pod: Pod) -> Hold | None:
@@ -133,10 +134,10 @@ class Picture:
 
     def choose(self, pod: Pod) -> tuple[Choice, Hold] | None:
         """Return which pods to evict for the pod and what it then holds, None if that would not help."""
-        near = self._admit(pod)
+        names = self._admit(pod)
         if not pod.demand.affinity:  # an affine pod depends on others' presence
-            near &= self._floor.fitting(self._nodes, pod.demand, self._policy)
-        nodes = [self._node(name, pod.priority) for name in sorted(near)]
+            names &= self._floor.fitting(self._nodes, pod.demand, self._policy)
+        nodes = [self._node(name, pod.priority) for name in sorted(names)]
         choice = choose_victims(pod.demand, nodes, has_friends=self._has_friends(pod))
         if choice is None:
             return None
@@ -150,7 +151,7 @@ class Picture:
     def choose_all(self, pods: Sequence[Pod], needed: int) -> list[FreedPlace] | None:
         """Return places for as many of the pods as possible, and the victims of each; None if fewer than `needed`.
 
-        Each is found as if the pods before it had theirs. The picture is the same afterwards.
+        Each is found as if the pods before it had theirs. The view is unchanged afterwards.
         """
         leaving = self._leaving
         before: dict[str, NodeView] = {}
@@ -167,15 +168,15 @@ class Picture:
                 node = self._nodes[hold.node]
                 before.setdefault(hold.node, node)
                 taken = replace(node, places=(*node.places, Place(HoldKind.RESERVED, pod, hold)))
-                self.take({hold.node: taken}, self._leaving | {victim.uid for victim in victims}, self._blocked)
+                self.update({hold.node: taken}, self._leaving | {victim.uid for victim in victims}, self._blocked)
         finally:
-            self.take(before, leaving, self._blocked)
+            self.update(before, leaving, self._blocked)
         return freed if len(freed) >= needed else None
 
     def victims(self, choice: Choice) -> list[Pod]:
         """Return the pods of a choice."""
-        there = {place.pod.uid: place.pod for place in self._nodes[choice.node].places}
-        return [there[uid] for uid in choice.victims]
+        pods = {place.pod.uid: place.pod for place in self._nodes[choice.node].places}
+        return [pods[uid] for uid in choice.victims]
 
     def leaving_for(self, hold: Hold) -> frozenset[str]:
         """Return the terminating pods on the node of `hold`."""
@@ -197,11 +198,11 @@ class Picture:
         """
         manifest = pod.waiting or {}
         spec = as_map(manifest.get("spec"))
-        beside = pod.demand.cpu_milli, pod.demand.ram_mib
-        key = repr([beside, *(spec.get(field) for field in ("nodeSelector", "affinity", "tolerations"))])
+        cpu_memory = pod.demand.cpu_milli, pod.demand.ram_mib
+        key = repr([cpu_memory, *(spec.get(field) for field in ("nodeSelector", "affinity", "tolerations"))])
         if key not in self._admitted:
             self._admitted[key] = frozenset(
-                n for n, node in self._nodes.items() if node.facts.has(*beside) and admits(node.facts, manifest)
+                n for n, node in self._nodes.items() if node.facts.has(*cpu_memory) and admits(node.facts, manifest)
             )
         return self._admitted[key]
 
@@ -215,20 +216,20 @@ class Picture:
         )
 
     def _fit(self, layer: _Layer, pod: Pod) -> Hold | None:
-        near = self._admit(pod)
+        nodes = self._admit(pod)
         if not pod.demand.affinity:  # an affine pod depends on others' presence
-            near &= layer.fitting(self._nodes, pod.demand, self._policy)
-        return self._best(layer.fleet(self._nodes), sorted(near), pod) if near else None
+            nodes &= layer.fitting(self._nodes, pod.demand, self._policy)
+        return self._best(layer.fleet(self._nodes), sorted(nodes), pod) if nodes else None
 
-    def _best(self, fleet: Fleet, near: Sequence[str], pod: Pod) -> Hold | None:
+    def _best(self, fleet: Fleet, nodes: Sequence[str], pod: Pod) -> Hold | None:
         """Return what the pod would hold on the cheapest of some nodes, the first among equals."""
-        view = fleet.view(near, pod.demand, has_friends=self._has_friends(pod))
+        view = fleet.view(nodes, pod.demand, has_friends=self._has_friends(pod))
         result = survey(view, pod.demand, self._policy, reasons=False)
-        best = best_of(result.fits, result.price, np.arange(len(near)))
+        best = best_of(result.fits, result.price, np.arange(len(nodes)))
         if best is None:
             return None
-        uuids = fleet.publish().uuids(near[best])
-        hold, _ = chosen_hold(pod, near[best], [uuids[column] for column in result.gpus[best].tolist()])
+        uuids = fleet.publish().uuids(nodes[best])
+        hold, _ = chosen_hold(pod, nodes[best], [uuids[column] for column in result.gpus[best].tolist()])
         return hold
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture that is kept from look to look answers as one that is made of the same state now."""
+"""The view that is kept from look to look answers as one that is made of the same state now."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from scheduler.pending_bindings import NoPlace
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.learner import Learner
 from scheduler.pods import read_pod
-from scheduler.reclaim.room import Picture
+from scheduler.reclaim.room import ClusterView
 from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
@@ -54,7 +54,7 @@ class _Cluster:
     def __init__(self):
         self.clock = ManualClock()
         self.state = SchedulerState(Resources(), Learner("best-fit"), self.clock, hold_seconds=30, lost_seconds=60)
-        self.kept = Picture(BestFit())
+        self.kept = ClusterView(BestFit())
         self.leaving, self.blocked = set(), set()
         self.pods = {}
         for number, name in enumerate(NODES):
@@ -108,9 +108,9 @@ class _Cluster:
         self.leaving, self.blocked = ({f"u{number}" for number in some} for some in (leaving, blocked))
 
     def check(self):
-        self.kept.take(self.state.changed_nodes(everything=False), self.leaving, self.blocked)
-        fresh = Picture(BestFit())
-        fresh.take(self.state.snapshot().views(), self.leaving, self.blocked)
+        self.kept.update(self.state.changed_nodes(everything=False), self.leaving, self.blocked)
+        fresh = ClusterView(BestFit())
+        fresh.update(self.state.snapshot().views(), self.leaving, self.blocked)
         for core in (30, 60, 100, 200):
             for label in ("", "friends") if core < 100 else ("",):
                 asking = read_pod(pod(99, core, label=label), Resources())
@@ -120,7 +120,7 @@ class _Cluster:
 
 @settings(max_examples=30, deadline=None)
 @given(STEPS)
-def test_a_kept_picture_answers_as_a_new_one(steps):
+def test_a_kept_view_answers_as_a_new_one(steps):
     cluster = _Cluster()
     actions = {"state": cluster.change}
     for kind, *values in steps:
