@@ -2,7 +2,7 @@
 """Choose the gang that is searched for next, and when: one search at a time, for a limited part of the time.
 
 A search takes some tenths of a second for a large gang, and every change of the cluster is a reason for another one, so
-all gangs share one rest: a tenant gets no more searches by creating many gangs. The namespace that was served the
+all gangs share one pause: a tenant gets no more searches by creating many gangs. The namespace that was served the
 longest ago comes first, and of its gangs the one that has waited the longest.
 """
 
@@ -17,23 +17,23 @@ REST: Final = 9
 tenth of the time."""
 
 
-class Turns:
+class SearchQueue:
     """The queue of gangs that wait for a search, by their keys. Protected by its owner's lock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._line: dict[str, None] = {}
+        self._waiting: dict[str, None] = {}
         self._served: dict[str, int] = {}
         """The number of the last turn of each namespace in the queue. One that joins counts as just served, so it gains
         nothing by leaving."""
         self._turn = 0
-        self._rest_until_ns = 0
+        self._paused_until_ns = 0
 
-    def has_come(self, key: str) -> bool:
-        """Return whether a gang may be searched for now. It joins the queue, and leaves it if so."""
-        self._line.setdefault(key)
+    def take_turn(self, key: str) -> bool:
+        """Return whether a gang may be searched for now. If so, it leaves the queue; otherwise it joins it."""
+        self._waiting.setdefault(key)
         self._served.setdefault(_namespace(key), self._turn)
-        if self._clock.monotonic_ns() < self._rest_until_ns or key != min(self._line, key=self._last_served):
+        if self._clock.monotonic_ns() < self._paused_until_ns or key != min(self._waiting, key=self._last_served):
             return False
         self._turn += 1
         self._served[_namespace(key)] = self._turn
@@ -42,24 +42,24 @@ class Turns:
 
     def leave(self, key: str) -> None:
         """Remove a gang from the queue, because it is gone or no search could find anything."""
-        if key not in self._line:
+        if key not in self._waiting:
             return
-        del self._line[key]
-        there = {_namespace(other) for other in self._line}
-        self._served = {namespace: turn for namespace, turn in self._served.items() if namespace in there}
+        del self._waiting[key]
+        waiting = {_namespace(other) for other in self._waiting}
+        self._served = {namespace: turn for namespace, turn in self._served.items() if namespace in waiting}
 
-    def rest(self, since_ns: int) -> None:
+    def pause(self, since_ns: int) -> None:
         """Begin a pause: a search that began at `since_ns` has found no places."""
         now_ns = self._clock.monotonic_ns()
-        self._rest_until_ns = now_ns + REST * (now_ns - since_ns)
+        self._paused_until_ns = now_ns + REST * (now_ns - since_ns)
 
-    def line(self) -> list[str]:
+    def in_order(self) -> list[str]:
         """Return the gangs in the order in which they are searched for if every search succeeds."""
-        return sorted(self._line, key=self._last_served)
+        return sorted(self._waiting, key=self._last_served)
 
     def seconds_left(self) -> float | None:
         """Return how long the pause still lasts, in seconds; None if no gang waits for its end."""
-        return max(self._rest_until_ns - self._clock.monotonic_ns(), 0) / 1e9 if self._line else None
+        return max(self._paused_until_ns - self._clock.monotonic_ns(), 0) / 1e9 if self._waiting else None
 
     def _last_served(self, key: str) -> int:
         return self._served[_namespace(key)]

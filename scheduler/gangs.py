@@ -22,7 +22,7 @@ import numpy as np
 
 from scheduler.gang_members import GangMembers
 from scheduler.gang_places import OfferedNodes, places_for
-from scheduler.gang_turns import REST, Turns
+from scheduler.gang_turns import REST, SearchQueue
 from scheduler.pending_bindings import NoPlace
 from scheduler.pods import Hold, Pod
 from scheduler.reclaim.back_off import BackOff
@@ -99,7 +99,7 @@ class Gangs:
         self._hold_ns = int(hold_seconds * 1_000_000_000)
         self._barrier = barrier_seconds
         self._known: dict[str, _KnownGang] = {}
-        self._turns = Turns(clock)
+        self._queue = SearchQueue(clock)
         self._changed = threading.Condition()
         """Protects everything above, and notifies waiting binds that a plan has changed."""
         self._waiters = 0
@@ -180,13 +180,13 @@ class Gangs:
                 log.exception("gangs could not be looked at")
             took = (self._clock.monotonic_ns() - began_ns) / 1e9
             with self._changed:
-                left = self._turns.seconds_left()
+                left = self._queue.seconds_left()
             pause = most if left is None else min(max(left, least, REST * took), most)
 
     def look(self) -> None:
         """Release unused places, search for places again, and trigger retries of the pods that have one."""
         with self._changed:
-            keys = dict.fromkeys([*self._turns.line(), *self._known])
+            keys = dict.fromkeys([*self._queue.in_order(), *self._known])
         # The lock is released after each: kube-scheduler waits during calls for one of their pods.
         called = [pod for key in keys for pod in self._look_at(key)]
         self._nudger.keep({pod.uid for pod in called})
@@ -204,7 +204,7 @@ class Gangs:
             if members is None or not members.waiting or not members.needed or old:
                 self._release(known)
                 del self._known[key]
-                self._turns.leave(key)
+                self._queue.leave(key)
                 return []
             known.offered = {pod.uid: known.offered[pod.uid] for pod in members.waiting if pod.uid in known.offered}
             self._settle(known, members)
@@ -285,22 +285,22 @@ class Gangs:
         if known.plan is not None:
             return ""
         if not members.is_complete:
-            self._turns.leave(key)
+            self._queue.leave(key)
             return _incomplete(members)
         if len(members.schedulers) > 1:
-            self._turns.leave(key)
+            self._queue.leave(key)
             named = ", ".join(members.schedulers)
             return f"{_named(members)}: its pods name several schedulers ({named}) and must name one"
         began_ns = self._clock.monotonic_ns()
         uids = frozenset(pod.uid for pod in members.waiting)
         if began_ns < known.not_before_ns or known.failed == (self._state.version(), uids):
-            self._turns.leave(key)
+            self._queue.leave(key)
             return known.said
-        if not self._turns.has_come(key):
+        if not self._queue.take_turn(key):
             return known.said or f"{_named(members)} waits for its turn: places for other gangs are looked for first"
         reason = self._search(known, members, uids)
         if reason:
-            self._turns.rest(began_ns)
+            self._queue.pause(began_ns)
         return reason
 
     def _search(self, known: _KnownGang, members: GangMembers, uids: frozenset[str]) -> str:
