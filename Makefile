@@ -70,8 +70,8 @@ functional: $(VENV)/.ready ## Parts as processes, local mode, the built wheel
 	$(BIN)/pytest -n 2 --dist loadfile tests/functional $(ARGS)
 
 .PHONY: vcuda-test
-vcuda-test: ## The limiter and the arbiter on the fake driver
-	@if command -v gcc >/dev/null || $(call apt,gcc libc6-dev); then $(MAKE) -C vcuda test; \
+vcuda-test: $(VENV)/.ready ## The limiter and the arbiter on the fake driver
+	@if command -v gcc >/dev/null || $(call apt,gcc libc6-dev); then $(MAKE) -C vcuda test PYTHON=$(CURDIR)/$(BIN)/python; \
 	  else echo "vcuda-test is left out: there is no gcc; on Debian or Ubuntu: apt-get install gcc libc6-dev" >&2; fi
 
 .PHONY: cluster-test

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from graphlib import CycleError, TopologicalSorter
 from itertools import takewhile
@@ -108,8 +109,12 @@ def never() -> None:
 
 
 def compiled(name: str, *command: str) -> Path:
+    """Compile a program aside and rename it: another case may compile or run it at the same time."""
     program = BUILD / name
-    subprocess.run([*command, "-o", str(program)], check=True)
+    with tempfile.TemporaryDirectory(dir=BUILD) as scratch:
+        part = Path(scratch) / name
+        subprocess.run([*command, "-o", str(part)], check=True)
+        part.rename(program)
     return program
 
 
@@ -279,7 +284,8 @@ def numba_python() -> Path:
     with debian.turn(home.with_suffix(".lock")):
         if not (home / "ready").exists():
             made = subprocess.run(["python3", "-m", "venv", str(home)], capture_output=True, check=False)
-            pip = [str(python), "-m", "pip", "install", "-q", "numba-cuda[cu13]"]
+            # numba-cuda 0.30 calls numpy.row_stack, which NumPy 2.5 no longer has.
+            pip = [str(python), "-m", "pip", "install", "-q", "numba-cuda[cu13]", "numpy<2.5"]
             if made.returncode or subprocess.run(pip, capture_output=True, check=False).returncode:
                 raise Skip("numba-cuda cannot be had here")
             (home / "ready").touch()
