@@ -49,9 +49,11 @@ static void weigh(bool surprise, uint64_t launches) {
 
 void vc_duration_measured(struct vc_duration *d, uint64_t least, uint64_t most, uint32_t launches,
                           uint64_t now) {
-  bool fresh = vc_duration_known(d) && !vc_duration_doubted(d), exact = (most - least) * 4 < most;
   uint64_t count = launches ? launches : 1, each = most / count ? most / count : 1;
   uint64_t longest = faded(d, now), mean = d->mean;
+  bool exact = (most - least) * 4 < most;
+  /* After a minute without it nothing is known of a function any more. */
+  bool fresh = vc_duration_known(d) && !vc_duration_doubted(d) && longest;
   uint64_t surely = least / count;
   weigh(longest && surely > 2 * longest && surely > SURPRISE_NS, count);
   d->round = atomic_load(&round_now);

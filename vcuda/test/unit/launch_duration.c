@@ -40,6 +40,10 @@ int main(void) {
   vc_duration_compared(VC_MS, 100 * VC_US, 200 * VC_US, 10, now += 20 * VC_MS);
   CHECK(!vc_duration_doubted(d)); /* not that often */
 
+  /* After a long time, one measurement that bounds nothing from below: a launch never counts as none. */
+  vc_duration_measured(d, 0, 20 * VC_US, 1, now += 100 * VC_S);
+  CHECK(d->longest == 20 * VC_US && d->mean == 20 * VC_US);
+
   /* Functions keep their places beside as many others as a framework has. */
   for (unsigned i = 0; i < 512; i++) measured(vc_duration_of(&many[i / 8][i % 8 * 8]), VC_US, 1, now += VC_MS);
   unsigned lost = 0;
