@@ -40,8 +40,9 @@ bool vc_room_fits(const struct vc_duration *d, struct vc_load load, uint64_t dep
 uint32_t vc_room_step(const struct vc_duration *d, struct vc_load load, uint64_t depth) {
   if (!vc_duration_known(d) || vc_duration_doubted(d) || atomic_load(&vc_captures) > 0) return 1;
   uint64_t room = depth > load.ns ? depth - load.ns : 0;
-  uint64_t least = vc_room_fence(depth);
-  uint64_t count = (depth && room < least ? room : least) / d->longest;
+  uint64_t least = vc_room_fence(depth), longest = d->longest;
+  /* Another thread may just be giving the entry to another function. */
+  uint64_t count = (depth && room < least ? room : least) / (longest ? longest : 1);
   if (depth && depth < VC_ROOM_ALONE_NS && count > crowd() / 4) count = crowd() / 4;
   return count < 1 ? 1 : count > VC_STEP_MAX ? VC_STEP_MAX : (uint32_t)count;
 }
