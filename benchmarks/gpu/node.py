@@ -31,6 +31,7 @@ from typing import Any, Final
 
 import pynvml
 from one_node import ASKED, NODE, TRAIN, Node, Pod, Skip, TooLong, child_of, milliseconds, until
+from verdicts import need, total, verdict
 
 from nodeagent.cdi import IN_CONTAINER
 from slicekeeper import names
@@ -41,19 +42,8 @@ from slicekeeper.wire.usage_file import FILE as USAGE_FILE
 BLOCK: Final = 256 << 20
 LOOKS: Final = ("/usr/bin/nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi")
 
-COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
 FIGURES: dict[str, str] = {}
 """What was measured, for the table."""
-
-
-def verdict(kind: str, name: str, note: str = "") -> None:
-    COUNTS[kind] += 1
-    print(f"{kind:8}{name}{f' ({note})' if note else ''}", flush=True)
-
-
-def need(truth: object, what: str) -> None:
-    if not truth:
-        raise AssertionError(what)
 
 
 def text(values: Sequence[float], digits: int = 1) -> str:
@@ -501,12 +491,7 @@ def main() -> int:
             print(about_gpu(node))
         finally:
             node.close(options.out)
-    print(
-        "node on {}: {passed} passed, {failed} failed, {skipped} skipped".format(
-            "the fake GPU" if options.fake else "a GPU", **COUNTS
-        )
-    )
-    return 1 if COUNTS["failed"] else 0
+    return total("node", options.fake)
 
 
 if __name__ == "__main__":

@@ -28,9 +28,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "vcuda" / "test" / "run"))
 
 from harness import BUILD, Node, Seat
+from verdicts import need, total, verdict
 
 PROGRAM = BUILD / "gpu"
-COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
 
 FRAMEWORKS = {
     "numba": (
@@ -53,11 +53,6 @@ FRAMEWORKS = {
     ),
 }
 """A program by each framework, and what it must see in a seat of 2 GiB."""
-
-
-def verdict(kind: str, name: str, note: str = "") -> None:
-    COUNTS[kind] += 1
-    print(f"{kind:8}{name}{f' ({note})' if note else ''}", flush=True)
 
 
 def has_gpu() -> bool:
@@ -100,11 +95,6 @@ def answer(p: subprocess.Popen[str]) -> dict[str, Any]:
     got: dict[str, Any] = json.loads(lines[-1])
     got["said"] = "; ".join(lines[:-1])
     return got
-
-
-def need(truth: object, what: str) -> None:
-    if not truth:
-        raise AssertionError(what)
 
 
 def memory_cap(gpu: Gpu, _: float) -> str:
@@ -315,12 +305,7 @@ def main() -> int:
             verdict("skipped", check.__name__.replace("_", " "), "there is no NVIDIA GPU on this machine")
         for name in FRAMEWORKS:
             verdict("skipped", name, "there is no NVIDIA GPU on this machine")
-    print(
-        "vcuda on {}: {passed} passed, {failed} failed, {skipped} skipped".format(
-            "the fake GPU" if options.fake else "a GPU", **COUNTS
-        )
-    )
-    return 1 if COUNTS["failed"] else 0
+    return total("vcuda", options.fake)
 
 
 if __name__ == "__main__":

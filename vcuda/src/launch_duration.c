@@ -4,7 +4,7 @@
 #define SETS 1024u /* a cache: a function that lost its place is measured again */
 #define WAYS 4u
 #define DOUBT_NS (20 * VC_MS) /* between two doubts */
-#define CALM_NS VC_S /* and if launches took less than expected, which harms nobody */
+#define CALM_NS VC_S /* and if launches took less than expected, which does no harm */
 #define SLACK_NS (50 * VC_US)
 #define HALF_LIFE_NS (4 * VC_S)
 #define SURPRISE_NS (100 * VC_US) /* what is shorter does no harm to others */

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod is told of its place: what chose the node, and what was free there before."""
+"""How a pod's place is explained: what chose the node, and what was free there before."""
 
 from support.scheduler_state import fitting, new_state, node, pod, read
 

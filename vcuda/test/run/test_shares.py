@@ -228,7 +228,7 @@ FRAMEWORK = [str(BUILD / "fake" / "framework")]
 
 # Who sits beside a program with many launches of many functions, and what part of its speed that keeps.
 NEIGHBOURS = {
-    "nobody": ([], 0.99),
+    "no neighbour": ([], 0.99),
     "a seat that rests": ([Seat(40, args=k(10, "--host-us", "2000000"))], 0.98),
     "background": ([Seat(10, vclass="background", args=k(200))], 0.95),
     "another one with half of the GPU": ([Seat(50, program=FRAMEWORK)], 0.48),

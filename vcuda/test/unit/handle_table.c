@@ -32,7 +32,7 @@ static void meanwhile(const struct vc_item *unused) {
   take(put(&even_ones));
 }
 
-/* Others' entries come and go while one owner's are swept, until the table is laid out anew at the same size. */
+/* Others' entries come and go while one owner's are swept, until the table is laid out again at the same size. */
 static void sweep_while_others_come_and_go(void) {
   struct vc_item others[120];
   for (int round = 0; round < 200; round++) {
