@@ -42,7 +42,6 @@ _PATHS: Final = (
     "/dev/nvidia*",
     "/etc/cdi",
     "/etc/kubernetes",
-    "/etc/ld.so.preload",
     "/etc/nvidia-container-runtime",
     "/proc",
     "/run/cdi",
@@ -66,19 +65,33 @@ _PATHS: Final = (
     "/var/lib/rancher",
     "/var/lib/slicekeeper",
     "/var/snap",
-    # What the node itself runs, or is told to run.
+    # What the node itself runs or loads, and whom it lets in.
     "/bin",
     "/boot",
+    "/etc/cni",
     "/etc/cron*",
+    "/etc/group",
+    "/etc/init.d",
+    "/etc/ld.so*",
+    "/etc/pam.d",
+    "/etc/passwd",
+    "/etc/profile*",
+    "/etc/rc*",
+    "/etc/shadow",
+    "/etc/ssh",
+    "/etc/sudoers*",
     "/etc/systemd",
-    "/lib/systemd",
+    "/etc/udev",
+    "/lib*",
+    "/opt/cni",
     "/root",
     "/run/dbus",
     "/run/systemd",
     "/sbin",
     "/usr/bin",
-    "/usr/lib/systemd",
+    "/usr/lib*",
     "/usr/local/bin",
+    "/usr/local/lib*",
     "/usr/local/sbin",
     "/usr/sbin",
     "/var/spool/cron",
@@ -102,22 +115,18 @@ def protected_paths(agent: NodeAgentSettings) -> tuple[str, ...]:
 
 def of_pod(spec: Mapping[str, Any], webhook: WebhookSettings, protected: tuple[str, ...]) -> Iterator[Violation]:
     """Yield the namespaces and folders of the node to which a pod requests access."""
-    if spec.get("hostPID") and not webhook.allow_host_pid:
-        yield Violation(
-            code="host-pid",
-            field="spec.hostPID",
-            value=show(spec["hostPID"]),
-            rule="a GPU pod in the node's process namespace could reach other pods' GPU processes",
-            example="hostPID: false",
-        )
-    if spec.get("hostIPC") and not webhook.allow_host_ipc:
-        yield Violation(
-            code="host-ipc",
-            field="spec.hostIPC",
-            value=show(spec["hostIPC"]),
-            rule="a GPU pod in the node's IPC namespace could reach other pods' GPU memory",
-            example="hostIPC: false",
-        )
+    for code, field, kind, holds, allowed in (
+        ("host-pid", "hostPID", "process", "processes", webhook.allow_host_pid),
+        ("host-ipc", "hostIPC", "IPC", "memory", webhook.allow_host_ipc),
+    ):
+        if spec.get(field) and not allowed:
+            yield Violation(
+                code=code,
+                field=f"spec.{field}",
+                value=show(spec[field]),
+                rule=f"a GPU pod in the node's {kind} namespace could reach other pods' GPU {holds}",
+                example=f"{field}: false",
+            )
     for index, volume in enumerate(as_list(spec.get("volumes"))):
         path = as_map(as_map(volume).get("hostPath")).get("path")
         if not isinstance(path, str):

@@ -43,6 +43,9 @@ def share(**more: Any) -> dict[str, Any]:
         "/run/k3s/containerd/containerd.sock", "/run/k0s", "/var/lib/rancher/k3s", "/var/lib/k0s/kubelet", "/var/snap",
         "/etc/cron.d", "/etc/systemd/system", "/root/.ssh", "/run/systemd/private", "/run/dbus/system_bus_socket",
         "/var/spool/cron/crontabs", "/usr", "/usr/bin", "/usr/local/bin", "/usr/lib/systemd",
+        "/lib64", "/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/libexec/kubernetes", "/usr/local/lib",
+        "/opt", "/opt/cni/bin", "/etc/cni/net.d", "/etc/ld.so.conf.d", "/etc/pam.d", "/etc/profile.d", "/etc/shadow",
+        "/etc/passwd", "/etc/sudoers.d", "/etc/ssh", "/etc/udev/rules.d", "/etc/init.d",
     ],
 )  # fmt: skip
 def test_a_path_that_reaches_seats_is_refused_however_it_is_written(path: str) -> None:
