@@ -55,13 +55,16 @@ class Admission:
         ours = asks_for(pod, (resources.core, resources.memory))
         may_name_node = case.policy.mode == "observe" or validation.may_name_node(case, self._cluster, ours=ours)
         former = readmission.taken_off(pod, may_name_node=may_name_node)
+        first = [*former, *without_gpu(pod, resources)]
+        if first:
+            pod = apply(pod, first)
         foreign = convert(pod, case.policy, resources, self._cluster.webhook.scheduler_name)
         if foreign.violations:
             return Verdict(violations=foreign.violations)
-        first = [*former, *without_gpu(pod, resources), *foreign.patch]
-        if not first:
-            return self._mutate(pod, case)
-        verdict = self._mutate(apply(dict(pod), first), case)
+        if foreign.patch:
+            pod = apply(pod, foreign.patch)
+            first += foreign.patch
+        verdict = self._mutate(pod, case)
         warnings = (*((readmission.WARNING,) if former else ()), *map(cut, foreign.warnings))
         return replace(verdict, patch=[*first, *verdict.patch], warnings=(*warnings, *verdict.warnings))
 

@@ -146,7 +146,7 @@ def _admit(admission: Admission, document: Document, case: Case) -> tuple[Verdic
     pod = admission.mutate(template, case)
     if not pod.allowed:  # refused only by the budget: the template passes with a warning
         return verdict, document
-    return pod, with_template(document, path, apply(dict(template), pod.patch))
+    return pod, with_template(document, path, apply(template, pod.patch))
 
 
 def as_yaml(outcomes: list[ReviewOutcome]) -> str:

@@ -75,7 +75,7 @@ def value_at(document: Mapping[str, Any], pointer: str) -> tuple[Any, str]:
     return node, path.removeprefix(".")
 
 
-def apply(document: dict[str, Any], patch: JsonPatch) -> dict[str, Any]:
+def apply(document: Mapping[str, Any], patch: JsonPatch) -> dict[str, Any]:
     """Return `document` patched.
 
     Parts that the patch does not touch are shared with `document`, which is not changed.

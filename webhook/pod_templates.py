@@ -61,7 +61,7 @@ def validate(template: Mapping[str, Any], case: Case, prefix: str, cluster: Clus
     if foreign.violations:
         return Verdict(violations=_below(prefix, foreign.violations))
     if foreign.patch:
-        verdict = validate(apply(dict(template), foreign.patch), case, prefix, cluster)
+        verdict = validate(apply(template, foreign.patch), case, prefix, cluster)
         return replace(verdict, warnings=(*map(cut, foreign.warnings), *verdict.warnings))
     if concerned_pods.is_untouched(template, case, cluster):
         return Verdict()

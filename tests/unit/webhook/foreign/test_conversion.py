@@ -293,6 +293,18 @@ def test_a_pod_that_was_converted_passes_once_and_again_and_one_that_bypassed_us
     assert ADMISSION.mutate(admitted, case).patch == []
 
 
+def test_a_gpu_that_a_limit_range_gave_to_our_sidecar_is_no_request() -> None:
+    case = Case("team", policy("hami"))
+    once = apply(pod({GPU: 1}), ADMISSION.mutate(pod({GPU: 1}), case).patch)
+    [sidecar] = once["spec"]["initContainers"]
+    sidecar["resources"] = {section: {**amounts, GPU: "1"} for section, amounts in sidecar["resources"].items()}
+    again = ADMISSION.mutate(once, case)
+    assert (again.violations, again.warnings) == ((), ())
+    done = apply(once, again.patch)
+    assert done["spec"]["initContainers"][0]["resources"]["limits"][GPU] == "0"
+    assert ADMISSION.validate(done, case).allowed
+
+
 def test_a_template_is_judged_as_its_pods_will_be() -> None:
     case = Case("research", policy("volcano-vgpu"))
     fits = ADMISSION.validate_template(pod({"volcano.sh/vgpu-memory": 3000}), case, "spec.template")
