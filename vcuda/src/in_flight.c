@@ -86,7 +86,8 @@ void vc_flight_land(uint64_t then, uint64_t now) {
   if (active == 1) {
     /* Busy time was published up to an earlier look, and cannot be taken back. */
     advance(then);
-    rest_since = idle_since = then > mark ? then : mark;
+    rest_since = then > mark ? then : mark;
+    idle_since = rest_since;
     if (in_union && vc_seat.usage) union_stop(vc_seat.usage, then);
     in_union = false;
     mark = now;
@@ -174,7 +175,8 @@ void vc_flight_reset(void) {
   atomic_store(&guard.word, 0);
   active = 0;
   in_union = moving = false;
-  busy = mark = idle_since = rest_since = 0;
+  mark = rest_since = 0;
+  busy = idle_since = 0;
   long_rests = 0;
   atomic_store(&launches, 0);
   atomic_store(&asleep, 0);

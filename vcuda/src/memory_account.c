@@ -268,6 +268,7 @@ void vc_account_move(struct vc_slot *slot) {
 
 void vc_account_reset(void) {
   atomic_store(&guard.word, 0);
-  mine = exported = let_go = 0;
+  mine = exported = 0;
+  let_go = 0;
   atomic_store(&vc_seat.slot, NULL);
 }

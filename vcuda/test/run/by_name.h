@@ -13,7 +13,7 @@ struct by_name {
 /* BY_NAME(f) {…} defines f and puts it into the table that the linker makes of the section "by_name". */
 #define BY_NAME(f)                                                                \
   static void f(void);                                                            \
-  __attribute__((section("by_name"), used, no_reorder, aligned(sizeof(void *))))  \
+  __attribute__((section("by_name"), used, aligned(sizeof(void *))))              \
   static const struct by_name by_name_##f = {#f, f};                              \
   static void f(void)
 extern const struct by_name __start_by_name[], __stop_by_name[];
