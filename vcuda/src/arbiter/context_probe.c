@@ -15,7 +15,7 @@
 #define READY_MS 10000
 
 struct child {
-  pid_t pid;
+  pid_t pid;       /* -1: it could not be started */
   int ready, done; /* its pipe to us, and ours to it */
 };
 
@@ -53,6 +53,7 @@ static struct child start(const char *library, const char *uuid) {
   close(up[1]), close(down[0]);
   c.ready = up[0];
   c.done = down[1];
+  if (c.pid < 0) close(c.ready), close(c.done);
   return c;
 }
 
@@ -71,14 +72,16 @@ void ar_context_probe(const char *library) {
   char byte;
   for (int i = 0; i < ar_gpu_count; i++) child[i] = start(library, ar_gpus[i].uuid_text);
   for (int i = 0; i < ar_gpu_count; i++) {
-    struct pollfd ready = {child[i].ready, POLLIN, 0};
-    if (child[i].pid > 0 && poll(&ready, 1, READY_MS) == 1 && read(child[i].ready, &byte, 1) == 1)
-      ar_gpus[i].context_bytes = held_by(i, child[i].pid);
-    else if (child[i].pid > 0)
-      kill(child[i].pid, SIGKILL);
+    struct child *c = &child[i];
+    struct pollfd ready = {c->ready, POLLIN, 0};
+    if (c->pid < 0) continue;
+    if (poll(&ready, 1, READY_MS) == 1 && read(c->ready, &byte, 1) == 1)
+      ar_gpus[i].context_bytes = held_by(i, c->pid);
+    else
+      kill(c->pid, SIGKILL);
     /* A later child has this pipe open as well: closing it would not be seen. */
-    if (child[i].done >= 0 && write(child[i].done, "", 1) < 0) kill(child[i].pid, SIGKILL);
-    close(child[i].ready), close(child[i].done);
-    if (child[i].pid > 0) waitpid(child[i].pid, NULL, 0);
+    if (write(c->done, "", 1) < 0) kill(c->pid, SIGKILL);
+    close(c->ready), close(c->done);
+    waitpid(c->pid, NULL, 0);
   }
 }
