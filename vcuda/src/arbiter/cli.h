@@ -3,8 +3,7 @@
 #ifndef AR_CLI_H
 #define AR_CLI_H
 
-#include <stdbool.h>
-#include <stddef.h>
+#include "saved_seats.h"
 
 struct ar_options {
   bool fake, once;
@@ -19,10 +18,10 @@ int ar_run(const struct ar_options *options, char **program);
 int ar_top(const struct ar_options *options);
 int ar_ask(const struct ar_options *options, const char *line);
 
-/* Write the path of this user's arbiter's folder. */
-void ar_default_folder(char *out, size_t size, bool fake);
-/* Write the path of a file that was built beside this program. */
-void ar_beside(char *out, size_t size, const char *name);
+/* Return the arbiter's folder: the one that the options name, or this user's. */
+const char *ar_folder_of(const struct ar_options *options);
+/* Write the path of a file that was built beside this program; false if it is too long. */
+bool ar_beside(char out[AR_PATH], const char *name);
 /* Send a line to the arbiter and return its answer, for the caller to free; NULL if there is none. */
 char *ar_request(const char *folder, const char *line);
 

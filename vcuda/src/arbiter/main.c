@@ -12,7 +12,7 @@ static const char usage[] =
     "            [--class in-budget|background] [--seat NAME] [--] PROGRAM ...\n"
     "arbiter top [--dir DIR] [--fake] [--once]\n"
     "arbiter ask [--dir DIR] [--fake] JSON\n"
-    "SIZE is in bytes, or with KiB, MiB, GiB. run finds this user's arbiter or starts one.\n";
+    "SIZE is in bytes, or with KiB, MiB, GiB, TiB. run finds this user's arbiter or starts one.\n";
 
 static int complain(const char *what) {
   fprintf(stderr, "arbiter: %s\n%s", what, usage);

@@ -20,24 +20,27 @@
 #define ANSWER_MS 5000
 #define IDLE_EXIT "10"
 
-void ar_default_folder(char *out, size_t size, bool fake) {
+const char *ar_folder_of(const struct ar_options *o) {
+  static char users[AR_PATH];
   const char *runtime = getenv("XDG_RUNTIME_DIR"), *home = getenv("HOME");
-  const char *leaf = fake ? "slicekeeper-fake" : "slicekeeper-arbiter";
+  const char *leaf = o->fake ? "slicekeeper-fake" : "slicekeeper-arbiter";
+  if (o->folder) return o->folder;
   if (runtime)
-    snprintf(out, size, "%s/%s", runtime, leaf);
+    snprintf(users, sizeof users, "%s/%s", runtime, leaf);
   else if (geteuid() == 0)
-    snprintf(out, size, "/run/%s", leaf);
+    snprintf(users, sizeof users, "/run/%s", leaf);
   else
-    snprintf(out, size, "%s/.cache/slicekeeper/%s", home ? home : "", leaf);
+    snprintf(users, sizeof users, "%s/.cache/slicekeeper/%s", home ? home : "", leaf);
+  return users;
 }
 
-void ar_beside(char *out, size_t size, const char *name) {
+bool ar_beside(char out[AR_PATH], const char *name) {
   char self[AR_PATH];
   ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
   self[n > 0 ? n : 0] = 0;
   char *slash = strrchr(self, '/');
   if (slash) *slash = 0;
-  snprintf(out, size, "%s/%s", self, name);
+  return snprintf(out, AR_PATH, "%s/%s", self, name) < AR_PATH;
 }
 
 static int dial(const char *folder) {
@@ -158,11 +161,12 @@ static bool take_seat(const char *folder, const struct ar_options *o, char socke
 }
 
 int ar_run(const struct ar_options *o, char **program) {
-  char folder[AR_PATH], path[AR_PATH], socket[AR_PATH], uuid[64];
-  if (o->folder)
-    snprintf(folder, sizeof folder, "%s", o->folder);
-  else
-    ar_default_folder(folder, sizeof folder, o->fake);
+  char library[AR_PATH], fake[AR_PATH], world[AR_PATH], socket[AR_PATH], uuid[64];
+  const char *folder = ar_folder_of(o);
+  if (!ar_beside(library, "libvcuda.so") || !ar_beside(fake, "fake")) {
+    fprintf(stderr, "arbiter run: the path of this program is too long for it to find libvcuda.so\n");
+    return 1;
+  }
   if (!reach_arbiter(folder, o)) {
     fprintf(stderr, "arbiter run: no arbiter could be started; see %s.log\n", folder);
     return 1;
@@ -170,13 +174,11 @@ int ar_run(const struct ar_options *o, char **program) {
   if (!take_seat(folder, o, socket, uuid)) return 1;
   setenv("SLICEKEEPER_SEAT", socket, 1);
   setenv("CUDA_VISIBLE_DEVICES", uuid, 1);
-  ar_beside(path, sizeof path, "libvcuda.so");
-  prepend("LD_PRELOAD", path);
+  prepend("LD_PRELOAD", library);
   if (o->fake) {
-    ar_beside(path, sizeof path, "fake");
-    prepend("LD_LIBRARY_PATH", path);
-    snprintf(path, sizeof path, "%.*s/world", (int)sizeof path - 8, folder);
-    setenv("SLICEKEEPER_FAKE_WORLD", path, 0);
+    prepend("LD_LIBRARY_PATH", fake);
+    snprintf(world, sizeof world, "%s/world", folder);
+    setenv("SLICEKEEPER_FAKE_WORLD", world, 0);
   }
   /* The program takes our place: its process ID, its exit status and its signals are its own, and
    * the arbiter drops the seat when it is over. */

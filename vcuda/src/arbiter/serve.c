@@ -62,8 +62,8 @@ static bool open_gpus(bool fake, const char **why) {
   char library[AR_PATH] = "libnvidia-ml.so.1", cuda[AR_PATH] = "libcuda.so.1";
   if (fake) {
     fake_world();
-    ar_beside(library, sizeof library, "fake/libnvidia-ml.so.1");
-    ar_beside(cuda, sizeof cuda, "fake/libcuda.so.1");
+    *why = "the path of this program is too long for it to find the fake GPU";
+    if (!ar_beside(library, "fake/libnvidia-ml.so.1") || !ar_beside(cuda, "fake/libcuda.so.1")) return false;
   }
   if (!ar_nvml_open(library, why)) return false;
   ar_context_probe(cuda);
@@ -77,15 +77,10 @@ static bool busy(void) {
 int ar_serve(const struct ar_options *o) {
   static sigset_t set;
   const char *why = "no such rule: slicekeeper, kubegpu or gemini";
-  char folder[AR_PATH];
   pthread_t waiter;
   ar_rule *rule = ar_rule_named(o->rule ? o->rule : "slicekeeper");
   if (!rule) return fail(why);
-  if (o->folder)
-    snprintf(folder, sizeof folder, "%s", o->folder);
-  else
-    ar_default_folder(folder, sizeof folder, o->fake);
-  if (!ar_folder_open(folder, &why)) return fail(why);
+  if (!ar_folder_open(ar_folder_of(o), &why)) return fail(why);
   if (!only_one()) return fail("another arbiter serves this folder");
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);

@@ -73,16 +73,8 @@ static void show(const char *answer) {
            (int)number(&o, "gpu"), *text(&o, "seat") ? text(&o, "seat") : "unknown");
 }
 
-static void folder_of(const struct ar_options *o, char out[AR_PATH]) {
-  if (o->folder)
-    snprintf(out, AR_PATH, "%s", o->folder);
-  else
-    ar_default_folder(out, AR_PATH, o->fake);
-}
-
 int ar_top(const struct ar_options *o) {
-  char folder[AR_PATH];
-  folder_of(o, folder);
+  const char *folder = ar_folder_of(o);
   do {
     char *answer = ar_request(folder, "{\"op\":\"read\"}");
     if (!answer) {
@@ -99,8 +91,7 @@ int ar_top(const struct ar_options *o) {
 }
 
 int ar_ask(const struct ar_options *o, const char *line) {
-  char folder[AR_PATH];
-  folder_of(o, folder);
+  const char *folder = ar_folder_of(o);
   char *answer = ar_request(folder, line);
   if (!answer) {
     fprintf(stderr, "arbiter ask: no arbiter serves %s\n", folder);

@@ -74,6 +74,19 @@ def turned_away() -> str:
     return f"knocked {knocks} times"
 
 
+@case("faults: an arbiter in a folder too deep to name its limiter runs no program without one")
+def too_deep() -> None:
+    with Node() as node:
+        deep = node.dir.joinpath(*["d" * 160] * 3)
+        deep.mkdir(parents=True)
+        shutil.copy(BUILD / "arbiter", deep)
+        command = [str(deep / "arbiter"), "run", "--dir", str(node.dir), "--fake", "--core", "50", "--memory", "1GiB"]
+        command += ["--", "echo", "ran"]
+        run = subprocess.run(command, check=False, env=node.env, capture_output=True, text=True)
+        check(run.returncode == 1 and not run.stdout, f"it ran: {run}")
+        check("too long" in run.stderr, run.stderr)
+
+
 def hello(door: str, acknowledges: int = 0) -> socket.socket:
     """Ask for a slot, as a new process does."""
     s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
