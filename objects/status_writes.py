@@ -25,7 +25,9 @@ def worth_writing(obj: Object, new: Object, figures: Collection[str], now: Insta
     """
     old = as_map(obj.get("status"))
     changed = {key for key, value in new.items() if old.get(key) != value}
-    if not changed or (changed <= set(figures) and now - _written_at(obj) < FIGURES_MS):
+    # A clock that was ahead may have written last: its `asOf` must not keep the figures until then.
+    recent = 0 <= now - _written_at(obj) < FIGURES_MS
+    if not changed or (recent and changed <= set(figures)):
         return None
     return {**new, "asOf": format_seconds(now)}
 

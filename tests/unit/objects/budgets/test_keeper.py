@@ -73,6 +73,10 @@ def test_figures_are_written_at_most_twice_a_minute_and_what_matters_at_once(wor
     world.clock.advance(1_000)
     world.keeper().keep()
     assert world.status()["left"] == "3h30m"
+    world.timekeeper.move_time(Budget, "team", "grants", body, "k2")
+    world.clock.ms -= 1_000  # another operator's clock was ahead
+    world.keeper().keep()
+    assert world.status()["left"] == "4h30m"
     world.timekeeper.set_status(Budget, "team", "suspended", "r")
     world.keeper().keep()
     assert world.status()["state"] == "suspended"
