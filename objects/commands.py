@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 import click
 
-from objects.operator_loop import InTurn, OperatorLoop, Pass
+from objects.operator_loop import OperatorLoop
 from slicekeeper import clock, threads
 from slicekeeper.cli.main import Context
 from slicekeeper.config.policy import PolicyBook
@@ -36,7 +36,7 @@ def serve(context: Context) -> None:
     import kopf  # noqa: PLC0415 - half a second that no other command should take
 
     from objects.budgets.keeper import Keeper  # noqa: PLC0415 - SharePods need nothing of it
-    from objects.object_watch import registry_of, settings_of, tame_logs  # noqa: PLC0415 - it imports kopf, too
+    from objects.object_watch import kopf_settings, registry_of, tame_logs  # noqa: PLC0415 - it imports kopf, too
     from objects.policies.keeper import PolicyKeeper  # noqa: PLC0415 - as above
 
     settings = context.begin()
@@ -48,9 +48,9 @@ def serve(context: Context) -> None:
     # A broken file does not keep budgets from following their objects.
     file = PolicyFile(settings.policy, PolicyBook(exempt=settings.policy.exempt_namespaces))
     policies = PolicyKeeper(client, file, now, lambda: leader.is_leader)
-    with _looking(settings, InTurn(budgets, policies), leader) as looks:
-        registry = registry_of(settings.kubernetes, looks.wake.set)
-        kopf.run(registry=registry, settings=settings_of(), standalone=True, clusterwide=True)
+    with _running(settings, leader, budgets.keep, policies.keep) as loop:
+        registry = registry_of(settings.kubernetes, loop.wake.set)
+        kopf.run(registry=registry, settings=kopf_settings(), standalone=True, clusterwide=True)
 
 
 @objects.command()
@@ -64,8 +64,8 @@ def sharepods(context: Context) -> None:
     client, leader = _candidate(settings, SHAREPODS_LEASE)
     now = clock.from_settings(settings.clock)
     keeper = SharePodKeeper(client, settings.resources, now, lambda: leader.is_leader)
-    with _looking(settings, keeper, leader) as looks:
-        keeper.follow(looks.wake.set)
+    with _running(settings, leader, keeper.keep) as loop:
+        keeper.start(loop.wake.set)
         stopped.wait()
         keeper.stop()
 
@@ -78,14 +78,14 @@ def _candidate(settings: Settings, lease: str) -> tuple[KubeClient, LeaderElecti
 
 
 @contextmanager
-def _looking(settings: Settings, keeper: Pass, leader: LeaderElection) -> Iterator[OperatorLoop]:
+def _running(settings: Settings, leader: LeaderElection, *passes: Callable[[], None]) -> Iterator[OperatorLoop]:
     """Run passes as long as this process leads, with probes that report their state."""
-    looks = OperatorLoop(keeper, lambda: leader.is_leader)
-    with looks.health.served(settings.objects.probes_bind, settings.serving):
+    loop = OperatorLoop(lambda: leader.is_leader, *passes)
+    with loop.health.served(settings.objects.probes_bind, settings.serving):
         leader.start()
-        looks.start()
+        loop.start()
         try:
-            yield looks
+            yield loop
         finally:
-            looks.stop()
+            loop.stop()
             leader.stop()

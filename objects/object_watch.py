@@ -57,7 +57,7 @@ def _without_settings(record: logging.LogRecord) -> bool:
     return True
 
 
-def settings_of() -> kopf.OperatorSettings:
+def kopf_settings() -> kopf.OperatorSettings:
     """Return kopf's settings: requests to the API server have a timeout, and nothing is posted."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bring ledger and objects into step in one look at both, whatever happened before.
+"""Bring ledger and objects into step in one pass over both, whatever happened before.
 
-Nothing is remembered from one look to the next, so any look may be cut short. Each write names the version of what it
+Nothing is remembered from one pass to the next, so any pass may be cut short. Each write names the version of what it
 was made from, so an operator that has lost the lease without noticing cannot undo what its successor has written: a
 request to the timekeeper carries the budget's `object_version`, which is read before the object; a status is made from
 a budget that is read after the object, and names the object's resource version. No object has a finalizer of ours, so
@@ -22,16 +22,17 @@ from slicekeeper.clock import Clock
 from slicekeeper.errors import Forbidden, NotFound, ServiceError, Unavailable
 from slicekeeper.kube.client import KubeClient, Object
 from slicekeeper.net.timekeeper_client import TimekeeperClient
+from slicekeeper.wire.timekeeper import Budget, Parent
 
 log = logging.getLogger(__name__)
 
 _NOT_THE_OBJECTS_FAULT: Final = (Unavailable, Forbidden)
-"""The whole look has failed, not because of a spec, so no object's status reports it."""
+"""The whole pass has failed, not because of a spec, so no object's status reports it."""
 _ANOTHER_WAS_FIRST: Final = "version-mismatch"
 
 
 class Keeper:
-    """Looks. `acts` returns whether this process holds the lease; it is asked before each write."""
+    """Runs the passes. `acts` returns whether this process holds the lease; it is called before each write."""
 
     def __init__(
         self, client: KubeClient, timekeeper: TimekeeperClient, clock: Clock, acts: Callable[[], bool]
@@ -42,16 +43,13 @@ class Keeper:
         self._acts = acts
 
     def keep(self) -> None:
-        """Look once.
-
-        Raises ServiceError if the API server or the timekeeper refuses or does not answer; then look again.
-        """
+        """Run one pass. Raises ServiceError if the API server or the timekeeper does not serve us; then retry."""
         self._keep_all(CLUSTER_GPU_BUDGETS)  # first, for the budgets below them
         self._keep_all(GPU_BUDGETS)
 
     def _keep_all(self, kind: Kind[B]) -> None:
         objects, _ = self._client.list(kind.resource)
-        budgets = {_name(budget): budget for budget in self._timekeeper.budgets(kind.budget) if _is_there(budget)}
+        budgets = {_holder(budget): budget for budget in self._timekeeper.budgets(kind.budget) if not _is_gone(budget)}
         # An organisation has no parent, so it may be needed and needs none.
         objects.sort(key=lambda obj: (obj.get("spec") or {}).get("kind") != "organisation")
         for obj in objects:
@@ -71,7 +69,7 @@ class Keeper:
         kept = budget.kept_by if budget is not None else None
         if kept is None or (kept.uid, kept.generation) != (metadata["uid"], metadata["generation"]):
             if not self._is_still(kind, obj):
-                return  # the next look sees its new state
+                return  # the next pass sees its new state
             try:
                 seen = budget.object_version if budget is not None else ""
                 budget = self._timekeeper.put_object(kind.budget, holder, body_of(obj, seen))
@@ -117,13 +115,13 @@ class Keeper:
             log.info("%s %s: went with its namespace: %s", kind.resource.plural, holder, error)
 
 
-def _name(budget: B) -> str:
-    return str(getattr(budget, "namespace", "") or getattr(budget, "name", ""))
+def _holder(budget: Budget | Parent) -> str:
+    return budget.namespace if isinstance(budget, Budget) else budget.name
 
 
-def _is_there(budget: B) -> bool:
-    """Whether it is not that of a namespace which was deleted: its account stays."""
-    return not getattr(budget, "gone", False)
+def _is_gone(budget: Budget | Parent) -> bool:
+    """Whether its namespace was deleted: the account remains."""
+    return isinstance(budget, Budget) and budget.gone
 
 
 def _camel(code: str) -> str:

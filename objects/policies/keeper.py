@@ -2,7 +2,7 @@
 """Evaluate all GpuPolicies as the other parts do, and write the result into the status of each.
 
 Nothing waits for that: a GpuPolicy applies as soon as webhook, timekeeper and node agents have seen it. Nothing is
-remembered from one look to the next.
+remembered from one pass to the next.
 """
 
 from __future__ import annotations

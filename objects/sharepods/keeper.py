@@ -21,15 +21,15 @@ from slicekeeper.errors import Conflict, NotFound, ServiceError, Unavailable
 from slicekeeper.kube.client import JSON_PATCH, PODS, KubeClient, Object
 from slicekeeper.kube.pod import controller_of, full_name, guarded, has_ended
 from slicekeeper.kube.watch import Seen, Watch
-from slicekeeper.units import Instant, parse_instant
+from slicekeeper.units import parse_instant
 from slicekeeper.untyped import as_list, as_map
 
 log = logging.getLogger(__name__)
 
 REPLACED_MS: Final = 30_000
 """Minimum age at which a failed pod is replaced, so that one that always fails is not created continuously."""
-FIRST_PAUSE_MS: Final = 5_000
-LONGEST_PAUSE_MS: Final = 80_000
+FIRST_PAUSE_NS: Final = 5_000_000_000
+LONGEST_PAUSE_NS: Final = 80_000_000_000
 """Pause after the refusal of a pod; it doubles with each attempt."""
 
 _Problem = tuple[str, str]
@@ -49,9 +49,9 @@ class SharePodKeeper:
             Watch(client, SHAREPODS, self._sharepods),
             Watch(client, PODS, self._pods, label_selector=MADE),
         )
-        self._pauses = _Pauses()
+        self._pauses = _Pauses(clock)
 
-    def follow(self, changed: Callable[[], None]) -> None:
+    def start(self, changed: Callable[[], None]) -> None:
         """Watch SharePods and their pods; `changed` is called whenever there is something to do."""
         self._sharepods.changed = self._pods.changed = changed
         for watch in self._watches:
@@ -81,42 +81,42 @@ class SharePodKeeper:
                 log.info("%s: %s", _said(obj), error)  # other SharePods do not wait for this one
 
     def _keep(self, obj: Object) -> None:
-        metadata, now = obj["metadata"], self._clock.now_ms()
+        metadata = obj["metadata"]
         template = template_of(obj, self._resources)
-        pod, problem = self._pod_of(obj, template, now)
+        pod, problem = self._pod_of(obj, template)
         if pod is None and problem is None:
             return
-        status = status_of(obj, pod, template, problem, now)
+        status = status_of(obj, pod, template, problem, self._clock.now_ms())
         if status is not None and self._acts():
             body = _unless_changed(obj, {"op": "add", "path": "/status", "value": status})
             self._client.patch(
                 SHAREPODS, metadata["name"], body, metadata["namespace"], content_type=JSON_PATCH, subresource="status"
             )
 
-    def _pod_of(self, obj: Object, template: Template, now: Instant) -> tuple[Object | None, _Problem | None]:
+    def _pod_of(self, obj: Object, template: Template) -> tuple[Object | None, _Problem | None]:
         """Return its pod, or why it has none. If neither is known, the status stays, and a later pass decides."""
         metadata = obj["metadata"]
         pod = seen = self._pods.find(metadata["namespace"], metadata["name"])
         if pod is not None and _is_of(pod, obj):
-            self._replace(pod, now)
+            self._replace(pod)
             return pod, None
         if has_outcome(obj):
             return None, None
         if pod is None:
-            if self._pauses.holds(obj, template, now):
+            if self._pauses.holds(obj, template):
                 return None, None
             pod = self._read_pod(obj)  # a watch may be late, and a user may have removed the label
             if pod is not None and _is_of(pod, obj):
                 return pod, None
         if template.violations:
-            self._pauses.begin(obj, template, now)
+            self._pauses.begin(obj, template)
             return None, ("SpecInvalid", "; ".join(map(str, template.violations)))
         if pod is None:
-            return self._make(obj, template, now)
+            return self._make(obj, template)
         if _is_orphan(pod):
             return self._adopt(obj, template, pod), None
         if seen is None:  # no watch shows when it is gone
-            self._pauses.begin(obj, template, now)
+            self._pauses.begin(obj, template)
         owner = controller_of(pod)
         whose = f"{owner.get('kind')} {owner.get('name')}'s" if owner else "not a SharePod's"
         return None, (
@@ -127,7 +127,7 @@ class SharePodKeeper:
     def _read_pod(self, obj: Object) -> Object | None:
         return self._client.find(PODS, obj["metadata"]["name"], obj["metadata"]["namespace"])
 
-    def _make(self, obj: Object, template: Template, now: Instant) -> tuple[Object | None, _Problem | None]:
+    def _make(self, obj: Object, template: Template) -> tuple[Object | None, _Problem | None]:
         if not self._is_still(obj, template):
             return None, None
         try:
@@ -137,7 +137,7 @@ class SharePodKeeper:
                 raise
             if isinstance(error, Conflict):  # another process created one; the next pass finds out which
                 return None, None
-            self._pauses.begin(obj, template, now)
+            self._pauses.begin(obj, template)
             return None, ("PodRefused", str(error).partition(": ")[2] or str(error))
         self._pauses.end(obj)
         log.info("%s: its pod is made", _said(obj))
@@ -153,10 +153,10 @@ class SharePodKeeper:
         log.info("%s: the pod of its name, which had no owner, is adopted", _said(obj))
         return adopted
 
-    def _replace(self, pod: Object, now: Instant) -> None:
+    def _replace(self, pod: Object) -> None:
         """Delete an ended pod that must be replaced: kubelet evicted it, or its node was shut down."""
         metadata = pod["metadata"]
-        young = now - parse_instant(metadata["creationTimestamp"]) < REPLACED_MS
+        young = self._clock.now_ms() - parse_instant(metadata["creationTimestamp"]) < REPLACED_MS
         if not has_ended(pod) or outcome_of(pod) or metadata.get("deletionTimestamp") or young or not self._acts():
             return
         try:
@@ -184,18 +184,19 @@ class SharePodKeeper:
 class _Pauses:
     """Until when no pod is created for a SharePod after a refusal. Another template is tried at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._of: dict[str, tuple[str, int, int]] = {}
-        """By the SharePod's UID: the refused template, the pause in milliseconds, and its end."""
+        """By the SharePod's UID: the refused template, the pause, and its end; in monotonic nanoseconds."""
 
-    def holds(self, obj: Object, template: Template, now: Instant) -> bool:
+    def holds(self, obj: Object, template: Template) -> bool:
         digest, _, until = self._of.get(obj["metadata"]["uid"], ("", 0, 0))
-        return digest == template.digest and now < until
+        return digest == template.digest and self._clock.monotonic_ns() < until
 
-    def begin(self, obj: Object, template: Template, now: Instant) -> None:
+    def begin(self, obj: Object, template: Template) -> None:
         digest, pause, _ = self._of.get(obj["metadata"]["uid"], ("", 0, 0))
-        pause = min(pause * 2, LONGEST_PAUSE_MS) if digest == template.digest and pause else FIRST_PAUSE_MS
-        self._of[obj["metadata"]["uid"]] = (template.digest, pause, now + pause)
+        pause = min(pause * 2, LONGEST_PAUSE_NS) if digest == template.digest else FIRST_PAUSE_NS
+        self._of[obj["metadata"]["uid"]] = (template.digest, pause, self._clock.monotonic_ns() + pause)
 
     def end(self, obj: Object) -> None:
         self._of.pop(obj["metadata"]["uid"], None)

@@ -17,7 +17,7 @@ from support.budget_objects import ORGANISATION, TEAM, apply, served
 from support.policy_objects import apply_policy, policies_served
 from support.small_cluster import wait_for
 
-from objects.object_watch import registry_of, settings_of
+from objects.object_watch import kopf_settings, registry_of
 from objects.operator_loop import OperatorLoop
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
@@ -67,7 +67,9 @@ def operating(url: str, changed: Any) -> Iterator[None]:
 
     def run() -> None:
         asyncio.run(
-            kopf.operator(registry=registry, settings=settings_of(), standalone=True, clusterwide=True, stop_flag=stop)
+            kopf.operator(
+                registry=registry, settings=kopf_settings(), standalone=True, clusterwide=True, stop_flag=stop
+            )
         )
 
     thread = threading.Thread(target=run)
@@ -114,10 +116,10 @@ def test_every_new_spec_and_every_deletion_is_told_and_no_object_is_written() ->
 def test_what_kopf_logs_of_an_object_is_one_line_of_json() -> None:
     code = (
         "import kopf, logging; from slicekeeper import log;"
-        "from objects.object_watch import settings_of, tame_logs;"
+        "from objects.object_watch import kopf_settings, tame_logs;"
         "log.configure(); tame_logs(); tame_logs();"
         "from kopf._core.actions.loggers import LocalObjectLogger as Logger;"
-        "logger = Logger(body={'kind': 'GpuBudget', 'metadata': {'name': 'default'}}, settings=settings_of());"
+        "logger = Logger(body={'kind': 'GpuBudget', 'metadata': {'name': 'default'}}, settings=kopf_settings());"
         "logger.info('handled'); logger.error('failed')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
@@ -140,11 +142,12 @@ class _Keeper:
 def test_looks_go_on_after_one_that_failed_and_the_probe_says_which() -> None:
     keeper = _Keeper()
     keeper.wrong = "down"
-    looks = OperatorLoop(keeper, lambda: True)  # type: ignore[arg-type]
+    other = _Keeper()
+    looks = OperatorLoop(lambda: True, keeper.keep, other.keep)
     assert looks.health.wrong == "not looked yet"
     looks.start()
     try:
-        assert keeper.looked.acquire(timeout=60)
+        assert other.looked.acquire(timeout=60), "the error of one affects no other"
         wait_for(lambda: looks.health.wrong == "down", "why it is not ready")
         keeper.wrong = ""
         looks.wake.set()
@@ -156,7 +159,7 @@ def test_looks_go_on_after_one_that_failed_and_the_probe_says_which() -> None:
 
 def test_one_that_does_not_lead_is_ready_and_looks_at_nothing() -> None:
     keeper = _Keeper()
-    looks = OperatorLoop(keeper, lambda: False)  # type: ignore[arg-type]
+    looks = OperatorLoop(lambda: False, keeper.keep)
     looks.start()
     try:
         wait_for(lambda: looks.health.wrong == "", "ready")

@@ -11,7 +11,6 @@ import pytest
 from support.policy_objects import apply_policy, policies_served
 from support.small_cluster import api_served
 
-from objects.operator_loop import InTurn
 from objects.policies.keeper import PolicyKeeper
 from simulator.api import Api
 from simulator.cluster import Cluster
@@ -20,7 +19,7 @@ from slicekeeper.clock import ManualClock
 from slicekeeper.config.policy import PolicyBook
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import PolicySettings
-from slicekeeper.errors import Conflict, ServiceError, Unavailable
+from slicekeeper.errors import Conflict
 from slicekeeper.kube.client import NAMESPACES, KubeClient, Object, Resource
 from slicekeeper.kube.policy_watch import GPU_POLICIES
 from slicekeeper.units import format_seconds
@@ -190,19 +189,6 @@ def test_two_operators_that_both_believe_to_lead_write_each_change_once(world: W
     assert world.told("p") == ("True", "InForce", 1)
     world.keeper(kube=late).keep()
     assert world.store.version == version + 1
-
-
-def test_what_keeps_one_from_looking_keeps_no_other(world: World) -> None:
-    class Fails:
-        def keep(self) -> None:
-            raise Unavailable("the timekeeper is away")
-
-    world.namespaces("guest")
-    world.apply("p", "guest")
-    with pytest.raises(ServiceError, match="the timekeeper is away"):
-        InTurn(Fails(), world.keeper()).keep()
-    assert world.told("p") == ("True", "InForce", 1)
-    InTurn(world.keeper()).keep()
 
 
 def test_while_the_file_is_broken_from_the_start_nobody_is_told_anything(world: World) -> None:
