@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS, NODE_CLOCK_MS
@@ -28,6 +28,9 @@ NOT_READY = ("Ready", "ContainersReady", "PodReadyToStartContainers")
 """Conditions that are False once a pod has ended. The first two become False with the first container that ends or
 fails, the last one when kubelet has stopped the sandbox, right before it frees the slice."""
 
+LONGEST_GRACE_SECONDS: Final = 2**63 // 10**9
+"""The API server adds a grace to the present in nanoseconds of 64 bits. A longer one overflows: `deletionTimestamp` may
+then be past at once, while kubelet's limit for stopping a container overflows too, so the pod runs on."""
 
 _STARTED = ("running", "terminated")
 """States of a container that record when it was started."""
@@ -57,8 +60,12 @@ def created_at(pod: Mapping[str, Any], default: Instant) -> Instant:
 
 
 def deleted_at(pod: Mapping[str, Any]) -> Instant | None:
-    """Return the instant of deletion, grace included; None if the pod was not deleted."""
-    return _instant(as_map(pod.get("metadata")).get("deletionTimestamp"))
+    """Return the instant of deletion, grace included; None if the pod was not deleted, or if its grace overflows."""
+    metadata = as_map(pod.get("metadata"))
+    grace = metadata.get("deletionGracePeriodSeconds")
+    if isinstance(grace, int) and grace > LONGEST_GRACE_SECONDS:
+        return None
+    return _instant(metadata.get("deletionTimestamp"))
 
 
 def deletion_requested_at(pod: Mapping[str, Any]) -> Instant | None:

@@ -90,6 +90,25 @@ def test_kubelet_gets_its_time_to_tell_how_a_deleted_pod_ended(stage: Stage, mon
     assert [pod["metadata"]["finalizers"] for pod in stage.kube.list(PODS)[0]] == [[], []]
 
 
+def test_a_pod_that_is_deleted_with_a_grace_that_overflows_pays_until_it_ends(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its `deletionTimestamp` is past at once, but kubelet cannot stop it."""
+    monkeypatch.setattr(charge_booking, "KUBELET_SECONDS", -1.0)
+    pod = stage.create()
+    stage.look()
+    stage.clock.advance(2 * KUBELET_MS)
+    deletion = {"deletionTimestamp": format_seconds(T0), "deletionGracePeriodSeconds": 2**63 - 1}
+    seen = stage.kube.get(PODS, "a", "team")
+    stage.controller.pods.on_event("MODIFIED", {**seen, "metadata": {**seen["metadata"], **deletion}})
+    stage.look(fresh=False)
+    assert stage.workload(pod["metadata"]["uid"]).ended_at is None
+    assert stage.finalizers() == [names.FINALIZER]
+    stage.end("a", T0 + KUBELET_MS)
+    stage.look()
+    assert stage.workload(pod["metadata"]["uid"]).ended_at == T0 + KUBELET_MS
+
+
 def test_what_was_never_bound_owes_nothing_and_goes(stage: Stage) -> None:
     stage.create(bound=False)
     stage.look()
