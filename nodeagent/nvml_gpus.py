@@ -2,12 +2,12 @@
 """The machine's GPUs, as NVIDIA's management library (NVML) describes them.
 
 A driver may refuse any single query: for a GPU without ECC or one that shares the host's memory, in a virtual machine,
-with an older library. A refused query yields None, never an error. A GPU that was withdrawn because of an Xid stays
-withdrawn until an operator removes its file from the folder of withdrawn GPUs, or the machine reboots.
+with an older library. A refused query yields None, never an error.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import threading
@@ -20,12 +20,12 @@ from typing import Any, Final
 import msgspec
 import pynvml
 
-from nodeagent.atomic_write import replace_file
 from nodeagent.booked_gpus import SeatRefused
 from nodeagent.gpu_health_rules import DriverReport, judge, judge_slices, judge_xid
 from nodeagent.host_cdi import Devices, Edits, Index
 from nodeagent.mig import SliceFound, slices_of
 from nodeagent.nvml_call import UNKNOWN, ask
+from nodeagent.withdrawn_gpus import WithdrawnGpus
 from slicekeeper.gpu.inventory import Gpu
 
 log = logging.getLogger(__name__)
@@ -49,10 +49,9 @@ class NvmlGpus:
 
     def __init__(self, withdrawn: Path, devices: Devices, load: Callable[[], None] = lambda: None) -> None:
         """`load` is called before the library is opened: it may have to be found outside this container."""
-        self._withdrawn = withdrawn
+        self._withdrawn = WithdrawnGpus(withdrawn)
         self._made = devices
         self._load = load
-        self._withdrawn.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._devices: list[_NvmlDevice] = []
         self._troubles: dict[str, str] = {}
@@ -154,13 +153,12 @@ class NvmlGpus:
                 self._pause.wait(seconds)
             return
         why = judge_xid(event.eventData)
-        uuid = ask(pynvml.nvmlDeviceGetUUID, event.device)
+        # The driver does not even tell the UUID of a GPU that has fallen off the bus, but its handle is still the same.
+        known = (device.gpu.uuid for device in self._devices if _same(device.handle, event.device))
+        uuid = next(known, None) or ask(pynvml.nvmlDeviceGetUUID, event.device)
         log.warning("GPU %s: Xid %d%s", uuid, event.eventData, "" if why else ", caused by a program's own error")
         if why and uuid:
-            try:
-                replace_file(self._withdrawn / uuid, f"{why}\n".encode(), mode=0o644)
-            except OSError as error:
-                log.error("GPU %s could not be withdrawn after Xid %d: %s", uuid, event.eventData, error)
+            self._withdrawn.add(uuid, why)
 
     def _refresh(self) -> None:
         if not self._open and not self._begin():
@@ -216,13 +214,13 @@ class NvmlGpus:
             self._open, self._events = False, None
             away = "the driver does not answer"
             return device.slices, dict.fromkeys([device.gpu.uuid, *(one.of.uuid for one in device.slices)], away)
-        withdrawn = self._why_withdrawn(device.gpu.uuid)
+        withdrawn = self._withdrawn.why(device.gpu.uuid)
         why = {device.gpu.uuid: withdrawn or judge(report)}
         slices: tuple[SliceFound, ...] = ()
         if report.mig:
             slices = self._slices(device)
             for uuid in (one.of.uuid for one in slices):
-                why[uuid] = withdrawn or self._why_withdrawn(uuid) or judge_slices(report)
+                why[uuid] = withdrawn or self._withdrawn.why(uuid) or judge_slices(report)
         return slices, {uuid: text for uuid, text in why.items() if text}
 
     def _slices(self, device: _NvmlDevice) -> tuple[SliceFound, ...]:
@@ -237,10 +235,11 @@ class NvmlGpus:
         self._left_out |= left_out
         return tuple(slices)
 
-    def _why_withdrawn(self, uuid: str) -> str:
-        with suppress(OSError):
-            return (self._withdrawn / uuid).read_text().strip() or "an operator withdrew it"
-        return ""
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two of NVML's handles, which are pointers, are those of the same GPU."""
+    addresses = [ctypes.cast(handle, ctypes.c_void_p).value for handle in (one, other)]
+    return addresses[0] == addresses[1]
 
 
 def _describe(index: int) -> _NvmlDevice | None:

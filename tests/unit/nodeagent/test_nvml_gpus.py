@@ -222,6 +222,23 @@ def test_an_xid_withdraws_at_once_and_for_the_next_agent_too(gpus: NvmlGpus, dri
     assert ill(after) == {}
 
 
+def test_a_gpu_that_falls_off_the_bus_is_named_although_the_driver_tells_nothing_of_it(
+    gpus: NvmlGpus, driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    second = gpus.gpus()[1].uuid
+    refuse(monkeypatch, pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST), "nvmlDeviceGetUUID")
+    driver.xid(1, 79)
+    gpus.look(10)
+    assert (tmp_path / "withdrawn" / second).read_text() == "the driver reported Xid 79\n"
+
+
+def test_a_full_disk_keeps_no_gpu_from_being_withdrawn(gpus: NvmlGpus, driver: Any, tmp_path: Path) -> None:
+    (tmp_path / "withdrawn").rmdir()
+    driver.xid(2, 48)
+    gpus.look(10)
+    assert ill(gpus) == {2: "the driver reported Xid 48"}
+
+
 def test_an_xid_of_a_programs_own_making_withdraws_nothing(gpus: NvmlGpus, driver: Any) -> None:
     driver.xid(1, 31)
     assert ill(gpus) == {}
