@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from nodeagent.booked_gpus import may_start
 from slicekeeper import names
@@ -13,6 +14,9 @@ from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.watch import Watch
 
 PodKey = tuple[str, str]
+
+LIST_SECONDS: Final = 60.0
+"""A list of pods takes less: one that arrives so much later was begun after a pod was asked for."""
 
 
 class PodsOfNode(Protocol):
@@ -33,8 +37,8 @@ class NodePods:
         self._on_gone = on_gone
         self._on_change = on_change
         self._pods: dict[PodKey, Object] = {}
-        self._ahead: dict[str, Object] = {}
-        """By UID, pods that were read from the API server and that the watch has not shown yet."""
+        self._ahead: dict[str, tuple[float, Object]] = {}
+        """By UID, pods that the watch has not shown yet, and when they were asked for."""
         self._changed = threading.Condition()
         self._watch = Watch(
             client, PODS, self, label_selector=names.MANAGED_SELECTOR, field_selector=f"spec.nodeName={node}"
@@ -56,7 +60,7 @@ class NodePods:
     def all(self) -> list[Object]:
         """Return all pods."""
         with self._changed:
-            return [*self._pods.values(), *self._ahead.values()]
+            return [*self._pods.values(), *(pod for _, pod in self._ahead.values())]
 
     def arriving(self) -> bool:
         """Whether there is a pod that kubelet has neither admitted nor refused, as far as the API server knows."""
@@ -69,26 +73,30 @@ class NodePods:
             return self._pods.get((namespace, name))
 
     def ask(self, namespace: str, name: str) -> Object | None:
-        """Return the node's pod of that name as the API server has it now, None if it has none.
+        """Return the node's GPU pod of that name as the API server has it now, None if it has none.
 
         Raises ServiceError if it does not answer.
         """
         here = f"metadata.name={name},spec.nodeName={self._node}"
-        found, _ = self._client.list(PODS, namespace=namespace, field_selector=here)
+        began = time.monotonic()
+        found, _ = self._client.list(
+            PODS, namespace=namespace, label_selector=names.MANAGED_SELECTOR, field_selector=here
+        )
         if not found:
             return None
         uid = found[0]["metadata"]["uid"]
         with self._changed:
             if all(pod["metadata"]["uid"] != uid for pod in self._pods.values()):
-                self._ahead[uid] = found[0]
+                self._ahead[uid] = began, found[0]
         return found[0]
 
     def on_list(self, objects: list[Object]) -> None:
         """Replace all pods."""
         with self._changed:
             self._pods = {_key(pod): pod for pod in objects}
-            for pod in objects:
-                self._ahead.pop(pod["metadata"]["uid"], None)
+            shown, oldest = {pod["metadata"]["uid"] for pod in objects}, time.monotonic() - LIST_SECONDS
+            # One that is not in the list was created after it, or has ended while the watch was down.
+            self._ahead = {uid: (at, pod) for uid, (at, pod) in self._ahead.items() if uid not in shown and at > oldest}
             self._changed.notify_all()
         self._on_change()
         self._on_gone()

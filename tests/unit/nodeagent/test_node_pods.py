@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 from support.small_cluster import NAMESPACE, SmallCluster, small_cluster
 
-from nodeagent.node_pods import NodePods
+from nodeagent.node_pods import LIST_SECONDS, NodePods
+from slicekeeper import names
 from slicekeeper.kube.client import PODS, Object
 
 
@@ -33,6 +35,26 @@ def test_the_api_server_is_asked_for_the_nodes_own_pods_alone(small: SmallCluste
     assert pods.ask(NAMESPACE, "web-0") == here
     assert pods.ask(NAMESPACE, "waits") is None
     assert pods.ask(NAMESPACE, "nobody") is None
+
+
+def test_a_pod_that_the_watch_never_shows_is_not_asked_for(small: SmallCluster) -> None:
+    pods = NodePods(small.client, "node-1", lambda: None, lambda: None)
+    bound(small, "other")
+    small.client.patch(PODS, "other", {"metadata": {"labels": {names.MANAGED_LABEL: None}}}, NAMESPACE)
+    assert pods.ask(NAMESPACE, "other") is None
+    assert pods.all() == []
+
+
+def test_a_pod_that_ends_while_the_watch_is_down_is_gone(small: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    pods = NodePods(small.client, "node-1", lambda: None, lambda: None)
+    new = bound(small, "web-0")
+    pods.ask(NAMESPACE, "web-0")
+    pods.on_list([])
+    assert pods.all() == [new], "the list may have been made before"
+    later = time.monotonic() + LIST_SECONDS
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    pods.on_list([])
+    assert pods.all() == []
 
 
 def test_a_pod_that_was_asked_for_counts_before_the_watch_shows_it(small: SmallCluster) -> None:
