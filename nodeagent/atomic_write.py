@@ -21,11 +21,15 @@ def replace_file(
     `before` is called with the whole new one before it can be found under its name.
     """
     fresh = file.with_name(f".{file.name}.new")
-    with fresh.open("wb") as out:
-        out.write(data)
-        out.flush()
-        fresh.chmod(mode)
-        if durable:
-            os.fsync(out.fileno())
-    before(fresh)
-    fresh.replace(file)
+    try:
+        with fresh.open("wb") as out:
+            out.write(data)
+            out.flush()
+            fresh.chmod(mode)
+            if durable:
+                os.fsync(out.fileno())
+        before(fresh)
+        fresh.replace(file)
+    except OSError:  # on a full disk, what was written so far would stay
+        fresh.unlink(missing_ok=True)
+        raise

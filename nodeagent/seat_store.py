@@ -100,7 +100,7 @@ class SeatStore:
         room = self._folder / ".room"
         try:
             room.write_bytes(bytes(_ROOM))
-            room.unlink()
+            room.unlink(missing_ok=True)  # another probe may be quicker
         except OSError as error:
             return str(error.strerror)
         return ""

@@ -81,20 +81,18 @@ class Seats:
     def restore(self) -> None:
         """Restore the folder of every saved seat: a reboot empties their parent folder."""
         seats = self._store.all()
-        for seat in seats:
-            if seat.taken:
-                self._files.make_folder(seat)
+        for known in seats:
+            with self._unless_busy(known) as seat:
+                if seat is not None and seat.taken:
+                    self._files.make_folder(seat)
         self._files.sweep(seats)
 
     def tidy(self) -> None:
         """Remove files that are needed only at a container's start, for containers that have been started."""
         for known in self._store.all():
             with self._unless_busy(known) as seat:
-                try:
-                    if seat is not None:
-                        self._files.tidy(seat)
-                except OSError as error:
-                    log.warning("seat %s is not tidied: %s", known.id, error)
+                if seat is not None:
+                    self._files.tidy(seat)
 
     def allocate(self, seat_id: str) -> str:
         """Return the CDI device for a seat that kubelet allocates again."""
@@ -154,13 +152,18 @@ class Seats:
 
     @contextmanager
     def _unless_busy(self, known: Seat) -> Iterator[Seat | None]:
-        """Lock a seat; yield what it is now, or None if it is gone, or locked by another."""
+        """Lock a seat; yield what it is now, or None if it is gone, or locked by another.
+
+        An error of the disk is only logged, so that it stops neither the agent nor what is done with other seats.
+        """
         lock = self._locks[known.id]
         if not lock.acquire(blocking=False):
             yield None
             return
         try:
             yield self._store.get(known.id)
+        except OSError as error:
+            log.warning("seat %s is not tidied up: %s", known.id, error)
         finally:
             lock.release()
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import threading
@@ -60,6 +61,24 @@ def test_what_comes_meanwhile_for_a_seat_that_is_written_is_judged_by_the_new_on
         changed.result(30)
         assert not dropped.result(30)
     assert store.all() == SeatStore(tmp_path).all() == [Seat(id="seat-slow", nonce="new")]
+
+
+def test_a_disk_with_room_is_no_trouble_however_many_ask_at_once(tmp_path: Path, switching: None) -> None:
+    """Each probe of kubelet and of the scheduler asks, in a thread of its own."""
+    store = SeatStore(tmp_path)
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda _: store.trouble(), range(1000))) == {""}
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = SeatStore(tmp_path)
+    monkeypatch.setattr("nodeagent.atomic_write.os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.put(Seat(id="seat-0001", nonce="a"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_memory_and_disk_agree_whoever_writes(tmp_path: Path, switching: None) -> None:

@@ -92,6 +92,31 @@ def test_seats_of_pods_that_are_gone_are_freed(bench: Any) -> None:
     assert len(list((bench.folder / "run/seats").iterdir())) == 1
 
 
+def test_a_seat_that_the_disk_does_not_give_up_keeps_no_other(bench: Any) -> None:
+    """As on a disk that the kernel has made read-only after an error: the agent goes on, and so does its watch."""
+    for number, name in enumerate(("first", "second")):
+        bench.pods.add(name, gpu=number)
+        bench.start(f"seat-000{number}", name)
+    stays = bench.folder / "state" / "seat-0000.json"
+    stays.unlink()
+    stays.mkdir()
+    bench.pods.known.clear()
+    bench.seats.free()
+    assert [seat.id for seat in bench.store.all()] == ["seat-0000"]
+
+
+def test_a_seat_without_room_for_its_folder_keeps_no_agent_from_its_start(bench: Any) -> None:
+    for number, name in enumerate(("first", "second")):
+        bench.pods.add(name, gpu=number)
+        bench.start(f"seat-000{number}", name)
+    first, second = (bench.folder / "run" / "seats" / seat.name for seat in bench.store.all())
+    for folder in (first, second):
+        shutil.rmtree(folder)
+    first.touch()
+    bench.seats.restore()
+    assert second.is_dir()
+
+
 def test_a_seat_that_is_taken_while_others_are_freed_is_kept(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when a StatefulSet's pod is gone, and the API server has shown the next one to its start alone."""
     bench.pods.add("old", gpu=0)
