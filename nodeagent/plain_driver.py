@@ -142,7 +142,7 @@ def libraries(root: Path) -> dict[str, Path]:
         cuda = _resolved(root, root / place / f"{CUDA}.1")
         version = cuda.name.removeprefix(f"{CUDA}.")
         if version[:1].isdecimal() and "." in version and cuda.is_file():
-            folders = dict.fromkeys((root / place, cuda.parent))
+            folders = dict.fromkeys((_resolved(root, root / place), cuda.parent))
             there = [file for folder in folders for file in folder.iterdir() if file.name.startswith(LIBRARIES)]
             ends = {file.name: _resolved(root, file) for file in there}
             return {

@@ -58,6 +58,14 @@ def root(tmp_path: Path) -> Path:
     return made
 
 
+def test_a_folder_of_libraries_may_be_a_link_to_another_of_the_node(root: Path) -> None:
+    folder = root / plain_driver.FOLDERS[0]
+    before = libraries(root)
+    folder.rename(root / "drivers")
+    folder.symlink_to("/drivers")
+    assert libraries(root) == {name: root / "drivers" / file.name for name, file in before.items()}
+
+
 def test_libraries_of_the_drivers_version_are_known_under_all_their_names(root: Path) -> None:
     found = {name: file.name for name, file in libraries(root).items()}
     versions = {name: name for name in LINKS.values() if name.endswith(VERSION)}
