@@ -109,7 +109,9 @@ class Controller:
         )
         self._vanished = Vanished(client, books, self.pods, self._intervals, self.strays, self._fail)
         margin_ms = int(settings.timekeeper.reservation_margin_seconds * 1000)
-        self._gates = Gates(client, clock, books, self._openings, self.pods, margin_ms=margin_ms, each=self._each)
+        self._gates = Gates(
+            client, clock, books, self._openings, self.pods, margin_ms=margin_ms, each=self._each, fail=self._fail
+        )
         self._evictions = Evictions(client, clock, books)
         self._budget_states = BudgetStates(
             client, clock, books, policy, self.pods, self._gates, self._evictions, self._each

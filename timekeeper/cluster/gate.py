@@ -18,7 +18,7 @@ from slicekeeper.clock import Clock
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import PODS, KubeClient, Object
-from slicekeeper.kube.pod import gate_index
+from slicekeeper.kube.pod import full_name, gate_index
 from slicekeeper.units import GpuMilliseconds, Instant, format_duration, format_instant
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.opening import Openings, namespace_of
@@ -33,6 +33,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.standing import BudgetStanding
 from timekeeper.store import rates
 from timekeeper.store import reservations as store
+from timekeeper.store.db.failures import is_away
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,8 @@ class _Reason:
 class Gates:
     """The waiting pods, and the pods that have a reservation. Used by the controller's one thread.
 
-    `each` acts on pods concurrently, and an error with one does not affect the others.
+    `each` acts on pods concurrently, and an error with one does not affect the others; `fail` notes an error that the
+    controller's look reports.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Gates:
         *,
         margin_ms: int,
         each: Each,
+        fail: Callable[[str, Exception], None],
     ) -> None:
         self._client = client
         self._clock = clock
@@ -93,6 +96,7 @@ class Gates:
         self._pods = pods
         self._margin_ms = margin_ms
         self._each = each
+        self._fail = fail
         self._waiting: dict[str, _Waiting] = {}
         """By UID."""
         self._reserved: dict[str, tuple[str, str]] | None = None
@@ -133,10 +137,7 @@ class Gates:
         for one in sorted(self._waiting.values(), key=lambda one: one.age):
             queues.setdefault(namespace_of(one.pod), []).append(one)
         for namespace, queue in queues.items():
-            try:
-                self._serve(queue, policy_of(namespace), now)
-            except (LedgerError, ServiceError) as error:
-                log.info("namespace %s: waiting pods are looked at again: %s", namespace, error)
+            self._serve(queue, policy_of(namespace), now)
 
     def _known(self) -> dict[str, tuple[str, str]]:
         if self._reserved is None:
@@ -161,7 +162,10 @@ class Gates:
     # One namespace's queue, the oldest first
 
     def _serve(self, queue: list[_Waiting], policy: NamespacePolicy, now: Instant) -> None:
-        """Admit pods, oldest first, up to one that must wait for GPU time which younger ones would take from it."""
+        """Admit pods, oldest first, up to one that must wait for GPU time which younger ones would take from it.
+
+        One that cannot be examined now holds up the younger ones too, because its need is not known.
+        """
         ready: dict[str, str] = {}
         ahead = ""
         for one in queue:
@@ -169,7 +173,16 @@ class Gates:
                 ready[one.uid] = "GPU time until this pod's deadline is set aside"
                 continue
             behind = _Reason("behind", f"waits behind pod {ahead}, which is older and needs more GPU time")
-            found = behind if ahead else self._admit(one.pod, policy, now)
+            try:
+                found = behind if ahead else self._admit(one.pod, policy, now)
+            except Exception as error:
+                if is_away(error):
+                    raise
+                if isinstance(error, LedgerError | ServiceError):
+                    log.info("pod %s waits: %s", full_name(one.pod), error)
+                else:
+                    self._fail(f"pod {full_name(one.pod)}", error)
+                break
             if isinstance(found, str):
                 ready[one.uid] = found
                 continue

@@ -26,6 +26,9 @@ from timekeeper.core import charged_fraction, quota_weight
 from timekeeper.core.rate import RateBook
 
 DEFAULT_GRACE_SECONDS: Final = 30
+LONGEST_SECONDS: Final = 2**31 - 1
+"""The API server's limit of `activeDeadlineSeconds`. The grace has none, and with a longer one no number would fit."""
+
 _ANY_MODEL: Final = "*"
 
 
@@ -44,7 +47,7 @@ def span_of(pod: Mapping[str, Any], margin_ms: int) -> int | None:
     if not isinstance(deadline, int) or deadline < 1:
         return None
     seconds = deadline + (grace if isinstance(grace, int) and grace >= 0 else DEFAULT_GRACE_SECONDS)
-    return seconds * MS_PER_SECOND + margin_ms
+    return min(seconds, LONGEST_SECONDS) * MS_PER_SECOND + margin_ms
 
 
 def need_of(

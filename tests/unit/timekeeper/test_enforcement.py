@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from timekeeper.ledger import movement, reservation
 from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Order
+from timekeeper.ledger.rate import set_rate
 from timekeeper.store import requested
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -304,6 +307,40 @@ def test_a_gpu_that_nobody_has_published_is_waited_for(stage: Callable[[str], St
     it.look()
     assert it.waiting() == {"b"}
     assert "waits for a node with a GPU that fits it" in it.told("b")[0]
+
+
+def test_a_grace_that_overflows_keeps_no_other_pod_waiting(stage: Callable[[str], Stage]) -> None:
+    """At a rate of 0 the pod needs no GPU time, however long it may run."""
+    it = stage(SAFE)
+    set_rate(it.books, "A100", Fraction(0), since=None, reason="r", actor="me", now=it.clock.now_ms())
+    it.pod("endless", terminationGracePeriodSeconds=2**63 - 1)
+    it.pod("b")
+    it.look()
+    assert it.waiting() == set()
+
+
+@pytest.mark.parametrize("error", [ServiceError("no answer"), RuntimeError("a fault")])
+def test_a_pod_that_cannot_be_examined_keeps_no_older_one_and_no_other_namespace_waiting(
+    stage: Callable[[str], Stage], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    it = stage(SAFE)
+    it.pod("a")
+    it.pod("bad")
+    it.pod("younger", deadline=1)
+    need = it.controller._openings.need
+
+    def picky(pod: Object, *rest: Any) -> object:
+        if pod["metadata"]["name"] == "bad":
+            raise error
+        return need(pod, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(it.controller._openings, "need", picky)
+        with nullcontext() if isinstance(error, ServiceError) else pytest.raises(RuntimeError):
+            it.look()
+    assert it.waiting() == {"bad", "younger"}
+    it.look()
+    assert it.waiting() == {"younger"}
 
 
 # hard

@@ -64,6 +64,8 @@ def test_a_span_is_deadline_grace_and_margin() -> None:
     assert span_of({"spec": {"activeDeadlineSeconds": 60, "terminationGracePeriodSeconds": 5}}, 10_000) == 75_000
     assert span_of({"spec": {"activeDeadlineSeconds": 60}}, 10_000) == 100_000
     assert span_of({"spec": {}}, 10_000) is None
+    endless = {"spec": {"activeDeadlineSeconds": 60, "terminationGracePeriodSeconds": 2**63 - 1}}
+    assert span_of(endless, 10_000) == 2**31 * 1_000 + 9_000
 
 
 GPUS = (Gpu("a", "A100", 40960), Gpu("b", "A100", 40960), Gpu("t", "T4", 16384))
