@@ -45,7 +45,7 @@ def share(**more: Any) -> dict[str, Any]:
         "/var/spool/cron/crontabs", "/usr", "/usr/bin", "/usr/local/bin", "/usr/lib/systemd",
         "/lib64", "/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/libexec/kubernetes", "/usr/local/lib",
         "/opt", "/opt/cni/bin", "/etc/cni/net.d", "/etc/ld.so.conf.d", "/etc/pam.d", "/etc/profile.d", "/etc/shadow",
-        "/etc/passwd", "/etc/sudoers.d", "/etc/ssh", "/etc/udev/rules.d", "/etc/init.d",
+        "/etc/sudoers.d", "/etc/ssh", "/etc/udev/rules.d", "/etc/init.d",
     ],
 )  # fmt: skip
 def test_a_path_that_reaches_seats_is_refused_however_it_is_written(path: str) -> None:
@@ -59,6 +59,7 @@ def test_a_path_that_reaches_seats_is_refused_however_it_is_written(path: str) -
         "/data", "/mnt/x", "/dev/shm", "/dev/infiniband", "/etc/localtime", "/etc/cdix", "/var/lib/kubelets", "/runs",
         "/var/log", "/run/slicekeepers", "/sys/class/infiniband", "/var/lib/data", "/home", "/var/run/udev",
         "/dev/null", "/usr/share/zoneinfo", "/usr/local/share", "/etc/ssl/certs", "/rooted", "/opt/data",
+        "/etc/passwd", "/etc/group",
     ],
 )  # fmt: skip
 def test_a_path_that_leads_nowhere_is_not(path: str) -> None:
