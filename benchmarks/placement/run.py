@@ -241,7 +241,7 @@ class Cluster:
         """Tell the fleet of a node what the watches would."""
         name = self.nodes[row].name
         self.fleet.set(name, self._gpus(row))
-        self.fleet.set_beside(name, self.cpu[row] / 1000, float(self.ram[row]))
+        self.fleet.set_cpu_memory(name, self.cpu[row] / 1000, float(self.ram[row]))
 
     def _gpus(self, row: int) -> list[GpuRow]:
         node, held, tenants = self.nodes[row], self._held[row], self._tenants[row]

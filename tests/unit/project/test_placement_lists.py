@@ -106,8 +106,20 @@ def test_a_missing_list_is_refused(tmp_path):
         run.read_pods(tmp_path / "none.csv")
 
 
-def test_a_good_list_is_read_and_run(written):
+def test_a_good_list_is_read(written):
     nodes = run.read_nodes(written(NODES, "a,64000,262144,8,T4", "b,64000,262144,0,"))
     pods = run.read_pods(written(PODS, "p,1000,1024,1,500,0,60", "q,2000,1024,2,1000,,", "r,1000,1024,0,0,,"))
     assert [(node.name, node.gpus) for node in nodes] == [("a", 8)]
     assert [(pod.gpus, pod.core, pod.life) for pod in pods] == [(1, 50, 60.0), (2, 100, 1.0), (0, 0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    "given", [["--policy", "fgd", "--cpu-pods", "kube", "--prior"], ["--load", "80", "--arrivals", "20"]]
+)
+def test_a_good_list_is_run(tmp_path, monkeypatch, capsys, given):
+    nodes, pods = tmp_path / "nodes.csv", tmp_path / "pods.csv"
+    nodes.write_text(f"{NODES}\na,64000,262144,2,T4\n")
+    pods.write_text(f"{PODS}\np,1000,1024,1,500,0,60\nq,1000,1024,0,0,0,60\n")
+    monkeypatch.setattr(sys, "argv", ["run.py", "--nodes", str(nodes), "--pods", str(pods), "--seeds", "1", *given])
+    run.main()
+    assert "allocation" in capsys.readouterr().out
