@@ -23,7 +23,7 @@ from slicekeeper.gpu.parse import parse_admitted
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.pod import controller_of, has_ended
-from slicekeeper.units import CORES_PER_GPU, MS_PER_SECOND, parse_instant
+from slicekeeper.units import CORES_PER_GPU, MS_PER_SECOND, as_instant
 from slicekeeper.untyped import as_list, as_map
 
 
@@ -156,8 +156,8 @@ def read_pod(obj: Mapping[str, Any], resources: Resources) -> Pod | None:
         budget_state=budget_state,
         gpu_class=_text(annotations.get(names.GPU_CLASS)) or names.STANDARD,
         priority=priority if isinstance(priority, int) else 0,
-        created_ms=_instant(metadata.get("creationTimestamp")),
-        bound_ms=_instant(annotations.get(names.BOUND_AT)),
+        created_ms=as_instant(metadata.get("creationTimestamp")) or 0,
+        bound_ms=as_instant(annotations.get(names.BOUND_AT)) or 0,
         gang=gang,
         controller=controller,
         succeeded=gang is not None and as_map(obj.get("status")).get("phase") == "Succeeded",
@@ -169,13 +169,8 @@ def read_pod(obj: Mapping[str, Any], resources: Resources) -> Pod | None:
 def end_of(obj: Mapping[str, Any]) -> int | None:
     """Return when a pod or Job ends at the latest by its own deadline, None if nothing says."""
     seconds = as_map(obj.get("spec")).get("activeDeadlineSeconds")
-    started = as_map(obj.get("status")).get("startTime")
-    if not isinstance(seconds, int) or not isinstance(started, str):
-        return None
-    try:
-        return parse_instant(started) + seconds * MS_PER_SECOND
-    except (ValueError, OverflowError):
-        return None
+    started = as_instant(as_map(obj.get("status")).get("startTime"))
+    return started + seconds * MS_PER_SECOND if isinstance(seconds, int) and started is not None else None
 
 
 def _gang_of(obj: Mapping[str, Any], namespace: str, request: PodRequest) -> tuple[Gang | None, str, str]:
@@ -315,10 +310,3 @@ def _row(gpu: Gpu, here: Sequence[tuple[Hold, Share]]) -> GpuRow:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _instant(value: object) -> int:
-    try:
-        return parse_instant(_text(value))
-    except (ValueError, OverflowError):
-        return 0

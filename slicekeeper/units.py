@@ -121,6 +121,14 @@ def parse_instant(value: str) -> Instant:
     return Instant((whole.days * 86_400 + whole.seconds) * MS_PER_SECOND + int((decimals or "0")[:3].ljust(3, "0")))
 
 
+def as_instant(value: object) -> Instant | None:
+    """Return what `parse_instant` does for a value from JSON of unknown shape; None if it is no such text."""
+    try:
+        return parse_instant(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
 def format_instant(ms: Instant) -> str:
     """Return milliseconds since the epoch as RFC 3339 in UTC with exactly three decimals."""
     seconds, rest = divmod(ms, MS_PER_SECOND)

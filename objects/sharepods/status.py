@@ -14,8 +14,8 @@ from objects.sharepods.template import DIGEST, Template
 from slicekeeper import names
 from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers
 from slicekeeper.kube.client import Object
-from slicekeeper.kube.pod import has_ended
-from slicekeeper.units import MS_PER_SECOND, Instant, parse_instant
+from slicekeeper.kube.pod import deletion_requested_at, has_ended
+from slicekeeper.units import Instant, as_instant
 from slicekeeper.untyped import as_list, as_map
 
 UP_TO_DATE: Final = "UpToDate"
@@ -69,13 +69,12 @@ def outcome_of(pod: Object) -> str:
 
 
 def _ended_before_its_deletion(pod: Object) -> bool:
-    metadata, status = pod["metadata"], as_map(pod.get("status"))
-    if not metadata.get("deletionTimestamp"):
+    requested = deletion_requested_at(pod)
+    if requested is None:
         return True
-    asked = parse_instant(metadata["deletionTimestamp"]) - MS_PER_SECOND * metadata.get("deletionGracePeriodSeconds", 0)
-    of_containers = map(as_map, as_list(status.get("containerStatuses")))
-    ends = [as_map(as_map(one.get("state")).get("terminated")).get("finishedAt") for one in of_containers]
-    return bool(ends) and all(end and parse_instant(end) <= asked for end in ends)
+    of_containers = map(as_map, as_list(as_map(pod.get("status")).get("containerStatuses")))
+    ends = [as_instant(as_map(as_map(one.get("state")).get("terminated")).get("finishedAt")) for one in of_containers]
+    return bool(ends) and all(end is not None and end <= requested for end in ends)
 
 
 def _mirror(pod: Object) -> Object:

@@ -18,15 +18,19 @@ import click
 from slicekeeper.errors import Conflict, NotFound, ServiceError
 from slicekeeper.kube import break_glass_record
 from slicekeeper.kube.client import CONFIG_MAPS, JSON_PATCH, NAMESPACES, NODES, PODS, KubeClient, Object
-from slicekeeper.kube.pod import full_name, has_ended, has_finalizer, is_bound, without_finalizer
-from slicekeeper.units import Instant, format_instant, parse_instant
+from slicekeeper.kube.pod import (
+    KUBELET_MS,
+    deletion_due_at,
+    full_name,
+    has_ended,
+    has_finalizer,
+    is_bound,
+    without_finalizer,
+)
+from slicekeeper.units import Instant, format_instant
 
 _AGAIN: Final = "slicekeeper check --break-glass"
 _AT_ONCE: Final = 8
-
-KUBELET_MS: Final = 300_000
-"""How long after a deletion's grace period kubelet may still report when the containers ended; the timekeeper waits as
-long."""
 
 
 def release_held(client: KubeClient, namespace: str, now: Instant) -> Iterator[tuple[str, str]]:
@@ -49,8 +53,9 @@ def release_held(client: KubeClient, namespace: str, now: Instant) -> Iterator[t
                     yield f"pod {full_name(pod)} {left}, and stays", _AGAIN
     for pod in held:
         if not _says_no_more(pod, now):
-            until = format_instant(_until(pod))
-            yield f"kubelet may still report how pod {full_name(pod)} ended, until {until}", f"{_AGAIN}, after that"
+            end = deletion_due_at(pod)
+            until = "" if end is None else f", until {format_instant(Instant(end + KUBELET_MS))}"
+            yield f"kubelet may still report how pod {full_name(pod)} ended{until}", f"{_AGAIN}, after that"
     click.echo(f"{gone} pods released; they are charged when the timekeeper runs again", err=True)
 
 
@@ -60,11 +65,8 @@ def _is_held(pod: Object) -> bool:
 
 def _says_no_more(pod: Object, now: Instant) -> bool:
     """Whether kubelet will not report any more how a deleted pod ended."""
-    return has_ended(pod) or not is_bound(pod) or now > _until(pod)
-
-
-def _until(pod: Object) -> Instant:
-    return Instant(parse_instant(pod["metadata"]["deletionTimestamp"]) + KUBELET_MS)
+    due = deletion_due_at(pod)
+    return has_ended(pod) or not is_bound(pod) or (due is not None and now > due + KUBELET_MS)
 
 
 def _release(client: KubeClient, pod: Object) -> str:

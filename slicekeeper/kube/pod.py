@@ -14,10 +14,17 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import names
+from slicekeeper.units import MS_PER_SECOND, Instant, as_instant
 from slicekeeper.untyped import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch
 
+KUBELET_MS: Final = 300_000
+"""How long after a deletion's grace period kubelet may still report when the containers ended."""
+
 _TERMINAL: Final = ("Succeeded", "Failed")
+_LONGEST_GRACE_SECONDS: Final = 2**63 // 10**9
+"""The API server adds a grace to the present in nanoseconds of 64 bits. A longer one overflows: `deletionTimestamp` may
+then be past at once, while kubelet's limit for stopping a container overflows too, so the pod runs on."""
 
 
 def full_name(obj: Mapping[str, Any]) -> str:
@@ -49,6 +56,27 @@ def holds_gpus(pod: Mapping[str, Any]) -> bool:
 def has_finalizer(pod: Mapping[str, Any]) -> bool:
     """Whether the pod cannot be gone before we remove our finalizer."""
     return names.FINALIZER in as_list(as_map(pod.get("metadata")).get("finalizers"))
+
+
+def deletion_due_at(pod: Mapping[str, Any]) -> Instant | None:
+    """Return when a deleted pod's grace ends; None if the pod was not deleted, or if its grace overflows."""
+    metadata = as_map(pod.get("metadata"))
+    return None if _grace_seconds(metadata) > _LONGEST_GRACE_SECONDS else as_instant(metadata.get("deletionTimestamp"))
+
+
+def deletion_requested_at(pod: Mapping[str, Any]) -> Instant | None:
+    """Return when the pod's deletion was requested; None if it was not, or if its grace overflows.
+
+    That is `deletionTimestamp` less the grace. The timestamp changes if the grace period is shortened, as kubelet does
+    in its final delete; this does not.
+    """
+    due = deletion_due_at(pod)
+    return None if due is None else Instant(due - _grace_seconds(pod["metadata"]) * MS_PER_SECOND)
+
+
+def _grace_seconds(metadata: Mapping[str, Any]) -> int:
+    seconds = metadata.get("deletionGracePeriodSeconds")
+    return max(seconds, 0) if isinstance(seconds, int) else 0
 
 
 def gate_index(pod: Mapping[str, Any]) -> int | None:

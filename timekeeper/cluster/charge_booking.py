@@ -18,7 +18,15 @@ from slicekeeper.config.settings import Settings
 from slicekeeper.errors import Unavailable
 from slicekeeper.kube.break_glass_record import SEEN_AT
 from slicekeeper.kube.client import Object
-from slicekeeper.kube.pod import full_name, has_ended, has_finalizer, is_bound
+from slicekeeper.kube.pod import (
+    KUBELET_MS,
+    deletion_due_at,
+    deletion_requested_at,
+    full_name,
+    has_ended,
+    has_finalizer,
+    is_bound,
+)
 from slicekeeper.units import EPOCH, Instant
 from timekeeper.cluster.lost_label import Strays
 from timekeeper.cluster.node_clock import NodeClocks
@@ -36,9 +44,8 @@ from timekeeper.store.workloads import holders_of
 
 log = logging.getLogger(__name__)
 
-KUBELET_MS = 300_000
 KUBELET_SECONDS = 10.0
-"""How long after a deletion's grace kubelet may still report when the containers ended (our time, and real)."""
+"""Real seconds that kubelet gets in any case, in addition to `KUBELET_MS` of our time, to report how a pod ended."""
 
 READ_AGAIN_SECONDS = 1.0
 
@@ -50,6 +57,14 @@ class _PodReading(NamedTuple):
     closing: Closing | None = None
     settled: bool = False
     """Whether the ledger needs nothing more from this pod once both are booked."""
+
+
+class _Ending(NamedTuple):
+    """When a deleted pod's grace ends, and when this process saw that first: in our time, and in monotonic seconds."""
+
+    due: Instant
+    seen: Instant
+    since: float
 
 
 class Intervals:
@@ -78,8 +93,8 @@ class Intervals:
         """How far `bound-at` may be from the API server's own record of the binding; the limit is in real time."""
         self._later: dict[str, float] = {}
         """When pods are to be read again, by UID (monotonic seconds)."""
-        self._ending: dict[str, float] = {}
-        """When this process began to wait for the end of deleted pods, by UID (monotonic seconds)."""
+        self._ending: dict[str, _Ending] = {}
+        """The deleted pods whose end is awaited, by UID."""
         self._end_seen: dict[str, Instant] = {}
         """When an end that lies in the future was first seen, by UID."""
         self._reported: dict[str, Instant] = {}
@@ -194,7 +209,7 @@ class Intervals:
         A pod that ends before it is bound held nothing. A pod that was bound and requests GPUs held them, even if its
         record does not show yet since when.
         """
-        if not (gone or has_ended(pod) or interval.deleted_at(pod) is not None):
+        if not (gone or has_ended(pod) or deletion_requested_at(pod) is not None):
             return False
         return not (is_bound(pod) and self._openings.is_charged(pod, policy))
 
@@ -228,11 +243,14 @@ class Intervals:
 
     def _overdue(self, pod: Object, now: Instant) -> bool:
         """Whether kubelet has had enough time to report how a deleted pod ended."""
-        uid, deletion = pod["metadata"]["uid"], interval.deleted_at(pod)
-        if deletion is None or has_ended(pod):
-            return deletion is not None
-        since = self._ending.setdefault(uid, time.monotonic())
-        return now > deletion + KUBELET_MS and time.monotonic() - since > KUBELET_SECONDS
+        uid, due = pod["metadata"]["uid"], deletion_due_at(pod)
+        if due is None or has_ended(pod):
+            return due is not None
+        # If a long grace is shortened, the pod has run until then, and kubelet begins to end it only now.
+        if uid not in self._ending or self._ending[uid].due != due:
+            self._ending[uid] = _Ending(due, now, time.monotonic())
+        _, seen, since = self._ending[uid]
+        return now > max(due, seen) + KUBELET_MS and time.monotonic() - since > KUBELET_SECONDS
 
 
 def last_confirmed(books: Books, now: Instant) -> Instant:

@@ -17,11 +17,10 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.errors import Conflict, Forbidden, NotFound, ServiceError
 from slicekeeper.kube.client import KubeClient, Object
 from slicekeeper.kube.eviction import TOO_MANY_REQUESTS, evict
-from slicekeeper.kube.pod import has_ended
+from slicekeeper.kube.pod import deletion_requested_at, has_ended
 from slicekeeper.units import EPOCH, Instant, format_duration, format_instant
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.opening import namespace_of
-from timekeeper.core import interval
 from timekeeper.ledger.books import Books
 
 log = logging.getLogger(__name__)
@@ -83,7 +82,7 @@ class Evictions:
             for pod in pods()
             if namespace_of(pod) in reasons
             and not has_ended(pod)
-            and interval.deleted_at(pod) is None
+            and deletion_requested_at(pod) is None
             and self._tried.get(pod["metadata"]["uid"], 0.0) < tried_before
         ]
         each(going, lambda pod: self._evict(pod, reasons[namespace_of(pod)]))

@@ -18,12 +18,11 @@ from slicekeeper.clock import Clock
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import PODS, KubeClient, Object
-from slicekeeper.kube.pod import full_name, gate_index
+from slicekeeper.kube.pod import deletion_requested_at, full_name, gate_index
 from slicekeeper.units import GpuMilliseconds, Instant, format_duration, format_instant
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.opening import Openings, namespace_of
 from timekeeper.cluster.watches import Pods
-from timekeeper.core import interval
 from timekeeper.core.coverage import Cover, Gap, planned
 from timekeeper.core.refusal import LedgerError
 from timekeeper.core.reservation import Need, span_of
@@ -124,7 +123,7 @@ class Gates:
         same ones again.
         """
         for uid, pod in there.items():
-            if gate_index(pod) is None or interval.deleted_at(pod) is not None:
+            if gate_index(pod) is None or deletion_requested_at(pod) is not None:
                 self._waiting.pop(uid, None)
             else:
                 self._waiting.setdefault(uid, _Waiting(pod)).pod = pod

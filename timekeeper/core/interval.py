@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS, NODE_CLOCK_MS
 from slicekeeper.gpu.pod_manifest import annotations_of
-from slicekeeper.kube.pod import has_ended, is_bound
-from slicekeeper.units import EPOCH, MS_PER_SECOND, Instant, parse_instant
+from slicekeeper.kube.pod import deletion_requested_at, has_ended, is_bound
+from slicekeeper.units import EPOCH, MS_PER_SECOND, Instant, as_instant
 from slicekeeper.untyped import as_list, as_map
 
 EndSource = Literal["finished", "disrupted", "rejected", "deleted", "not-ready", "last-confirmed"]
@@ -27,10 +27,6 @@ EndSource = Literal["finished", "disrupted", "rejected", "deleted", "not-ready",
 NOT_READY = ("Ready", "ContainersReady", "PodReadyToStartContainers")
 """Conditions that are False once a pod has ended. The first two become False with the first container that ends or
 fails, the last one when kubelet has stopped the sandbox, right before it frees the slice."""
-
-LONGEST_GRACE_SECONDS: Final = 2**63 // 10**9
-"""The API server adds a grace to the present in nanoseconds of 64 bits. A longer one overflows: `deletionTimestamp` may
-then be past at once, while kubelet's limit for stopping a container overflows too, so the pod runs on."""
 
 _STARTED = ("running", "terminated")
 """States of a container that record when it was started."""
@@ -55,30 +51,8 @@ class End:
 
 def created_at(pod: Mapping[str, Any], default: Instant) -> Instant:
     """Return when the API server created the pod, by its clock; `default` if the record does not say."""
-    found = _instant(as_map(pod.get("metadata")).get("creationTimestamp"))
+    found = as_instant(as_map(pod.get("metadata")).get("creationTimestamp"))
     return default if found is None else found
-
-
-def deleted_at(pod: Mapping[str, Any]) -> Instant | None:
-    """Return the instant of deletion, grace included; None if the pod was not deleted, or if its grace overflows."""
-    metadata = as_map(pod.get("metadata"))
-    grace = metadata.get("deletionGracePeriodSeconds")
-    if isinstance(grace, int) and grace > LONGEST_GRACE_SECONDS:
-        return None
-    return _instant(metadata.get("deletionTimestamp"))
-
-
-def deletion_requested_at(pod: Mapping[str, Any]) -> Instant | None:
-    """Return when the pod's deletion was requested; None if it was not.
-
-    That is `deletionTimestamp` less the grace. The timestamp changes if the grace period is shortened, as kubelet does
-    in its final delete; this does not.
-    """
-    deletion = deleted_at(pod)
-    if deletion is None:
-        return None
-    grace = as_map(pod.get("metadata")).get("deletionGracePeriodSeconds")
-    return Instant(deletion - grace * MS_PER_SECOND) if isinstance(grace, int) and grace > 0 else deletion
 
 
 def start_of(pod: Mapping[str, Any], seen: Instant | None = None, apart_ms: int = NODE_CLOCK_MS) -> Start | None:
@@ -91,8 +65,8 @@ def start_of(pod: Mapping[str, Any], seen: Instant | None = None, apart_ms: int 
     if not is_bound(pod):
         return None
     scheduled = next(iter(_transitions(pod, "PodScheduled", status="True")), None)
-    bound = _instant(annotations_of(pod).get(names.BOUND_AT))
-    adopted = _instant(annotations_of(pod).get(names.ADOPTED_AT))
+    bound = as_instant(annotations_of(pod).get(names.BOUND_AT))
+    adopted = as_instant(annotations_of(pod).get(names.ADOPTED_AT))
     apart = bound is not None and scheduled is not None and abs(bound - scheduled) > apart_ms
     if bound is not None and not apart:
         recorded = bound
@@ -124,7 +98,7 @@ def reported_at(pod: Mapping[str, Any]) -> Instant | None:
 
     It is in whole seconds, as kubelet's own instants. Until the pod ends, the record may be as old as the pod.
     """
-    return max(filter(None, map(_instant, _phase_written(pod))), default=None) if has_ended(pod) else None
+    return max(filter(None, map(as_instant, _phase_written(pod))), default=None) if has_ended(pod) else None
 
 
 def is_doubtful(end: End, reported: Instant) -> bool:
@@ -228,14 +202,14 @@ def _finished(status: Mapping[str, Any]) -> Instant | None:
 
     The end of an earlier run, in `lastState`, does not count: the slice was held during the back-off.
     """
-    instant = _instant(as_map(as_map(status.get("state")).get("terminated")).get("finishedAt"))
+    instant = as_instant(as_map(as_map(status.get("state")).get("terminated")).get("finishedAt"))
     return instant if instant is not None and instant > 0 else None
 
 
 def _ran(status: Mapping[str, Any]) -> bool:
     """Return whether a container was ever started."""
     runs = (as_map(as_map(status.get(key)).get(kind)) for key in ("state", "lastState") for kind in _STARTED)
-    return any((_instant(run.get("startedAt")) or 0) > 0 for run in runs)
+    return any((as_instant(run.get("startedAt")) or 0) > 0 for run in runs)
 
 
 def _rejection(pod: Mapping[str, Any]) -> list[Instant]:
@@ -247,7 +221,7 @@ def _rejection(pod: Mapping[str, Any]) -> list[Instant]:
     status = as_map(pod.get("status"))
     if status.get("phase") != "Failed" or any(True for _ in _statuses(pod)):
         return []
-    found = (_instant(status.get("startTime")), *map(_instant, _phase_written(pod)))
+    found = (as_instant(status.get("startTime")), *map(as_instant, _phase_written(pod)))
     return [instant for instant in found if instant is not None]
 
 
@@ -265,14 +239,5 @@ def _conditions(pod: Mapping[str, Any], kind: str, *, status: str) -> Iterator[M
 
 
 def _transitions(pod: Mapping[str, Any], kind: str, *, status: str) -> list[Instant]:
-    found = (_instant(condition.get("lastTransitionTime")) for condition in _conditions(pod, kind, status=status))
+    found = (as_instant(condition.get("lastTransitionTime")) for condition in _conditions(pod, kind, status=status))
     return [instant for instant in found if instant is not None]
-
-
-def _instant(value: object) -> Instant | None:
-    if not isinstance(value, str):
-        return None
-    try:
-        return parse_instant(value)
-    except (ValueError, OverflowError):
-        return None

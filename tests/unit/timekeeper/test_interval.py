@@ -9,8 +9,9 @@ import pytest
 
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS
+from slicekeeper.kube.pod import deletion_due_at
 from slicekeeper.units import parse_instant
-from timekeeper.core.interval import End, Start, apps_ended, credible, deleted_at, end_of, start_of
+from timekeeper.core.interval import End, Start, apps_ended, credible, end_of, start_of
 
 BOUND = "2026-11-21T10:00:00.250Z"
 START = parse_instant(BOUND)
@@ -206,10 +207,10 @@ def test_a_deletion_whose_grace_overflows_says_nothing() -> None:
     """The API server adds 2**63 - 1 seconds as one second less than none, and kubelet cannot stop the pod."""
     running = pod(phase="Running")
     running["metadata"] |= {"deletionTimestamp": "2026-11-21T10:07:29Z", "deletionGracePeriodSeconds": 2**63 - 1}
-    assert deleted_at(running) is None
+    assert deletion_due_at(running) is None
     assert end_of(running, ["main"], START, final=True) is None
     running["metadata"]["deletionGracePeriodSeconds"] = 2**63 // 10**9
-    assert deleted_at(running) == at("10:07:29")
+    assert deletion_due_at(running) == at("10:07:29")
 
 
 @pytest.mark.parametrize("state", UNKNOWN.values(), ids=UNKNOWN)

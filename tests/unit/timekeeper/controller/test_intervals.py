@@ -12,9 +12,9 @@ from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import NAMESPACES, NODES, PODS
+from slicekeeper.kube.pod import KUBELET_MS
 from slicekeeper.units import format_instant, format_seconds
 from timekeeper.cluster import charge_booking
-from timekeeper.cluster.charge_booking import KUBELET_MS
 from timekeeper.store import audit_chain, bookings
 
 
@@ -107,6 +107,26 @@ def test_a_pod_that_is_deleted_with_a_grace_that_overflows_pays_until_it_ends(
     stage.end("a", T0 + KUBELET_MS)
     stage.look()
     assert stage.workload(pod["metadata"]["uid"]).ended_at == T0 + KUBELET_MS
+
+
+def test_a_grace_that_is_shortened_gives_kubelet_its_time_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise all time since the deletion was requested would be free, although the pod ran on."""
+    monkeypatch.setattr(charge_booking, "KUBELET_SECONDS", -1.0)
+    uid = stage.create()["metadata"]["uid"]
+    stage.look()
+    stage.cluster.store.delete(PODS, "a", "team", grace=1_000_000)
+    stage.look()
+    stage.clock.advance(500_000_000)
+    stage.look()
+    assert stage.workload(uid).ended_at is None
+    stage.cluster.store.delete(PODS, "a", "team", grace=0)
+    stage.look()
+    stage.clock.advance(KUBELET_MS)
+    stage.look()
+    assert stage.workload(uid).ended_at is None
+    stage.end("a", T0 + 500_002_000)
+    stage.look()
+    assert (stage.workload(uid).ended_at, stage.kube.list(PODS)[0]) == (T0 + 500_002_000, [])
 
 
 def test_what_was_never_bound_owes_nothing_and_goes(stage: Stage) -> None:
