@@ -65,8 +65,8 @@ _PATHS: Final = (
     "/var/lib/rancher",
     "/var/lib/slicekeeper",
     "/var/snap",
-    # What the node itself runs or loads, and what lets users in. Not `passwd` and `group`: many pods mount these, to show
-    # names for numbers, and whoever writes there still needs another way in.
+    # What the node itself runs or loads, and what lets users in. Not `passwd` and `group`: many pods mount these to
+    # show names for numbers, and whoever writes there still needs another way in.
     "/bin",
     "/boot",
     "/etc/cni",
