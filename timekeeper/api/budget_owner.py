@@ -188,14 +188,17 @@ def owner_of(service: Service, namespace: str = "", parent: str = "") -> Namespa
     return NamespaceOwner(service, requests.namespace(namespace), requests.plain("uid", 64))
 
 
-def named(service: Service) -> NamespaceOwner | None:
-    """Return the namespace that the query names; None if it names none, which selects all.
+def listed_namespace(service: Service, subresource: str = "") -> NamespaceOwner | None:
+    """Require the right to list, and return the namespace that the query names; None if it names none: all are listed.
 
     Raises Problem if it is not a valid name, or if there is a UID without a name.
     """
     uid = requests.plain("uid", 64)
     if name := request.args.get("namespace", ""):
-        return NamespaceOwner(service, requests.namespace(name), uid)
+        owner = NamespaceOwner(service, requests.namespace(name), uid)
+        owner.allow("list", subresource)
+        return owner
     if uid:
         raise Problem(422, "query-invalid", "uid: name the namespace too, as in namespace=team&uid=…", "uid")
+    service.allow("list", "", subresource)
     return None

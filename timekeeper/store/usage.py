@@ -32,6 +32,7 @@ from sqlalchemy.orm import Session
 from slicekeeper.units import Instant
 from timekeeper.core import usage_counter
 from timekeeper.core.period import bounds
+from timekeeper.core.record import AccountId
 from timekeeper.core.usage_counter import HourUsed, in_this_hour
 from timekeeper.store import watermarks, workloads
 from timekeeper.store.db.models import Namespace, UsageHour, WatermarkRow, WorkloadRow
@@ -63,13 +64,13 @@ def add(session: Session, over: Sequence[tuple[str, str, HourUsed]]) -> None:
 
 @dataclass(frozen=True)
 class UsageQuery:
-    """The requested usage; an empty text selects all. Running pods count up to `now`."""
+    """The requested usage; an empty text, or no account, selects all. Running pods count up to `now`."""
 
     cluster: str
     spans: Sequence[tuple[Instant, Instant]]
     group_by: GroupBy
     now: Instant
-    namespace: str = ""
+    account: AccountId | None = None
     pod_uid: str = ""
     model: str = ""
 
@@ -139,13 +140,13 @@ def _held(span: Any, wanted: UsageQuery, after: tuple[int, str], limit: int) -> 
         # Implied by the join, but only constants let the database use the indexes of start and end.
         .where(or_(WorkloadRow.ended_at.is_(None), WorkloadRow.ended_at > first), WorkloadRow.started_at < last)
     )
-    for name, given in (
-        (Namespace.name, wanted.namespace),
+    for field, given in (
+        (WorkloadRow.namespace_id, wanted.account),
         (WorkloadRow.pod_uid, wanted.pod_uid),
         (WorkloadRow.models, wanted.model),
     ):
         if given:
-            held = held.where(name == given)
+            held = held.where(field == given)
     if wanted.group_by == "workload":  # then each row is a group, and a page reads only its own rows
         held = held.order_by(span.c.index, group).limit(limit)
     return held.cte("held")

@@ -84,7 +84,7 @@ def tell(books: Books, uid: str, begun: int, until: int, *, every: int = MINUTE)
         assert (first.outcome, second.outcome) == ("accepted", "duplicate"), first
 
 
-def told(books: Books, now: int, spans: list[tuple[int, int]], group_by: Any = "namespace", **only: str) -> list[Any]:
+def told(books: Books, now: int, spans: list[tuple[int, int]], group_by: Any = "namespace", **only: Any) -> list[Any]:
     with books.database.reading() as session:
         rows = usage.by_time(session, UsageQuery("default", spans, group_by, now, **only), (-1, ""), 100)
     return [(r.span, r.group, r.pods, r.unknown_pods, r.allocated, r.used, r.unobserved) for r in rows]
@@ -101,7 +101,7 @@ def test_usage_by_hour_shows_what_was_held_used_and_not_observed(books: Books) -
     pod(books, "other", T0, T0 + HOUR, A100=Fraction(1))
     now = T0 + 2 * HOUR
     minutes = 6_000  # used in a minute
-    assert told(books, now, by_hour(3), namespace="team") == [
+    assert told(books, now, by_hour(3), account=books.require("team").account.id) == [
         # The hour's last report counts in the next hour, by its instant.
         (0, "team", 2, 1, HOUR, 59 * minutes, HOUR // 2),
         (1, "team", 1, 0, HOUR // 2, 31 * minutes, HOUR // 4),

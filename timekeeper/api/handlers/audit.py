@@ -8,7 +8,7 @@ from flask import Response, request
 
 from slicekeeper.units import format_instant
 from timekeeper.api import paging, requests
-from timekeeper.api.budget_owner import named
+from timekeeper.api.budget_owner import listed_namespace
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.audit import AuditEntry, AuditList
 from timekeeper.api.service import Service
@@ -18,13 +18,9 @@ from timekeeper.store.db.models import AuditRecord
 
 def listed(service: Service) -> Response:
     """Return a page of the audit log, of one namespace or parent if it is named."""
-    owner, above = named(service), request.args.get("parent", "")
+    owner, above = listed_namespace(service, "audit"), request.args.get("parent", "")
     if owner and above:
         raise Problem(422, "query-invalid", "parent: name either a namespace or a parent", "parent")
-    if owner is None:
-        service.allow("list", "", "audit")
-    else:
-        owner.allow("list", "audit")
     limit, after = paging.limit(), paging.cursor(int) or 0
     with service.books.database.reading() as session:
         rows: list[AuditRecord] = []

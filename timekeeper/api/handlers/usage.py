@@ -9,7 +9,7 @@ from flask import Response, request
 
 from slicekeeper.units import EPOCH, Instant, format_if_known, format_instant
 from timekeeper.api import paging, requests
-from timekeeper.api.budget_owner import NamespaceOwner
+from timekeeper.api.budget_owner import NamespaceOwner, listed_namespace
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.usage import Usage, UsageBucket, UsageList
 from timekeeper.api.service import Service
@@ -24,25 +24,26 @@ _MOST_BUCKETS: Final = 1_000
 
 def listed(service: Service) -> Response:
     """Return a page of usage by interval and group; without an interval of the current day, hour by hour."""
-    name = requests.namespace(request.args["namespace"]) if request.args.get("namespace") else ""
-    service.allow("list", name)
+    owner = listed_namespace(service)
     now, zone = service.clock.now_ms(), requests.time_zone(request.args.get("timeZone") or "UTC")
     bucket = cast(PeriodName, requests.choice("bucket", _BUCKETS))
     group_by = cast(GroupBy, requests.choice("groupBy", get_args(GroupBy)))
     start, end = requests.interval(bounds(now, "day", zone) or (EPOCH, now))
     limit, (after, group) = paging.limit(), paging.cursor(tuple[int, str]) or (-1, "")
     spans = _spans(start, end, bucket, zone)
-    wanted = UsageQuery(
-        cluster=service.books.cluster,
-        spans=spans,
-        group_by=group_by,
-        now=now,
-        namespace=name,
-        pod_uid=requests.plain("podUid", 64),
-        model=requests.plain("model"),
-    )
     with service.books.database.reading() as session:
-        rows = usage.by_time(session, wanted, (after, group), limit + 1)
+        account = None if owner is None else owner.find(session)
+        wanted = UsageQuery(
+            cluster=service.books.cluster,
+            spans=spans,
+            group_by=group_by,
+            now=now,
+            account=None if account is None else account.id,
+            pod_uid=requests.plain("podUid", 64),
+            model=requests.plain("model"),
+        )
+        nothing = owner is not None and account is None
+        rows = [] if nothing else usage.by_time(session, wanted, (after, group), limit + 1)
     rows, more = paging.page(rows, limit, lambda row: (row.span, row.group))
     items = [
         UsageBucket(

@@ -8,7 +8,7 @@ from flask import Response
 from slicekeeper.units import Instant, format_instant
 from slicekeeper.wire.timekeeper import WorkloadList
 from timekeeper.api import paging, requests
-from timekeeper.api.budget_owner import named
+from timekeeper.api.budget_owner import listed_namespace
 from timekeeper.api.service import Service
 from timekeeper.api.views import workload
 from timekeeper.store import workloads
@@ -16,11 +16,7 @@ from timekeeper.store import workloads
 
 def listed(service: Service) -> Response:
     """Return a page of workloads, newest first."""
-    owner = named(service)
-    if owner is None:
-        service.allow("list", "")
-    else:
-        owner.allow("list")
+    owner = listed_namespace(service)
     limit, before = paging.limit(), paging.cursor(tuple[Instant, str])
     with service.books.database.reading() as session:
         account = None if owner is None else owner.find(session)
