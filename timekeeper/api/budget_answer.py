@@ -13,7 +13,7 @@ def answer(owner: BudgetOwner, status: int = 200) -> Response:
     """Return a budget as it is, or 304 to a reader who has that version."""
     budget, etag = owner.current()
     # RFC 9110 §13.1.2 defines If-None-Match for writes as well, but as a condition, and none of ours offers it.
-    unchanged = requests.not_modified(etag) if request.method == "GET" and "If-None-Match" in request.headers else None
+    unchanged = requests.not_modified(etag) if request.method in ("GET", "HEAD") else None
     return unchanged or requests.answer(budget, status, etag=etag)
 
 

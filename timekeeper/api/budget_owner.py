@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement
 from sqlalchemy.orm import Session
 
 from slicekeeper.config.policy import NamespacePolicy
-from slicekeeper.units import NO_TIME
+from slicekeeper.units import EPOCH, NO_TIME
 from slicekeeper.wire.timekeeper import Budget, Parent
 from timekeeper.api import paging, requests
 from timekeeper.api.problems import Problem
@@ -21,7 +21,7 @@ from timekeeper.core.caller import Caller
 from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.ledger import reservation
 from timekeeper.ledger.account import AccountRef
-from timekeeper.ledger.budget_rule import version_of
+from timekeeper.ledger.budget_rule import policy_rule, policy_version, version_of
 from timekeeper.ledger.standing import BudgetStanding
 from timekeeper.store import accounts, requested
 from timekeeper.store.accounts import BudgetAccount
@@ -140,8 +140,7 @@ class NamespaceOwner(BudgetOwner):
         gone = standing is not None and namespaces_there.is_gone(self.name, uid)
         policy = self.service.policy.of(self.name)
         budget = budget_views.budget(self.name, standing, policy, now, held, uid=uid, gone=gone)
-        rule = (budget.amount_ms, budget.period, budget.time_zone, budget.credit_ms, budget.rollover_ms, budget.anchor)
-        unseen = f'"policy-{"-".join(map(str, rule))}"'
+        unseen = policy_version(policy_rule(policy.budget, EPOCH))
         return budget, version_of(standing.rule) if standing else unseen
 
 

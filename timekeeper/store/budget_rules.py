@@ -20,7 +20,7 @@ Status = Literal["active", "suspended", "closed"]
 
 @dataclass(frozen=True)
 class RuleRow:
-    """A rule and its source, `policy` or `own`; `id` is the budget's version."""
+    """A rule and its source, `policy` or `own`."""
 
     id: int
     rule: Rule

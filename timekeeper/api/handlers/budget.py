@@ -10,14 +10,13 @@ from timekeeper.api import paging, requests
 from timekeeper.api.budget_answer import answer, changed
 from timekeeper.api.budget_owner import NamespaceOwner, owner_of
 from timekeeper.api.budget_rule import patched, rule_of
-from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.budget import BudgetBody, BudgetPatch, StatusBody
 from timekeeper.api.service import Service
 from timekeeper.api.views import budget
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import reservation
 from timekeeper.ledger.budget import set_budget, set_status, unset_budget
-from timekeeper.ledger.budget_rule import ANY_VERSION, Change
+from timekeeper.ledger.budget_rule import Change
 
 
 def listed(service: Service) -> Response:
@@ -78,13 +77,7 @@ def unset(service: Service, namespace: str) -> Response:
 
 
 def _set(owner: NamespaceOwner, change: Change, caller: Caller) -> Response:
-    service, wanted = owner.service, requests.if_match()
-    if wanted is not None and owner.standing() is None:
-        if wanted.isdisjoint({owner.current()[1], ANY_VERSION}):
-            detail = f"budget of {owner.name}: it has changed since you read it; read it again"
-            raise Problem(412, "version-mismatch", detail, "If-Match")
-        wanted = None
-    set_budget(service.books, owner.account_ref(), change, actor=caller.name, if_match=wanted)
+    set_budget(owner.service.books, owner.account_ref(), change, actor=caller.name, if_match=requests.if_match())
     return changed(owner)
 
 

@@ -9,6 +9,7 @@ import pytest
 from support.timekeeper_service import World
 
 from slicekeeper.units import parse_instant
+from timekeeper.api.handlers import budget
 from timekeeper.ledger import settlement
 from timekeeper.ledger.verify import verify
 
@@ -31,8 +32,38 @@ def test_a_budget_is_changed_only_by_who_has_read_it(world: World) -> None:
     late = world.call("PUT", "/api/v1/budgets/team", {**body, "amountMs": 1}, {"If-Match": read.headers["ETag"]})
     assert (late.status_code, late.json["code"]) == (412, "version-mismatch")
     assert world.get("/api/v1/budgets/team")["amountMs"] == 60_000
-    same = world.call("GET", "/api/v1/budgets/team", headers={"If-None-Match": put.headers["ETag"]})
-    assert same.status_code == 304
+    for method in ("GET", "HEAD"):
+        same = world.call(method, "/api/v1/budgets/team", headers={"If-None-Match": put.headers["ETag"]})
+        assert same.status_code == 304
+
+
+def test_of_two_who_give_a_namespace_its_first_budget_at_once_one_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tag = world.call("GET", "/api/v1/budgets/team").headers["ETag"]
+    body = {"amountMs": 60_000, "period": "month"}
+    set_budget, answers = budget.set_budget, []
+
+    def second(*given: Any, **named: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(budget, "set_budget", set_budget)
+            answers.append(world.call("PUT", "/api/v1/budgets/team", {**body, "amountMs": 1}, {"If-Match": tag}))
+        set_budget(*given, **named)
+
+    monkeypatch.setattr(budget, "set_budget", second)
+    first = world.call("PUT", "/api/v1/budgets/team", body, {"If-Match": tag})
+    assert [answers[0].status_code, first.status_code] == [200, 412]
+    assert world.get("/api/v1/budgets/team")["amountMs"] == 1
+
+
+def test_a_first_pod_does_not_change_the_version_of_a_budget(world: World) -> None:
+    tag = world.call("GET", "/api/v1/budgets/team").headers["ETag"]
+    world.pod("a")
+    assert world.call("GET", "/api/v1/budgets/team").headers["ETag"] == tag
+    for status in ("suspended", "active"):
+        world.call("PUT", "/api/v1/budgets/team/status", {"status": status, "reason": "r"})
+        now = world.call("GET", "/api/v1/budgets/team").headers["ETag"]
+        assert (now == tag) == (status == "active")
 
 
 @pytest.mark.parametrize("path", ["/api/v1/budgets/team", "/api/v1/parents/physics"])
