@@ -8,7 +8,7 @@ from typing import Any
 from simulator.admission import Attributes, SimulatedAdmission
 from simulator.errors import Malformed, ObjectConflict, ObjectNotFound
 from simulator.identities import USER, TokenBook
-from simulator.kinds import BY_RESOURCE
+from simulator.kinds import BY_RESOURCE, check_types
 from simulator.patch import clone
 from simulator.store import Store
 from slicekeeper.clock import Clock
@@ -44,6 +44,7 @@ class Cluster:
                 )
             if self.store.find(NAMESPACES, namespace) is None:
                 raise ObjectNotFound(NAMESPACES, namespace)
+        check_types(resource, obj)
         obj |= {"apiVersion": kind.api_version, "kind": kind.name}
         if resource == PODS:
             obj["status"] = {"phase": "Pending"}

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-RUN_SECONDS: Final = "simulator.slicekeeper.io/run-seconds"
-"""Pod annotation: seconds for which the program of an image runs, if no `sleep` in the command says it."""
+from slicekeeper import names
+from slicekeeper.gpu.pod_manifest import annotations_of
 
 DEFAULT_MS: Final = 600_000
 
@@ -38,7 +38,7 @@ def program_of(container: Mapping[str, Any], pod: Mapping[str, Any]) -> Program:
     if sleeps:
         run_ms = sum(int(float(number) * _UNIT_MS[unit]) for number, unit in sleeps)
         return Program(run_ms, int(code[1]) if code else 0)
-    seconds = (pod["metadata"].get("annotations") or {}).get(RUN_SECONDS, "")
+    seconds = annotations_of(pod).get(names.RUN_SECONDS, "")
     if re.fullmatch(r"\d{1,9}", seconds):
         return Program(int(seconds) * 1_000, int(code[1]) if code else 0)
     forever = "sleep infinity" in text or pod["spec"].get("restartPolicy") == "Always"

@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from simulator.errors import Expired, Invalid, ObjectConflict, ObjectNotFound
+from simulator.kinds import check_types
 from simulator.patch import clone
 from slicekeeper.clock import Clock
 from slicekeeper.kube.client import PODS, Object, Resource
@@ -152,6 +153,7 @@ class Store:
                     )
             if new == old:
                 return old
+            check_types(resource, new)
             written = self._write("MODIFIED", (resource, namespace, name), new, old)
             return self._remove_if_done(resource, written)
 

@@ -76,6 +76,9 @@ GANG: Final = "slicekeeper.io/gang"
 GANG_SIZE: Final = "slicekeeper.io/gang-size"
 """How many of a gang's pods must exist before any of them gets a place."""
 
+RUN_SECONDS: Final = "simulator.slicekeeper.io/run-seconds"
+"""For how many seconds local mode runs the program of an image, if no `sleep` in the command says it."""
+
 USER_ANNOTATIONS: Final = (
     CORE_LIMIT,
     GPU_CLASS,

@@ -71,7 +71,7 @@ def unknown_annotations(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         domain = key.rpartition("/")[0]
         if domain != names.GROUP and not domain.endswith(f".{names.GROUP}"):
             continue
-        if key in names.USER_ANNOTATIONS or is_written_by_us(key) or key == names.ROOM_SEEN_AT:
+        if key in names.USER_ANNOTATIONS or is_written_by_us(key) or key in (names.ROOM_SEEN_AT, names.RUN_SECONDS):
             continue
         if not key.startswith(names.CONTAINER_LIMIT_PREFIX):
             yield show(key), next(iter(difflib.get_close_matches(key, names.USER_ANNOTATIONS, 1, 0.8)), "")

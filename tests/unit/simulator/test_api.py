@@ -18,6 +18,8 @@ from slicekeeper.config.settings import KubernetesSettings, Settings
 from slicekeeper.errors import Conflict, Gone, NotFound, ServiceError
 from slicekeeper.kube.client import (
     ACCESS_REVIEWS,
+    DEPLOYMENTS,
+    JOBS,
     JSON_PATCH,
     LEASES,
     NODES,
@@ -26,6 +28,7 @@ from slicekeeper.kube.client import (
     TOKEN_REVIEWS,
     KubeClient,
     Object,
+    Resource,
 )
 from slicekeeper.kube.watch import Watch
 from slicekeeper.net.http import JsonClient
@@ -55,6 +58,30 @@ def client(server: ApiServer) -> Iterator[KubeClient]:
 
 def pod(name: str = "p", **metadata: Any) -> Object:
     return {"metadata": {"name": name, **metadata}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+
+
+@pytest.mark.parametrize(
+    ("resource", "body"),
+    [
+        (PODS, pod(annotations={"simulator.slicekeeper.io/run-seconds": 60})),
+        (PODS, {**pod(), "spec": {**pod()["spec"], "activeDeadlineSeconds": "600"}}),
+        (JOBS, {**pod(), "spec": {"template": {"spec": pod()["spec"]}, "completions": "two"}}),
+        (DEPLOYMENTS, {**pod(), "spec": {"template": {"spec": pod()["spec"]}, "replicas": 1.5}}),
+    ],
+)
+def test_a_field_of_another_type_is_refused_before_it_is_stored(
+    client: KubeClient, cluster: Cluster, resource: Resource, body: Object
+) -> None:
+    """No controller and no kubelet could read it, and each would stop at this object."""
+    with pytest.raises(ServiceError, match="cannot be handled as a"):
+        client.create(resource, body, "default")
+    assert cluster.store.collection(resource)[0] == []
+
+
+def test_a_patch_with_a_field_of_another_type_is_refused(client: KubeClient) -> None:
+    client.create(PODS, pod(), "default")
+    with pytest.raises(ServiceError, match="Expected `str`, got `int`"):
+        client.patch(PODS, "p", {"metadata": {"annotations": {"mine": 1}}}, "default")
 
 
 def test_objects_are_created_read_patched_and_deleted(client: KubeClient) -> None:

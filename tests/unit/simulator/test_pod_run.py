@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from simulator.container_program import RUN_SECONDS, Program, program_of
+from simulator.container_program import Program, program_of
 from simulator.pod_run import PULL_MS, PodRun
+from slicekeeper import names
 
 BOUND = 1_000_000_123
 
@@ -22,9 +23,9 @@ def make(*commands: list[str], policy: str = "Never", init: list[Any] | None = N
     [
         ({"command": ["sleep", "90"]}, {}, "Never", Program(90_000)),
         ({"command": ["sh", "-c"], "args": ["sleep 1.5; sleep 2m"]}, {}, "Never", Program(121_500)),
-        ({"args": ["sh", "-c", "sleep 5; exit 3"]}, {RUN_SECONDS: "9"}, "Never", Program(5_000, 3)),
-        ({}, {RUN_SECONDS: "9"}, "Always", Program(9_000)),
-        ({}, {RUN_SECONDS: "soon"}, "Never", Program(600_000)),
+        ({"args": ["sh", "-c", "sleep 5; exit 3"]}, {names.RUN_SECONDS: "9"}, "Never", Program(5_000, 3)),
+        ({}, {names.RUN_SECONDS: "9"}, "Always", Program(9_000)),
+        ({}, {names.RUN_SECONDS: "soon"}, "Never", Program(600_000)),
         ({}, {}, "Always", Program(None)),
         ({"command": ["sleep", "infinity"]}, {}, "Never", Program(None)),
     ],

@@ -296,7 +296,8 @@ def test_the_docs_list_every_code() -> None:
     ],
 )
 def test_an_annotation_of_ours_that_nobody_reads_is_told_of(key: str, meant: str) -> None:
-    manifest = {**pod(), "metadata": {"annotations": {key: "background", names.ROOM_SEEN_AT: "2030-01-01T00:00:00Z"}}}
+    others = {names.ROOM_SEEN_AT: "2030-01-01T00:00:00Z", names.RUN_SECONDS: "60"}
+    manifest = {**pod(), "metadata": {"annotations": {key: "background", **others}}}
     [warning] = ADMISSION.mutate(manifest, CASE).warnings
     assert f'"{key}" has no effect' in warning
     assert warning.endswith(f"did you mean {meant}?" if meant else "Slicekeeper")
