@@ -80,9 +80,10 @@ def _start_of(now: Instant, valid_from: Instant, valid_to: Instant | None) -> In
     """Return from when a grant counts: not before now."""
     if valid_from < now - CLOCKS_MS:
         raise InstantPast("validFrom is in the past; leave it out to start the grant now", "validFrom")
-    if valid_to is not None and valid_to <= valid_from:
+    start = max(valid_from, now)
+    if valid_to is not None and valid_to <= start:
         raise InstantOrder("validTo must be later than validFrom")
-    return max(valid_from, now)
+    return start
 
 
 def withdraw(

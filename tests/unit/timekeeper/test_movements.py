@@ -15,7 +15,7 @@ from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
-from timekeeper.core.refusal import Conflicting, Unknown
+from timekeeper.core.refusal import Conflicting, InstantOrder, Unknown
 from timekeeper.ledger import hierarchy, movement, rate, reservation, seal, workload
 from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
@@ -52,6 +52,14 @@ def charges(books: Books, uid: str) -> list[tuple[str, int, int, int]]:
         assert known is not None
         found = [b.posting for b in bookings.valid(session, known.id, None) if b.posting.key == uid]
     return sorted((p.kind, p.start - T0, p.at - T0, p.amount) for p in found)
+
+
+@pytest.mark.parametrize("late", [1, 500])
+def test_a_grant_that_is_over_when_it_arrives_is_refused(books: Books, late: int) -> None:
+    """By a clock behind ours it may begin up to a second ago, but it never ends before it counts."""
+    with pytest.raises(InstantOrder, match="validTo"):
+        movement.grant(books, TEAM, order(1, "k", T0), valid_from=T0 - 900, valid_to=T0 - late + 1)
+    assert movement.grant(books, TEAM, order(1, "k", T0), valid_from=T0 - 900, valid_to=T0 + 1)
 
 
 def test_a_refund_never_exceeds_the_charge_and_is_used_within_the_period(books: Books) -> None:
