@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import ColumnElement, case, select, update
+from sqlalchemy import ColumnElement, case, or_, select, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
@@ -86,10 +86,12 @@ def left(session: Session, rows: Sequence[ReservationRow], at: Instant) -> dict[
 
 
 def _open(session: Session, at: Instant, *conditions: ColumnElement[bool]) -> dict[int, ReservedTime]:
-    """Return the open reservations that meet conditions, by id, without those of pods that have ended."""
+    """Return the open reservations that meet conditions, by id, without those that have expired, or whose pod ended."""
     query = select(ReservationRow, WorkloadRow.started_at, WorkloadRow.shares)
     query = query.outerjoin(WorkloadRow, WorkloadRow.pod_uid == ReservationRow.pod_uid)
     query = query.where(ReservationRow.ended_at.is_(None), WorkloadRow.ended_at.is_(None), *conditions)
+    # Nothing is written when one expires: every decision would read all those that were ever opened by hand.
+    query = query.where(or_(ReservationRow.expires_at.is_(None), ReservationRow.expires_at > at))
     rows = session.execute(query).all()
     book = rates.read(session) if rows else RateBook([])
     return {row.id: _reserved_time(row, started, shares, book, at) for row, started, shares in rows}
