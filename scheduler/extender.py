@@ -128,4 +128,4 @@ def placeable(pod: Pod) -> str:
         return pod.refusal
     if not pod.managed:
         return UNMANAGED
-    return "" if pod.demand.slices else "the pod asks for no GPU in any container that can hold one"
+    return "" if pod.demand.pieces else "the pod asks for no GPU in any container that can hold one"

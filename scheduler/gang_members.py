@@ -61,6 +61,6 @@ def gang_members(pods: Iterable[Pod], is_binding: Callable[[Pod], bool]) -> Gang
 
 
 def _hardest_first(pod: Pod) -> tuple[int, int, int, int, str]:
-    slices = pod.demand.slices
-    wholes = sum(piece.whole for piece in slices)
-    return -wholes, -sum(s.core for s in slices), -sum(s.memory_mib for s in slices), pod.created_ms, pod.key
+    pieces = pod.demand.pieces
+    wholes = sum(piece.whole for piece in pieces)
+    return -wholes, -sum(s.core for s in pieces), -sum(s.memory_mib for s in pieces), pod.created_ms, pod.key

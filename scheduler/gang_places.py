@@ -170,7 +170,7 @@ class Trial:
         return offered is not None and offered.roster is self._roster
 
     def _take(self, pod: Pod, row: int, gpus: Sequence[int]) -> Hold:
-        """Hold GPUs of a row for a pod, by the columns of its slices."""
+        """Hold GPUs of a row for a pod, by the columns of its pieces."""
         node = self._roster.names[row]
         fleet = self._fleet.publish()
         uuids = fleet.uuids(node)

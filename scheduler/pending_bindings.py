@@ -93,7 +93,7 @@ class PendingBindings:
             return None
         if place.version != self._held.fleet.version_of(self._held.fleet.row(node)):
             return None
-        if pod.demand.affinity or sum(piece.whole for piece in pod.demand.slices) > 1:
+        if pod.demand.affinity or sum(piece.whole for piece in pod.demand.pieces) > 1:
             return None  # other nodes count too; the best links are not found yet
         if (place.pod.request, place.pod.demand) != (pod.request, pod.demand):
             return None

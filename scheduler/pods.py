@@ -111,7 +111,7 @@ class Pod:
     def is_placeable(self) -> bool:
         """Whether kube-scheduler may place it, and it needs a place on GPUs."""
         return not (self.node or self.finished or self.leaving or self.refusal or self.gates) and bool(
-            self.demand.slices
+            self.demand.pieces
         )
 
     @property
@@ -235,10 +235,10 @@ def hold_of(pod: Pod, shares: Sequence[Share], *, alone: bool, node: str = "") -
 
 
 def chosen_hold(pod: Pod, node: str, uuids: Sequence[str]) -> tuple[Hold, dict[str, tuple[str, ...]]]:
-    """Return the hold on `node` and each container's GPUs, where `uuids` has one GPU for each slice of the demand."""
+    """Return the hold on `node` and each container's GPUs, where `uuids` has one GPU for each piece of the demand."""
     demand = pod.demand
     gpus: dict[str, list[str]] = {}
-    for piece, uuid in zip(demand.slices, uuids, strict=True):
+    for piece, uuid in zip(demand.pieces, uuids, strict=True):
         for container in piece.containers:
             gpus.setdefault(container, []).append(uuid)
     shares = [

@@ -136,7 +136,7 @@ class NodesForPod:
         Each is computed with the other as requested, for a demand of one share.
         """
         view = self._fleet.view(self._with_cpu_memory(), self.pod.demand)
-        piece = self.pod.demand.slices[0]
+        piece = self.pod.demand.pieces[0]
         if self.pod.demand.mode == MIG:
             free = [
                 row.mig

@@ -61,22 +61,22 @@ def _named(nodes: Sequence[str]) -> str:
 def _less(cluster: NodesForPod) -> Iterable[str]:
     """Return what would fit now of what the pod asks for."""
     demand = cluster.pod.demand
-    if len(demand.slices) == 1 and not demand.slices[0].whole:
+    if len(demand.pieces) == 1 and not demand.pieces[0].whole:
         core, memory = cluster.largest()
-        piece = demand.slices[0]
+        piece = demand.pieces[0]
         if core >= 1:
             yield f"{core} percent of a GPU with the same memory would fit now ({piece.core} are asked for)"
         if memory >= MIB_PER_BLOCK:
             blocks = memory // MIB_PER_BLOCK
             yield f"the same share with {blocks * MIB_PER_BLOCK} MiB ({blocks} blocks) would fit now"
-    elif all(piece.whole for piece in demand.slices):
-        asked = len(demand.slices)
+    elif all(piece.whole for piece in demand.pieces):
+        asked = len(demand.pieces)
         fewer = (
-            count for count in range(asked - 1, 0, -1) if cluster.fits(replace(demand, slices=demand.slices[:count]))
+            count for count in range(asked - 1, 0, -1) if cluster.fits(replace(demand, pieces=demand.pieces[:count]))
         )
         if count := next(fewer, 0):
             yield f"{count} whole GPU{'s' if count > 1 else ''} would fit now ({asked} are asked for)"
-    elif all(cluster.fits(replace(demand, slices=(piece,))) for piece in set(demand.slices)):
+    elif all(cluster.fits(replace(demand, pieces=(piece,))) for piece in set(demand.pieces)):
         yield "each of its GPUs and shares would fit now by itself: split it into several pods"
 
 
@@ -105,7 +105,7 @@ def _changes(cluster: NodesForPod, why: Counter[Why]) -> Iterable[str]:
     if why[Why.TOO_SMALL]:
         whole = [[gpu for gpu in node if not gpu.mig] for node in nodes]
         largest, most = max(gpu.memory_mib for node in whole for gpu in node), max(map(len, whole))
-        together = max(piece.core for piece in demand.slices)
+        together = max(piece.core for piece in demand.pieces)
         if demand.gpu_uuid:
             yield f"ask for no more than GPU {demand.gpu_uuid} has, or name none"
         elif together > CORES_PER_GPU:

@@ -37,7 +37,7 @@ from pathlib import Path
 import numpy as np
 
 from scheduler.placement.arrivals import Arrivals, Mix
-from scheduler.placement.demand import Demand, Slice
+from scheduler.placement.demand import Demand, Piece
 from scheduler.placement.fleet import Fleet, GpuRow
 from scheduler.placement.learner import FIXED, LEARNING, Learner
 from scheduler.placement.prices import Prices
@@ -88,8 +88,8 @@ class Pod:
     def demand(self) -> Demand:
         """What the extender would read from the pod's manifest; a pod without GPUs takes a share of nothing."""
         whole = self.core >= CORES_PER_GPU
-        slices = (Slice(("main",), self.core, 0, whole),) * self.gpus or (Slice((), 0, 0, whole=False),)
-        return Demand(slices, models=self.models, cpu_milli=self.cpu, ram_mib=self.ram)
+        pieces = (Piece(("main",), self.core, 0, whole),) * self.gpus or (Piece((), 0, 0, whole=False),)
+        return Demand(pieces, models=self.models, cpu_milli=self.cpu, ram_mib=self.ram)
 
 
 def read_nodes(path: Path) -> list[Node]:

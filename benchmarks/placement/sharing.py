@@ -36,7 +36,7 @@ sys.path.insert(1, str(Path(__file__).parents[2] / "tests"))
 from cluster.harness import chart
 from run import MIB, Cluster, Node, Pod, read_nodes, read_pods
 
-from scheduler.placement.demand import Demand, Slice
+from scheduler.placement.demand import Demand, Piece
 from scheduler.placement.fleet import GpuRow
 from scheduler.placement.mig import MigRow, in_order
 from slicekeeper.gpu.inventory import MigSlice
@@ -87,7 +87,7 @@ class Share(Pod):
     def demand(self) -> Demand:
         """Return one share."""
         return Demand(
-            (Slice(("main",), self.core, 0, whole=False),), models=self.models, cpu_milli=self.cpu, ram_mib=self.ram
+            (Piece(("main",), self.core, 0, whole=False),), models=self.models, cpu_milli=self.cpu, ram_mib=self.ram
         )
 
 

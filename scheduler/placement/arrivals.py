@@ -26,9 +26,9 @@ MOST_KINDS: Final = 300
 
 @dataclass(frozen=True)
 class Arrival:
-    """A kind of pod: equal slices, with the cores and MiB that it takes beside each of its GPUs.
+    """A kind of pod: equal pieces, with the cores and MiB that it takes beside each of its GPUs.
 
-    `weight` is its part of all slices that arrive, 0 … 1.
+    `weight` is its part of all pieces that arrive, 0 … 1.
     """
 
     core: int
@@ -40,7 +40,7 @@ class Arrival:
     weight: float
 
     def wants(self, capacity: int) -> int:
-        """Return the percentage that a slice takes of a GPU with `memory` MiB; more than 100 does not fit."""
+        """Return the percentage that a piece takes of a GPU with `memory` MiB; more than 100 does not fit."""
         return max(self.core, -(-self.memory_mib * CORES_PER_GPU // max(capacity, 1)))
 
 
@@ -66,12 +66,12 @@ class Arrivals:
 
     def add(self, demand: Demand) -> None:
         """Count one pod, once in its life."""
-        if not demand.slices or demand.mode == MIG:  # which is never placed on the GPUs that policies price
+        if not demand.pieces or demand.mode == MIG:  # which is never placed on the GPUs that policies price
             return
         self.seen += 1
         self._counted += 1
-        share = len(demand.slices)
-        groups = Counter((piece.core, piece.memory_mib) for piece in demand.slices)
+        share = len(demand.pieces)
+        groups = Counter((piece.core, piece.memory_mib) for piece in demand.pieces)
         for (core, memory), gpus in groups.items():
             kind = (core, memory, gpus, demand.cpu_milli / share / 1000, demand.ram_mib / share, demand.models)
             self._counts[kind] += 2 * gpus

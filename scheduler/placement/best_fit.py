@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from scheduler.placement.fleet_version import Bools, Ints
-from scheduler.placement.policy import Gpus, Piece
+from scheduler.placement.policy import Gpus, PieceGroup
 from slicekeeper.units import CORES_PER_GPU
 
 
@@ -23,13 +23,13 @@ class BestFit:
     _OPENED: Final = 4 * _PART
     _MOST_IDLE: Final = 255
 
-    def prices(self, gpus: Gpus, piece: Piece, possible: Bools) -> Ints:  # noqa: ARG002 - the policies' interface
+    def prices(self, gpus: Gpus, group: PieceGroup, possible: Bools) -> Ints:  # noqa: ARG002 - the policies' interface
         """Return what is left, in ten-thousandths of a GPU."""
-        if piece.whole:
-            left = np.minimum(gpus.capacity - piece.memory_mib, 1 << 30) >> 8
+        if group.whole:
+            left = np.minimum(gpus.capacity - group.memory_mib, 1 << 30) >> 8
         else:
-            left = (gpus.core - piece.core) * (self._PART // CORES_PER_GPU)
-            left += (gpus.memory - piece.memory_mib) * self._PART // np.maximum(gpus.capacity, 1)
+            left = (gpus.core - group.core) * (self._PART // CORES_PER_GPU)
+            left += (gpus.memory - group.memory_mib) * self._PART // np.maximum(gpus.capacity, 1)
             left += np.where(gpus.idle, self._OPENED, 0)
         idle = np.minimum((gpus.idle & (gpus.capacity > 0)).sum(axis=1, keepdims=True), self._MOST_IDLE)
         price: Ints = left * (self._MOST_IDLE + 1) + idle

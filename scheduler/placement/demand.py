@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod's demand for a node's GPUs, in the form used for placement: slices, and affinity rules.
+"""A pod's demand for a node's GPUs, in the form used for placement: pieces, and affinity rules.
 
 Pure. Labels are valid within their namespace: otherwise a tenant could keep others off a GPU, or get onto one, by
 guessing a label.
@@ -15,7 +15,7 @@ from slicekeeper.units import CORES_PER_GPU
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class Piece:
     """What a pod places on one GPU: a share for one or more containers, or one whole GPU of a container.
 
     For a share, `memory_mib` is what it takes; for a whole GPU, the minimum that the GPU must have.
@@ -29,9 +29,9 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A pod's slices in the order in which they are placed, the hardest first, and their affinity rules."""
+    """A pod's pieces in the order in which they are placed, the hardest first, and their affinity rules."""
 
-    slices: tuple[Slice, ...]
+    pieces: tuple[Piece, ...]
     alone: bool = False
     """No other pod may be on the GPUs, however small the share."""
     affinity: str = ""
@@ -58,8 +58,8 @@ class Demand:
 
     @property
     def is_unequal(self) -> bool:
-        """Whether its slices are unequal, so that placing them one by one may fail although all fit."""
-        return len({(piece.core, piece.memory_mib, piece.whole) for piece in self.slices}) > 1
+        """Whether its pieces are unequal, so that placing them one by one may fail although all fit."""
+        return len({(piece.core, piece.memory_mib, piece.whole) for piece in self.pieces}) > 1
 
     def mode_on(self, *, slices: bool) -> tuple[str, str]:
         """Return its mode on MIG slices, or elsewhere, and the reason."""
@@ -80,15 +80,15 @@ def demand_of(request: PodRequest, namespace: str) -> Demand:
     if request.affinity and len(shares) > 1 and mode != MIG:
         # All pods with the label are on one GPU, and so are this pod's own containers.
         names = tuple(name for share in shares for name in share.containers)
-        shares = [Slice(names, sum(s.core for s in shares), sum(s.memory_mib for s in shares), whole=False)]
+        shares = [Piece(names, sum(s.core for s in shares), sum(s.memory_mib for s in shares), whole=False)]
     wholes = [
-        Slice((r.container,), CORES_PER_GPU, -(-r.memory_mib // r.gpus), whole=True)
+        Piece((r.container,), CORES_PER_GPU, -(-r.memory_mib // r.gpus), whole=True)
         for r in request.requests
         if not r.is_fraction
         for _ in range(r.gpus)
     ]
     return Demand(
-        slices=(*sorted(wholes, key=lambda s: -s.memory_mib), *sorted(shares, key=lambda s: (-s.core, -s.memory_mib))),
+        pieces=(*sorted(wholes, key=lambda s: -s.memory_mib), *sorted(shares, key=lambda s: (-s.core, -s.memory_mib))),
         alone=mode == EXCLUSIVE,
         affinity=scoped(namespace, request.affinity),
         anti_affinity=scoped(namespace, request.anti_affinity),
@@ -102,8 +102,8 @@ def demand_of(request: PodRequest, namespace: str) -> Demand:
     )
 
 
-def _share(request: GpuRequest) -> Slice:
-    return Slice((request.container,), request.core, request.memory_mib, whole=False)
+def _share(request: GpuRequest) -> Piece:
+    return Piece((request.container,), request.core, request.memory_mib, whole=False)
 
 
 def _mode(request: PodRequest) -> tuple[str, str]:

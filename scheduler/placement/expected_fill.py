@@ -2,7 +2,7 @@
 """Expected fill: a place costs what the arrivals to come can no longer fill because of it. A rule of our own.
 
 From the mix of pods that arrive, each model of GPU gets a table: how much of a GPU with so much free, and so many cores
-beside it, the next `HORIZON` slices are expected to fill. With class m of weight q wanting D of a GPU and c cores (pods
+beside it, the next `HORIZON` pieces are expected to fill. With class m of weight q wanting D of a GPU and c cores (pods
 that want more GPUs than any node with the model has are left out):
 
     u₀ = 0;  u(R, C) ← u(R, C) + Σ q·[R ≥ D and C ≥ c]·(D + u(R − D, C − c) − u(R, C))
@@ -26,7 +26,7 @@ import numpy as np
 from scheduler.placement.arrivals import Arrival, Mix
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet_version import Bools, FleetVersion, Floats, GpuModel, Ints
-from scheduler.placement.policy import Gpus, Piece
+from scheduler.placement.policy import Gpus, PieceGroup
 from scheduler.placement.scarcity import Scarcity
 from slicekeeper.gpu.inventory import is_wanted
 from slicekeeper.units import CORES_PER_GPU
@@ -39,7 +39,7 @@ MOST_CORES: Final = 128
 """Cores beside one GPU that the tables tell apart; more are as good."""
 
 REST: Final = 27.5
-"""Price of what a slice leaves free of its GPU, in thousandths of a GPU if that were all of it. It costs as much again
+"""Price of what a piece leaves free of its GPU, in thousandths of a GPU if that were all of it. It costs as much again
 to use an idle GPU."""
 
 MICRO: Final = 1_000
@@ -76,20 +76,20 @@ class ExpectedFill:
         )
         self._scarcity = Scarcity(kinds, fleet)
 
-    def prices(self, gpus: Gpus, piece: Piece, possible: Bools) -> Ints:
+    def prices(self, gpus: Gpus, group: PieceGroup, possible: Bools) -> Ints:
         """Return what each place takes from the pods to come, in millionths of a GPU."""
-        free, cpu, ram = gpus.free(), gpus.cpu - piece.cpu, gpus.ram - piece.ram
+        free, cpu, ram = gpus.free(), gpus.cpu - group.cpu, gpus.ram - group.ram
         model = np.minimum(gpus.model, len(self._tables.fill) - 1)  # one may have come since
-        if piece.whole:
+        if group.whole:
             rows = np.flatnonzero(possible.any(axis=1))
-            after = np.where(gpus.taken_whole(piece), 0, free)[rows]
+            after = np.where(gpus.taken_whole(group), 0, free)[rows]
             columns, rest = None, np.zeros(len(rows))
         else:
             rows, columns = np.nonzero(possible)
             after = free[rows]
             capacity = gpus.capacity[rows, columns]
-            memory = (gpus.memory[rows, columns] - piece.memory_mib) * CORES_PER_GPU // np.maximum(capacity, 1)
-            remains = np.minimum(gpus.core[rows, columns] - piece.core, memory)
+            memory = (gpus.memory[rows, columns] - group.memory_mib) * CORES_PER_GPU // np.maximum(capacity, 1)
+            remains = np.minimum(gpus.core[rows, columns] - group.core, memory)
             after[np.arange(len(rows)), columns] = remains
             rest = remains / CORES_PER_GPU + (free[rows, columns] >= CORES_PER_GPU)
         cores, left = self._cores(gpus.cpu, gpus.ram), self._cores(cpu, ram)

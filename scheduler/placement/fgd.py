@@ -15,7 +15,7 @@ import numpy as np
 
 from scheduler.placement.arrivals import Arrival, Mix
 from scheduler.placement.fleet_version import Bools, FleetVersion, Floats, Ints
-from scheduler.placement.policy import Gpus, Piece
+from scheduler.placement.policy import Gpus, PieceGroup
 from slicekeeper.gpu.inventory import is_wanted
 from slicekeeper.units import CORES_PER_GPU
 
@@ -66,18 +66,18 @@ class FragmentationGradient:
             np.array([[is_wanted(model.name, kind.models) for model in fleet.models] for kind in kinds]),
         )
 
-    def prices(self, gpus: Gpus, piece: Piece, possible: Bools) -> Ints:
+    def prices(self, gpus: Gpus, group: PieceGroup, possible: Bools) -> Ints:
         """Return 100 less the published score; what best fit says comes after that."""
         kinds = self._kinds
-        if piece.whole:
+        if group.whole:
             rows = np.flatnonzero(possible.any(axis=1))
-            after = np.where(gpus.taken_whole(piece), 0, gpus.core)[rows]
+            after = np.where(gpus.taken_whole(group), 0, gpus.core)[rows]
         else:
             rows, columns = np.nonzero(possible)
             at, after = np.arange(len(rows)), gpus.core[rows]
-            after[at, columns] -= piece.core
+            after[at, columns] -= group.core
         before = _fragments(kinds, gpus.core, gpus.model, gpus.cpu)
-        then = _fragments(kinds, after, gpus.model[rows], (gpus.cpu - piece.cpu)[rows])
+        then = _fragments(kinds, after, gpus.model[rows], (gpus.cpu - group.cpu)[rows])
         # Pods that want no GPU can use none: to them all that is free is a fragment, and what is taken is one less.
         taken = self._without_gpus * (gpus.core[rows].sum(axis=1) - after.sum(axis=1))
         gradient = (
@@ -85,7 +85,7 @@ class FragmentationGradient:
         )  # percent of a GPU to thousandths; the paper divides by 1000
         score = 100 - (100 / (1 + np.exp(-gradient))).astype(np.int64)
         prices = np.zeros(gpus.core.shape, np.int64)
-        if piece.whole:
+        if group.whole:
             prices[rows] = score[:, None]
         else:
             prices[rows, columns] = score

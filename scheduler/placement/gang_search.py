@@ -2,8 +2,8 @@
 """Search for places for several unequal pods together, with backtracking, if placing them one by one has failed.
 
 The pods with one share each are placed last, by filling one GPU after the other (`bin_completion`): that is the hard
-part of most gangs. The slices of the others come first, depth first. Of the places for a slice, those that it fills to
-the last percent come first, then those on the nodes with the most free. A branch is left if the slices to come cannot
+part of most gangs. The pieces of the others come first, depth first. Of the places for a piece, those that it fills to
+the last percent come first, then those on the nodes with the most free. A branch is left if the pieces to come cannot
 fill what they would have to by their sizes (the sums that they can make; Martello and Toth, 1990, "Knapsack Problems",
 ch. 8), and a state that was left is not tried again. Nodes that are alike are tried once. If that fails, all pods are
 placed depth first: with pods of both kinds, each way finds places that the other does not. Packing is hard in general:
@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from scheduler.placement.bin_completion import Portion, Space, complete
-from scheduler.placement.demand import Demand, Slice
-from scheduler.placement.node_search import MOST_SLICES, StepBudget
+from scheduler.placement.demand import Demand, Piece
+from scheduler.placement.node_search import MOST_PIECES, StepBudget
 from slicekeeper.units import CORES_PER_GPU
 
 SEARCH_STEPS: Final = (6_000, 100)
@@ -35,11 +35,11 @@ COMPLETIONS: Final = 4
 
 
 class Item(NamedTuple):
-    """One slice of one pod; `demand` is the demand's bit."""
+    """One piece of one pod; `demand` is the demand's bit."""
 
     pod: int
     demand: int
-    piece: Slice
+    piece: Piece
     needs_idle: bool
     closes: bool
     """No other pod may join its GPU, as far as is known here."""
@@ -56,11 +56,11 @@ class Step(NamedTuple):
 def place_together(
     nodes: Sequence[Sequence[Space]], pods: Sequence[tuple[int, Demand]], budget: StepBudget
 ) -> list[tuple[int, list[int]]] | None:
-    """Return each pod's node and the columns of its slices' GPUs; None if they were not found within the budget.
+    """Return each pod's node and the columns of its pieces' GPUs; None if they were not found within the budget.
 
     Each pod comes with its demand and that demand's bit. Affinity is not looked at; anti-affinity keeps everything off.
     """
-    if sum(len(demand.slices) for _, demand in pods) > MOST_SLICES:
+    if sum(len(demand.pieces) for _, demand in pods) > MOST_PIECES:
         return None
     free = [_shares_freely(demand) for _, demand in pods]
     ways = [free, [False] * len(pods)] if any(free) and not all(free) else [free]
@@ -76,7 +76,7 @@ def place_together(
 
 def _shares_freely(demand: Demand) -> bool:
     """Whether a pod needs one share only, and others may be on its GPU."""
-    return len(demand.slices) == 1 and not (demand.slices[0].whole or demand.alone or demand.anti_affinity)
+    return len(demand.pieces) == 1 and not (demand.pieces[0].whole or demand.alone or demand.anti_affinity)
 
 
 def _placed(
@@ -87,10 +87,10 @@ def _placed(
     shares: dict[Portion, list[int]] = {}
     for number, (bit, demand) in enumerate(pods):
         if last[number]:
-            piece = demand.slices[0]
+            piece = demand.pieces[0]
             shares.setdefault(Portion(piece.core, piece.memory_mib, bit), []).append(number)
             continue
-        for piece in demand.slices:
+        for piece in demand.pieces:
             needs_idle = piece.whole or demand.alone
             items.append(Item(number, bit, piece, needs_idle, needs_idle or bool(demand.anti_affinity)))
     search = _Search(nodes, items, Counter({share: len(numbers) for share, numbers in shares.items()}), budget)
@@ -199,9 +199,9 @@ def _after(gpu: Space, item: Item) -> Space | None:
 
 
 def _fillable(cores: Sequence[int]) -> list[list[int]]:
-    """Return for each index how much the slices from there on fill at most of each amount that is free, by their sums.
+    """Return for each index how much the pieces from there on fill at most of each amount that is free, by their sums.
 
-    The last index, behind all slices, fills nothing.
+    The last index, behind all pieces, fills nothing.
 
     Bit n of `sums` is whether some of them ask for n percent together.
     """
@@ -227,7 +227,7 @@ def _on_nodes(
         alike.setdefault(tuple(sorted(node)), []).append(number)
     found: dict[int, tuple[int, list[int]]] = {}
     for item, step in zip(items, steps, strict=True):
-        number = alike[step.node].pop()  # for a pod's later slices the node of its first one, which came last
+        number = alike[step.node].pop()  # for a pod's later pieces the node of its first one, which came last
         column = now[number].index(step.gpu)
         now[number][column] = step.after
         alike.setdefault(tuple(sorted(now[number])), []).append(number)

@@ -40,16 +40,16 @@ def closeness(one: Gpu, other: Gpu) -> int:
 
 
 def relinked(gpus: Sequence[Gpu], view: View, row: int, demand: Demand, columns: Sequence[int]) -> list[int]:
-    """Return the columns of a demand's slices, those of its whole GPUs exchanged for the best linked that are free.
+    """Return the columns of a demand's pieces, those of its whole GPUs exchanged for the best linked that are free.
 
     `row` of `view` is the node with `gpus` as it was when `columns` were found.
     """
-    whole = [index for index, piece in enumerate(demand.slices) if piece.whole]
+    whole = [index for index, piece in enumerate(demand.pieces) if piece.whole]
     found = list(columns)
     if len(whole) < 2:
         return found
     codes = {int(view.code[row, found[index]]) for index in whole}
-    memory = max(demand.slices[index].memory_mib for index in whole)
+    memory = max(demand.pieces[index].memory_mib for index in whole)
     able = view.named[row] & view.model[row] & view.healthy[row] & view.idle[row] & (view.capacity[row] > 0)
     able = able & (view.capacity[row] >= memory) & np.isin(view.code[row], list(codes))
     free = np.flatnonzero(able).tolist()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from scheduler.placement.demand import Demand, Slice
+from scheduler.placement.demand import Demand, Piece
 from slicekeeper.gpu.inventory import MigSlice, holds, is_wanted, size_of
 from slicekeeper.names import MIG
 
@@ -65,7 +65,7 @@ def _most(rows: Iterable[MigRow]) -> tuple[int, int]:
     return max((mig.core for mig in slices), default=0), max((mig.memory_mib for mig in slices), default=0)
 
 
-def suits(row: MigRow, demand: Demand, piece: Slice | None = None) -> bool:
+def suits(row: MigRow, demand: Demand, piece: Piece | None = None) -> bool:
     """Whether a demand may be on a slice by UUID and model; and if a piece of it is given, whether that fits there."""
     if demand.gpu_uuid not in ("", row.mig.uuid, row.gpu) or not is_wanted(row.model, demand.models):
         return False
@@ -83,11 +83,11 @@ def choose(there: Sliced, demand: Demand, *, idle: bool = False) -> list[int] | 
     """
     core, memory = there.well if idle else there.free
     rows = there.rows
-    if any(piece.core > core or piece.memory_mib > memory for piece in demand.slices):
+    if any(piece.core > core or piece.memory_mib > memory for piece in demand.pieces):
         return None
     able = [
         [at for at, row in enumerate(rows) if (row.free or (idle and row.mig.healthy)) and suits(row, demand, piece)]
-        for piece in demand.slices
+        for piece in demand.pieces
     ]
     taken: dict[int, int] = {}
     """Which piece is on a slice."""
@@ -101,6 +101,6 @@ def choose(there: Sliced, demand: Demand, *, idle: bool = False) -> list[int] | 
                     return True
         return False
 
-    if not demand.slices or not all(seat(piece, set()) for piece in range(len(able))):
+    if not demand.pieces or not all(seat(piece, set()) for piece in range(len(able))):
         return None
     return [at for _, at in sorted((piece, at) for at, piece in taken.items())]

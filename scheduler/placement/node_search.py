@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find out by an exact search whether several slices fit on one node's GPUs together.
+"""Find out by an exact search whether several pieces fit on one node's GPUs together.
 
 Slices are put one by one, the hardest first; a state seen before is not tried again, equal GPUs are tried once. Packing
-is hard in general, so a caller gives a budget of steps: a pod of many odd slices must not stop the scheduler.
+is hard in general, so a caller gives a budget of steps: a pod of many odd pieces must not stop the scheduler.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from scheduler.placement.demand import Slice
+from scheduler.placement.demand import Piece
 
-MOST_SLICES: Final = 200
+MOST_PIECES: Final = 200
 """More are not searched for, only placed in the policy's order: the search goes one level deeper for each."""
 
 
@@ -26,7 +26,7 @@ class StepBudget:
 
 @dataclass(frozen=True)
 class Bin:
-    """One GPU: what is free, whether a share may go there, and whether a whole slice may."""
+    """One GPU: what is free, whether a share may go there, and whether a whole piece may."""
 
     core: int
     memory: int
@@ -34,7 +34,7 @@ class Bin:
     takes_shares: bool
     takes_whole: bool
 
-    def after(self, piece: Slice) -> Bin | None:
+    def after(self, piece: Piece) -> Bin | None:
         """Return the GPU with `piece` on it, None if it does not fit."""
         if piece.whole:
             fits = self.takes_whole and self.capacity >= piece.memory_mib
@@ -46,13 +46,13 @@ class Bin:
         )
 
 
-def pack(bins: Sequence[Bin], slices: Sequence[Slice], budget: StepBudget) -> list[int] | None:
-    """Return for each slice the index of its GPU, or None if they do not fit together."""
-    # States from which the remaining slices were found not to fit.
+def pack(bins: Sequence[Bin], pieces: Sequence[Piece], budget: StepBudget) -> list[int] | None:
+    """Return for each piece the index of its GPU, or None if they do not fit together."""
+    # States from which the remaining pieces were found not to fit.
     dead: set[tuple[int, tuple[Bin, ...]]] = set()
 
     def place(index: int, now: tuple[Bin, ...]) -> list[int] | None:
-        if index == len(slices):
+        if index == len(pieces):
             return []
         if (index, now) in dead or budget.steps <= 0:
             return None
@@ -62,7 +62,7 @@ def pack(bins: Sequence[Bin], slices: Sequence[Slice], budget: StepBudget) -> li
                 continue
             tried.add(gpu)
             budget.steps -= 1
-            after = gpu.after(slices[index])
+            after = gpu.after(pieces[index])
             if after is None:
                 continue
             rest = place(index + 1, (*now[:column], after, *now[column + 1 :]))
@@ -71,4 +71,4 @@ def pack(bins: Sequence[Bin], slices: Sequence[Slice], budget: StepBudget) -> li
         dead.add((index, now))
         return None
 
-    return place(0, tuple(bins)) if len(slices) <= MOST_SLICES else None
+    return place(0, tuple(bins)) if len(pieces) <= MOST_PIECES else None

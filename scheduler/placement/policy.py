@@ -18,7 +18,7 @@ from slicekeeper.units import CORES_PER_GPU
 
 @dataclass(frozen=True)
 class Gpus:
-    """What is free while a pod's slices are placed one after the other: nodes × GPUs, and per node beside them."""
+    """What is free while a pod's pieces are placed one after the other: nodes × GPUs, and per node beside them."""
 
     capacity: Ints
     core: Ints
@@ -33,23 +33,23 @@ class Gpus:
 
     @classmethod
     def of(cls, view: View) -> Gpus:
-        """Return what is free before any slice is placed."""
+        """Return what is free before any piece is placed."""
         return cls(view.capacity, view.core, view.memory, view.idle, view.code, view.cpu, view.ram)
 
     def free(self) -> Ints:
         """Return what of each GPU is free, in percent: the smaller of compute and memory."""
         return np.minimum(self.core, self.memory * CORES_PER_GPU // np.maximum(self.capacity, 1))
 
-    def taken_whole(self, piece: Piece) -> Bools:
-        """Return which GPUs of each node a piece of whole GPUs takes: the first idle ones with enough memory."""
-        able = self.idle & (self.capacity >= max(piece.memory_mib, 1))
-        taken: Bools = able & (np.cumsum(able, axis=1) <= piece.count)
+    def taken_whole(self, group: PieceGroup) -> Bools:
+        """Return which GPUs of each node a group of whole GPUs takes: the first idle ones with enough memory."""
+        able = self.idle & (self.capacity >= max(group.memory_mib, 1))
+        taken: Bools = able & (np.cumsum(able, axis=1) <= group.count)
         return taken
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What a policy prices: `count` equal slices of a pod, and the cores and MiB that the pod takes beside its GPUs.
+class PieceGroup:
+    """What a policy prices: `count` equal pieces of a pod, and the cores and MiB that the pod takes beside its GPUs.
 
     `count` is more than 1 only for whole GPUs, which go on the first idle ones that suffice.
     """
@@ -65,8 +65,8 @@ class Piece:
 class Policy(Protocol):
     """Prices places. Never changes once made, so any number of threads may ask it."""
 
-    def prices(self, gpus: Gpus, piece: Piece, possible: Bools) -> Ints:
-        """Return for each GPU the price of putting `piece` there, 0 … 2⁴⁰; less is better.
+    def prices(self, gpus: Gpus, group: PieceGroup, possible: Bools) -> Ints:
+        """Return for each GPU the price of putting `group` there, 0 … 2⁴⁰; less is better.
 
-        Only prices of GPUs that are `possible` are looked at. A node's price is the sum over the pod's pieces.
+        Only prices of GPUs that are `possible` are looked at. A node's price is the sum over the pod's groups.
         """

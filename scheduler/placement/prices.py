@@ -82,7 +82,7 @@ class Prices:
 
 def _none(demand: Demand) -> Survey:
     empty = np.zeros(0, np.int64)
-    return Survey(np.zeros(0, np.bool_), empty, np.zeros((0, len(demand.slices)), np.int64), empty)
+    return Survey(np.zeros(0, np.bool_), empty, np.zeros((0, len(demand.pieces)), np.int64), empty)
 
 
 def _renewed(fleet: FleetVersion, demand: Demand, known: _Vector) -> _Vector:

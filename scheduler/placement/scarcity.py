@@ -71,8 +71,8 @@ class Scarcity:
         weight = np.array([kind.weight for kind in most])
         core = np.array([kind.core for kind in most])
         pods = weight / self._gpus / sum(kind.weight / kind.gpus for kind in kinds)
-        slices = (gpus.capacity > 0).sum() * CORES_PER_GPU / max((weight * core).sum(), 1e-9)
-        reserve = RESERVE * (slices * weight / self._gpus + 1)
+        pieces = (gpus.capacity > 0).sum() * CORES_PER_GPU / max((weight * core).sum(), 1e-9)
+        reserve = RESERVE * (pieces * weight / self._gpus + 1)
         asked = pods * self._gpus**2 * core / CORES_PER_GPU
         self._price = (PRICE * asked / (1 + left / reserve)).astype(np.float32)
         self._part = PART * self._price[: self._several]
@@ -121,7 +121,7 @@ class Scarcity:
 
 
 def _admitted(kinds: Sequence[Arrival], model: GpuModel) -> Floats:
-    """Return how many slices of each kind a GPU of the model admits, by the percent that is free of it."""
+    """Return how many pieces of each kind a GPU of the model admits, by the percent that is free of it."""
     found = np.zeros((CORES_PER_GPU + 1, len(kinds)))
     for index, kind in enumerate(kinds):
         wants = kind.wants(model.capacity)

@@ -24,7 +24,7 @@ _ANY: Final = BestFit()
 
 @dataclass(frozen=True)
 class Survey:
-    """The result for each of N nodes: `fits`, `price` and `why` have N entries, `gpus` N rows of one GPU per slice."""
+    """The result for each of N nodes: `fits`, `price` and `why` have N entries, `gpus` N rows of one GPU per piece."""
 
     fits: Bools
     price: Ints

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose which pods to evict for a waiting one: the fewest possible, all on one node.
 
-Pure. For every way to put the demand's slices on a node's GPUs, it determines which pods must go (those that keep a GPU
+Pure. For every way to put the demand's pieces on a node's GPUs, it determines which pods must go (those that keep a GPU
 from being idle if it must be, or that may not share it with the waiting pod), and the fewest others with which compute
 and memory suffice. Among equally small choices, it takes the one whose highest class is lowest. It never chooses pods
 that have the waiting pod's affinity label, because that pod must be placed with them.
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from scheduler.placement.demand import Demand, Slice
+from scheduler.placement.demand import Demand, Piece
 from scheduler.placement.mig import MigRow, in_order, suits
 from scheduler.placement.node_search import StepBudget
 from scheduler.pods import Hold, Pod, gpu_rows
@@ -103,9 +103,9 @@ def _best(demand: Demand, nodes: Sequence[NodeGpus], has_friends: bool, rank: in
 def _at_least(demand: Demand, node: NodeGpus, rank: int) -> int:
     """Return a lower bound on the number of victims on the node, larger than any number if no choice is possible.
 
-    It considers only the largest slice, as if every victim on a GPU freed as much as the one that frees most.
+    It considers only the largest piece, as if every victim on a GPU freed as much as the one that frees most.
     """
-    piece = demand.slices[0] if demand.slices else None
+    piece = demand.pieces[0] if demand.pieces else None
     held = {gpu.uuid: [0, 0, 0, 0] for gpu in node.gpus}
     takeable = False
     for tenant in node.tenants:
@@ -125,7 +125,7 @@ def _at_least(demand: Demand, node: NodeGpus, rank: int) -> int:
                 sums[3] = max(sums[3], memory)
     if not takeable or piece is None:
         return _UNLIMITED + 1
-    if piece.whole or len(demand.slices) > 1 or (demand.takes_slices and any(gpu.mig for gpu in node.gpus)):
+    if piece.whole or len(demand.pieces) > 1 or (demand.takes_slices and any(gpu.mig for gpu in node.gpus)):
         return 1
     bounds = (
         max(
@@ -169,7 +169,7 @@ class _NodeSearch:
         self.gpus = list(_targets(node.gpus, demand))
         self.tenants = {t.uid: t for t in node.tenants}
         self.takeable = {t.uid for t in node.tenants if _takeable(t, demand, rank)}
-        # Computed once, because the search asks for it at each step: who is on a GPU, and who must go for which slice.
+        # Computed once, because the search asks for it at each step: who is on a GPU, and who must go for which piece.
         self.on = {g.uuid: [t for t in node.tenants if any(s.uuid == g.uuid for s in t.hold.shares)] for g in self.gpus}
         self.must_go = {g.uuid: {w: self._must_go(g, whole=w) for w in (False, True)} for g in self.gpus}
 
@@ -186,14 +186,14 @@ class _NodeSearch:
     def _assignments(
         self, index: int, targets: tuple[int, ...], gone: frozenset[str], most: int
     ) -> Iterator[tuple[int, ...]]:
-        """Yield the ways to give each slice a GPU that do not already cost more than `most` pods."""
-        slices = self.demand.slices
-        if index == len(slices):
+        """Yield the ways to give each piece a GPU that do not already cost more than `most` pods."""
+        pieces = self.demand.pieces
+        if index == len(pieces):
             yield targets
             return
-        piece = slices[index]
-        # Equal slices are given GPUs in rising order: the other orders are the same choice.
-        first = targets[-1] if index and slices[index - 1] == piece else 0
+        piece = pieces[index]
+        # Equal pieces are given GPUs in rising order: the other orders are the same choice.
+        first = targets[-1] if index and pieces[index - 1] == piece else 0
         for column in range(first, len(self.gpus)):
             self.budget.steps -= 1
             if self.budget.steps <= 0:
@@ -202,12 +202,12 @@ class _NodeSearch:
             if must_go is not None and len(gone | must_go) <= most:
                 yield from self._assignments(index + 1, (*targets, column), gone | must_go, most)
 
-    def _required(self, column: int, piece: Slice, targets: tuple[int, ...]) -> frozenset[str] | None:
-        """Return the pods that must leave a GPU so that a slice can go there, None if it cannot go there at all."""
+    def _required(self, column: int, piece: Piece, targets: tuple[int, ...]) -> frozenset[str] | None:
+        """Return the pods that must leave a GPU so that a piece can go there, None if it cannot go there at all."""
         gpu = self.gpus[column]
-        here = [self.demand.slices[i] for i, target in enumerate(targets) if target == column]
+        here = [self.demand.pieces[i] for i, target in enumerate(targets) if target == column]
         if targets and is_slice(gpu.uuid) != is_slice(self.gpus[targets[0]].uuid):
-            return None  # a pod is on slices, or on none
+            return None  # a pod is on MIG slices, or on none
         if gpu.mig is not None:
             fits = not here and suits(gpu.mig, self.demand, piece)
         elif piece.whole:
@@ -222,7 +222,7 @@ class _NodeSearch:
         return self.must_go[gpu.uuid][piece.whole] if fits else None
 
     def _must_go(self, gpu: _Target, *, whole: bool) -> frozenset[str] | None:
-        """Return the pods that a slice cannot share `gpu` with, None if one of them may not be taken."""
+        """Return the pods that a piece cannot share `gpu` with, None if one of them may not be taken."""
         demand, here = self.demand, self.on[gpu.uuid]
         empty = whole or demand.alone or gpu.mig is not None
         if demand.affinity and not whole:
@@ -234,10 +234,10 @@ class _NodeSearch:
         return going if going <= self.takeable else None
 
     def _victims(self, targets: tuple[int, ...], most: int) -> tuple[str, ...] | None:
-        """Return the fewest victims for one way to place the slices, at most `most`."""
+        """Return the fewest victims for one way to place the pieces, at most `most`."""
         gone: set[str] = set()
         wanted: dict[str, tuple[int, int]] = {}
-        for piece, column in zip(self.demand.slices, targets, strict=True):
+        for piece, column in zip(self.demand.pieces, targets, strict=True):
             uuid = self.gpus[column].uuid
             gone |= self.must_go[uuid][piece.whole] or frozenset()
             if not piece.whole:

@@ -2,7 +2,7 @@
 """Small fleets, the demands of pods, and a mix of arrivals, for tests of policies."""
 
 from scheduler.placement.arrivals import Arrival
-from scheduler.placement.demand import Demand, Slice
+from scheduler.placement.demand import Demand, Piece
 from scheduler.placement.fleet import Fleet, GpuRow
 from scheduler.placement.fleet_version import GpuModel
 from scheduler.placement.survey import survey
@@ -19,7 +19,7 @@ MIX = [arrival(50, 0.5), arrival(80, 0.3, cpu=8.0), arrival(100, 0.2, cpu=12.0)]
 
 
 def share(core, memory=0, cpu=4000, **more):
-    return Demand((Slice(("c",), core, memory, whole=core >= 100),), cpu_milli=cpu, ram_mib=cpu * 4, **more)
+    return Demand((Piece(("c",), core, memory, whole=core >= 100),), cpu_milli=cpu, ram_mib=cpu * 4, **more)
 
 
 def row(name, core, model=T4):

@@ -14,7 +14,7 @@ def test_a_mix_counts_slices_and_old_pods_fade():
     for _ in range(FULL):
         arrivals.add(share(30))
     for _ in range(FULL):
-        arrivals.add(Demand(share(100).slices * 4))
+        arrivals.add(Demand(share(100).pieces * 4))
     mix = {one.core: one for one in arrivals.mix().kinds}
     assert arrivals.seen == 2 * FULL
     assert mix[100].gpus == 4

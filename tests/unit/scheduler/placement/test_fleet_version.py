@@ -5,11 +5,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.placement.demand import Demand, Slice
+from scheduler.placement.demand import Demand, Piece
 from scheduler.placement.fleet import Fleet, GpuRow
 from scheduler.placement.fleet_version import BLOCK
 
-SHARE = Demand((Slice(("c",), 30, 0, whole=False),), affinity="ns/x", anti_affinity="ns/y", exclusion="ns/z")
+SHARE = Demand((Piece(("c",), 30, 0, whole=False),), affinity="ns/x", anti_affinity="ns/y", exclusion="ns/z")
 LABELS = st.sampled_from([frozenset(), frozenset({"ns/x"}), frozenset({"ns/y"})])
 GPUS = st.lists(
     st.builds(

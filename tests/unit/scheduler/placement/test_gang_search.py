@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.placement.bin_completion import Space
-from scheduler.placement.demand import Demand, Slice
+from scheduler.placement.demand import Demand, Piece
 from scheduler.placement.gang_search import place_together
 from scheduler.placement.node_search import StepBudget
 
@@ -21,11 +21,11 @@ def gpu(core=100, memory=16, capacity=16, open_to=EVERYBODY):
 
 
 def share(core, memory=1, **more):
-    return Demand((Slice(("c",), core, memory, whole=False),), **more)
+    return Demand((Piece(("c",), core, memory, whole=False),), **more)
 
 
 def whole(count, memory=0):
-    return Demand((Slice(("c",), 100, memory, whole=True),) * count, alone=True)
+    return Demand((Piece(("c",), 100, memory, whole=True),) * count, alone=True)
 
 
 def found(nodes, demands, steps=6_000):
@@ -41,7 +41,7 @@ def check(nodes, demands, bits, places):
     left = {(n, g): [one.core, one.memory] for n, node in enumerate(nodes) for g, one in enumerate(node)}
     company = {}
     for pod, (demand, (n, columns)) in enumerate(zip(demands, places, strict=True)):
-        for piece, g in zip(demand.slices, columns, strict=True):
+        for piece, g in zip(demand.pieces, columns, strict=True):
             there = nodes[n][g]
             assert there.open_to & bits[demand]
             assert there.idle or not (piece.whole or demand.alone)
@@ -59,13 +59,13 @@ def fits_somehow(nodes, demands):
     """Try every assignment of shares to GPUs, with all of one pod on one node."""
     spaces = [(n, g) for n, node in enumerate(nodes) for g in range(len(node))]
     choices = [
-        [here for here in itertools.product(spaces, repeat=len(demand.slices)) if len({n for n, _ in here}) == 1]
+        [here for here in itertools.product(spaces, repeat=len(demand.pieces)) if len({n for n, _ in here}) == 1]
         for demand in demands
     ]
     for choice in itertools.product(*choices):
         left = {(n, g): [nodes[n][g].core, nodes[n][g].memory] for n, g in spaces}
         for demand, here in zip(demands, choice, strict=True):
-            for piece, at in zip(demand.slices, here, strict=True):
+            for piece, at in zip(demand.pieces, here, strict=True):
                 left[at][0] -= piece.core
                 left[at][1] -= piece.memory_mib
         if all(core >= 0 and memory >= 0 for core, memory in left.values()):
@@ -107,8 +107,8 @@ def test_so_do_pods_with_several_containers_and_whole_gpus_among_them():
             while loose:
                 some = sorted(loose[: rng.choice([1, 1, 2, 3])], reverse=True)
                 del loose[: len(some)]
-                demands.append(Demand(tuple(Slice((f"c{i}",), core, 0, whole=False) for i, core in enumerate(some))))
-        demands.sort(key=lambda demand: -sum(piece.core for piece in demand.slices))
+                demands.append(Demand(tuple(Piece((f"c{i}",), core, 0, whole=False) for i, core in enumerate(some))))
+        demands.sort(key=lambda demand: -sum(piece.core for piece in demand.pieces))
         assert found(nodes, demands, steps=20_000)
 
 
@@ -124,12 +124,12 @@ def test_it_finds_places_if_and_only_if_there_are_some(free, shares, are_two_tog
     nodes = [[gpu(core, memory) for core, memory in node] for node in free]
     demands = [share(core, memory) for core, memory in shares]
     if are_two_together:
-        demands[:2] = [Demand(tuple(demand.slices[0] for demand in demands[:2]))]
+        demands[:2] = [Demand(tuple(demand.pieces[0] for demand in demands[:2]))]
     assert (found(nodes, demands) is not None) == fits_somehow(nodes, demands)
 
 
 def test_the_slices_of_one_pod_are_on_one_node():
-    both = Demand((Slice(("a",), 60, 1, whole=False), Slice(("b",), 50, 1, whole=False)))
+    both = Demand((Piece(("a",), 60, 1, whole=False), Piece(("b",), 50, 1, whole=False)))
     assert found([[gpu(60), gpu(40)], [gpu(50), gpu(50)]], [both]) is None
     [(node, columns)] = found([[gpu(60), gpu(40)], [gpu(50), gpu(60)]], [both])
     assert (node, columns) == (1, [1, 0])
@@ -155,12 +155,12 @@ def test_nothing_comes_to_a_gpu_that_its_pod_wants_to_be_without_others():
     assert found([[gpu(90), gpu(80)]], [share(20, alone=True)]) is None
 
 
-@pytest.mark.parametrize("slices", [1, 2])
-def test_it_ends_with_its_steps(slices):
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_it_ends_with_its_steps(pieces):
     """Two fit on each of 32 GPUs, and there are 66, which by the sums of the GPUs would fit."""
     rng = random.Random(7)
     nodes = [[gpu() for _ in range(8)] for _ in range(4)]
-    asked = [tuple(Slice((f"c{i}",), rng.randint(34, 43), 1, whole=False) for i in range(slices)) for _ in range(66)]
+    asked = [tuple(Piece((f"c{i}",), rng.randint(34, 43), 1, whole=False) for i in range(pieces)) for _ in range(66)]
     budget = StepBudget(1_000)
-    assert place_together(nodes, [(1, Demand(some)) for some in asked[: 66 // slices]], budget) is None
+    assert place_together(nodes, [(1, Demand(some)) for some in asked[: 66 // pieces]], budget) is None
     assert budget.steps > -8 * 4  # at most one more look at all GPUs

@@ -262,8 +262,8 @@ def test_slices_are_found_if_and_only_if_there_are_enough(rows, pieces, sharing)
 
     ways = [
         way
-        for way in itertools.permutations(range(len(rows)), len(demand.slices))
-        if all(fits(rows[at], piece) for at, piece in zip(way, demand.slices, strict=True))
+        for way in itertools.permutations(range(len(rows)), len(demand.pieces))
+        if all(fits(rows[at], piece) for at, piece in zip(way, demand.pieces, strict=True))
     ]
     there = sliced(1, rows)
     found = choose(there, demand) if there is not None else None

@@ -25,8 +25,8 @@ def test_every_policy_takes_every_demand(name):
     for demand in (
         share(30),
         share(100),
-        Demand(share(100).slices * 2),
-        Demand((*share(100).slices, *share(20).slices)),
+        Demand(share(100).pieces * 2),
+        Demand((*share(100).pieces, *share(20).pieces)),
     ):
         prices = survey(fleet.view(fleet.names(), demand), demand, policy)
         assert prices.fits.tolist()[1]

@@ -32,8 +32,8 @@ DEMANDS = st.sampled_from(
         replace(share(30), models=(A100.name,)),
         replace(share(7, 1024), may_slice=True),
         replace(share(7, 1024), mode=names.MIG),
-        replace(share(10), slices=share(10).slices * 2),
-        replace(share(10), slices=share(10).slices + share(70).slices),
+        replace(share(10), pieces=share(10).pieces * 2),
+        replace(share(10), pieces=share(10).pieces + share(70).pieces),
     ]
 )
 LABELS = ("affinity", "anti_affinity", "exclusion")

@@ -147,7 +147,7 @@ def test_never_gives_more_than_there_is(nodes, request):
             assert explain(int(result.why[row]), demand) != "fits"
             continue
         taken = {}
-        for piece, column in zip(demand.slices, result.gpus[row], strict=True):
+        for piece, column in zip(demand.pieces, result.gpus[row], strict=True):
             taken.setdefault(int(column), []).append(piece)
         for column, pieces in taken.items():
             gpu = nodes[name][column]
