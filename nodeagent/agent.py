@@ -34,7 +34,7 @@ from slicekeeper.clock import Clock
 from slicekeeper.config.policy import NamespacePolicy, PolicyBook
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import Settings
-from slicekeeper.gpu.machine import Machine
+from slicekeeper.gpu.node_setup import NodeSetup
 from slicekeeper.kube import agent_address, events
 from slicekeeper.kube.client import KubeClient, Object
 from slicekeeper.kube.policy_watch import PolicyObjects
@@ -93,7 +93,7 @@ class Agent:
             mine.reconcile_seconds,
             address,
             self._look_at,
-            self._machine,
+            self._node_setup,
         )
         ill = partial(self._tell, "GpuUnhealthy", "Withdraw")
         self._gpus = GpuHealthWatch(
@@ -187,14 +187,14 @@ class Agent:
         }
         return ", ".join(text for text, ready in parts.items() if not ready)
 
-    def _machine(self) -> Machine:
+    def _node_setup(self) -> NodeSetup:
         driver, why = self._source.driver()
         unusable = ""
         try:
             self._source.edits([part.uuid for gpu in self._own.gpus() for part in gpu.parts if part.healthy])
         except (SeatRefused, OSError) as error:
             unusable = str(error)
-        return Machine(driver=driver, driver_trouble=why, device_trouble=unusable, cdi_read=self._files.probe.read)
+        return NodeSetup(driver=driver, driver_trouble=why, device_trouble=unusable, cdi_read=self._files.probe.read)
 
     def _look_at(self, node: Object) -> None:
         self._own.look_at(node)

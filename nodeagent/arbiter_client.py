@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from slicekeeper import typed
+from slicekeeper import typed_json
 from slicekeeper.errors import SlicekeeperError
 
 ANSWER_SECONDS: Final = 2.0
@@ -154,10 +154,10 @@ class Arbiter:
             raise ArbiterAway(f"the node's arbiter has not answered {CONNECTIONS} others for {TURN_SECONDS:g} s")
         try:
             line = self._line(msgspec.json.encode(request) + b"\n")
-            said = typed.decode(line, _Reply)
+            said = typed_json.decode(line, _Reply)
             if not said.ok:
                 raise ArbiterRefused(f"the arbiter refuses: {said.error}")
-            return typed.decode(line, kind)
+            return typed_json.decode(line, kind)
         except (OSError, msgspec.MsgspecError) as error:
             raise ArbiterAway(f"the node's arbiter does not answer: {error}") from error
         finally:

@@ -15,11 +15,11 @@ from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import SlicekeeperError
 from slicekeeper.gpu.inventory import Gpu, MigSlice, is_slice, slices
-from slicekeeper.gpu.parse import parse_admitted
 from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers, sharing_mode
+from slicekeeper.gpu.pod_request import parse_admitted
 from slicekeeper.kube.pod import full_name, has_ended
 from slicekeeper.units import CORES_PER_GPU
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 
 
 class SeatRefused(SlicekeeperError):

@@ -19,7 +19,7 @@ from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.plain_driver import PlainDriver, links, load
 from slicekeeper import threads
 from slicekeeper.cli.main import Context
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.config.settings import NodeAgentSettings, Settings
 
 _FAKE = click.option(
@@ -52,7 +52,7 @@ def run(context: Context, fake_gpus: str, node_name: str) -> None:
     if world is not None:
         devices = FakeDevices(Path(mine.programs_dir), Path(mine.state_dir) / "lib", world)
     gpus = NvmlGpus(Path(mine.run_dir) / "withdrawn", devices, lambda: load(root) if root else None)
-    Agent(settings, SystemClock(), gpus).run(threads.stop_on_signals())
+    Agent(settings, Clock(), gpus).run(threads.stop_on_signals())
 
 
 @nodeagent.command()

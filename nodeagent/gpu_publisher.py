@@ -17,21 +17,21 @@ from nodeagent.gpu_source import GpuList
 from slicekeeper import names, threads
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import ServiceError
-from slicekeeper.gpu import inventory, machine
+from slicekeeper.gpu import inventory, node_setup
 from slicekeeper.gpu.inventory import Gpu
-from slicekeeper.gpu.machine import Machine
+from slicekeeper.gpu.node_setup import NodeSetup
 from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import NODES, KubeClient, Object
 
 log = logging.getLogger(__name__)
 
 
-def wanted(gpus: list[Gpu], resources: Resources, address: str = "", found: Machine | None = None) -> dict[str, Any]:
+def wanted(gpus: list[Gpu], resources: Resources, address: str = "", found: NodeSetup | None = None) -> dict[str, Any]:
     """Return the merge patch that publishes these GPUs; unhealthy ones are capacity but not allocatable."""
     annotations = {
         names.NODE_GPUS: inventory.encode(gpus),
         names.NODE_AGENT: address or None,
-        names.NODE_MACHINE: machine.encode(found) if found else None,
+        names.NODE_MACHINE: node_setup.encode(found) if found else None,
     }
     return {
         "metadata": {"annotations": annotations},
@@ -63,7 +63,7 @@ class GpuPublisher:
         pause_seconds: float,
         address: str = "",
         seen: Callable[[Object], None] = lambda _node: None,
-        look: Callable[[], Machine | None] = lambda: None,
+        look: Callable[[], NodeSetup | None] = lambda: None,
     ) -> None:
         self._client = client
         self._node = node

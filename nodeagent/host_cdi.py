@@ -18,7 +18,7 @@ import msgspec
 import yaml
 
 from nodeagent.booked_gpus import SeatRefused
-from slicekeeper import typed
+from slicekeeper import typed_json
 from slicekeeper.gpu.inventory import is_slice
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ def _parsed(file: Path) -> _Spec | None:
     data = file.read_bytes()
     try:
         # If a part is not valid CDI, the whole file is invalid: a container must not start with the rest of it.
-        return typed.convert(_untyped(data), _Spec)
+        return typed_json.convert(_untyped(data), _Spec)
     # PyYAML passes on Python's errors about impossible values, such as a date in a 13th month.
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
         log.warning("%s is passed over, it is no CDI specification: %s", file, error)

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from nodeagent.atomic_write import replace_file
-from slicekeeper import typed
+from slicekeeper import typed_json
 from slicekeeper.gpu.inventory import is_slice
 from slicekeeper.units import CORES_PER_GPU
 
@@ -143,7 +143,7 @@ class SeatStore:
         seats = []
         for file in sorted(self._folder.glob("*.json")):
             try:
-                seats.append(typed.decode(file.read_bytes(), Seat))
+                seats.append(typed_json.decode(file.read_bytes(), Seat))
             except msgspec.MsgspecError as error:
                 # Its container keeps running; if it restarts, it gets no seat, and its controller replaces the pod.
                 log.error("seat record %s is damaged and left out: %s", file, error)

@@ -24,7 +24,7 @@ from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.gpu.share_ceiling import ceiling_in_force
 from slicekeeper.kube.client import Object
 from slicekeeper.units import CORES_PER_GPU
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 
 log = logging.getLogger(__name__)
 

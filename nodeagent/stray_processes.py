@@ -25,7 +25,7 @@ from slicekeeper.gpu.pod_manifest import annotations_of, asks_for
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.eviction import TOO_MANY_REQUESTS, evict
 from slicekeeper.units import CORES_PER_GPU
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from nodeagent.cdi import SeatFiles
 from nodeagent.container_usage import Count
 from nodeagent.gpu_source import GpuSource
 from nodeagent.seat_store import Seat
-from slicekeeper import typed
+from slicekeeper import typed_json
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class WholeGpus:
 
     def _load(self, seat: Seat) -> _SeatUsage:
         try:
-            known = typed.decode(self._files.read_file(seat, FILE), _SeatUsage)
+            known = typed_json.decode(self._files.read_file(seat, FILE), _SeatUsage)
         except (OSError, msgspec.MsgspecError):
             known = _SeatUsage(str(self._now_ns()))
         self._seats[seat.name] = known

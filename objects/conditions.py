@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from slicekeeper.kube.client import Object
 from slicekeeper.units import Instant, format_seconds
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 
 READY: Final = "Ready"
 _LONGEST_MESSAGE: Final = 1024

@@ -10,7 +10,7 @@ from typing import Final
 from slicekeeper.errors import ServiceError, Unavailable
 from slicekeeper.kube.client import KubeClient, Object, Resource
 from slicekeeper.units import Instant, format_seconds, parse_instant
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from slicekeeper.errors import Conflict, NotFound, ServiceError, Unavailable
 from slicekeeper.gpu.pod_manifest import asks_for
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.units import format_instant
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 from slicekeeper.wire.extender import BindingArgs
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import Any
 from slicekeeper.gpu.pod_manifest import is_native_sidecar
 from slicekeeper.kube.pod import holds_gpus
 from slicekeeper.units import parse_quantity
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 
 MIB = 1 << 20
 

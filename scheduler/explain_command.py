@@ -30,7 +30,7 @@ from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import JOBS, NODES, PODS, KubeClient, Object
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import format_instant
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 
 _STATES: Final = {"waiting": "waits since", "placed": "has its place since", "ended": "has ended; it was there from"}
 _SHOWN: Final = 5

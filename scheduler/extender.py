@@ -19,7 +19,7 @@ from scheduler.reclaim.victims import rank_of
 from scheduler.state import SchedulerState
 from slicekeeper.gpu.pod_manifest import asks_for
 from slicekeeper.names import IN_BUDGET
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 from slicekeeper.wire.extender import MetaVictims, PreemptionResult
 
 UNMANAGED: Final = (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from slicekeeper.kube import agent_address
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 
 _BLOCKING: Final = ("NoSchedule", "NoExecute")
 _CORDON: Final = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}

@@ -19,12 +19,12 @@ from scheduler.placement.mig import MigRow
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.inventory import Gpu, is_slice
-from slicekeeper.gpu.parse import parse_admitted
 from slicekeeper.gpu.pod_manifest import annotations_of
+from slicekeeper.gpu.pod_request import parse_admitted
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.pod import controller_of, has_ended
 from slicekeeper.units import CORES_PER_GPU, MS_PER_SECOND, as_instant
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 
 
 @dataclass(frozen=True, slots=True)

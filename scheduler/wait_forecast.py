@@ -29,7 +29,7 @@ from scheduler.snapshot import Snapshot
 from scheduler.wait_nodes import NodesForPod
 from scheduler.wait_turns import WaitTurn
 from slicekeeper.units import MS_PER_SECOND, Instant
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 
 MOST_ENDS: Final = 2_000
 """The maximum number of ends of pods in the forecast."""

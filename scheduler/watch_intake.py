@@ -14,7 +14,7 @@ from scheduler.placement.learner import Learner
 from scheduler.pods import Hold, Pod, held_by, read_pod
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.pod_manifest import asks_for
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 
 ReadObject = Mapping[str, Any]
 

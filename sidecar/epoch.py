@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from slicekeeper import typed
+from slicekeeper import typed_json
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class EpochCounter:
 
     def _load(self) -> _CounterState | None:
         try:
-            return typed.decode(self._file.read_bytes(), _CounterState)
+            return typed_json.decode(self._file.read_bytes(), _CounterState)
         except (OSError, msgspec.MsgspecError):
             return None
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from slicekeeper import typed
+from slicekeeper import typed_json
 from slicekeeper.wire.timekeeper import UsageReport
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Spool:
         reports = []
         for line in lines:
             try:
-                reports.append(typed.decode(line, UsageReport))
+                reports.append(typed_json.decode(line, UsageReport))
             except msgspec.MsgspecError:
                 continue
         return reports[-self._max :]

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from slicekeeper import typed
+from slicekeeper import typed_json
 from slicekeeper.wire.usage_file import Counter, PodUsage
 
 UNKNOWN: Final = "unknown"
@@ -48,7 +48,7 @@ class FileUsage:
     def read(self, container: str) -> UsageReading:
         """Return the container's counter from the file."""
         try:
-            usage = typed.decode(self._file.read_bytes(), PodUsage)
+            usage = typed_json.decode(self._file.read_bytes(), PodUsage)
         except (OSError, msgspec.MsgspecError):
             return UsageReading(None, UNKNOWN)
         counter = usage.containers.get(container, Counter())

@@ -23,7 +23,7 @@ from simulator.patch import PatchError, apply, clone
 from simulator.store import Store
 from slicekeeper.errors import ServiceError, Unavailable
 from slicekeeper.kube.client import DEPLOYMENTS, JOBS, PODS, Object, Resource
-from slicekeeper.net.http import JsonClient
+from slicekeeper.net.json_client import JsonClient
 from slicekeeper.wire import admission_types as wire
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from simulator.patch import clone
 from simulator.store import Store
 from slicekeeper.clock import Clock
 from slicekeeper.kube.client import NAMESPACES, PODS, Object, Resource
-from slicekeeper.net.http import JsonClient
+from slicekeeper.net.json_client import JsonClient
 from slicekeeper.units import format_seconds
 
 

@@ -23,8 +23,8 @@ from simulator.sidecar_process import SidecarProcess
 from slicekeeper import names
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import RequestRefused
-from slicekeeper.gpu.parse import parse_pod
 from slicekeeper.gpu.pod_manifest import is_native_sidecar
+from slicekeeper.gpu.pod_request import parse_pod
 from slicekeeper.kube.client import PODS, Object
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import CORES_PER_GPU, format_seconds

@@ -23,7 +23,7 @@ from simulator.store import phase
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import NODES, PODS, Object
 from slicekeeper.kube.pod import has_ended
-from slicekeeper.net.http import JsonClient
+from slicekeeper.net.json_client import JsonClient
 from slicekeeper.units import parse_quantity
 
 ResourceAmounts = dict[str, Fraction]

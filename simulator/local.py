@@ -35,7 +35,7 @@ from slicekeeper.config.load import load
 from slicekeeper.config.settings import ClockSettings, Settings, TimekeeperSettings
 from slicekeeper.errors import SettingsError
 from slicekeeper.kube.client import KubeClient
-from slicekeeper.net.http import JsonClient
+from slicekeeper.net.json_client import JsonClient
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from slicekeeper.units import format_instant
 
@@ -127,7 +127,7 @@ class LocalCluster:
             self._lock = None
 
     def _start(self) -> None:
-        origin_ms = clocks.SystemClock().now_ms()
+        origin_ms = clocks.Clock().now_ms()
         files = certificates.make(self.home / "certificates", origin_ms)
         listeners = {"timekeeper": listen(TimekeeperSettings().bind), "scheduler": listen(), "webhook": listen()}
         addresses = {part: "{}:{}".format(*listener.getsockname()) for part, listener in listeners.items()}

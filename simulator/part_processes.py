@@ -18,7 +18,7 @@ from typing import Final
 
 from simulator.processes import COMMAND, Spawner, stop
 from slicekeeper.errors import ServiceError, SlicekeeperError
-from slicekeeper.net.http import JsonClient
+from slicekeeper.net.json_client import JsonClient
 
 log = logging.getLogger(__name__)
 

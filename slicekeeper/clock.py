@@ -7,8 +7,8 @@ clock seconds per real second. All processes with the same two settings agree.
 
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Final
 
 from slicekeeper.config.settings import ClockSettings
 from slicekeeper.errors import SettingsError
@@ -29,21 +29,8 @@ def real_seconds() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
-class Clock(Protocol):
-    """The clock interface of all parts."""
-
-    def now_ms(self) -> Instant:
-        """Return the instant, in milliseconds since the epoch."""
-
-    def monotonic_ns(self) -> int:
-        """Return a reading that never runs backwards, in nanoseconds of this clock's time."""
-
-    def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Wait until `event` is set or `seconds` of this clock's time have passed; return whether it is set."""
-
-
 @dataclass(frozen=True)
-class SystemClock:
+class Clock:
     """The system's clock, scaled: at `speed` 1 it is the system's clock itself."""
 
     origin_ms: int = 0
@@ -57,49 +44,26 @@ class SystemClock:
         return Instant(self.origin_ms + int((real - self.origin_ms) * self.speed))
 
     def monotonic_ns(self) -> int:
-        """Return a monotonic reading, in nanoseconds of this clock's time."""
+        """Return a reading that never runs backwards, in nanoseconds of this clock's time."""
         return int(time.monotonic_ns() * self.speed)
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Wait in scaled time, at least `SHORTEST_WAIT_SECONDS` of real time."""
+        """Wait until `event` is set or `seconds` of this clock's time have passed; return whether it is set.
+
+        In scaled time, wait at least `SHORTEST_WAIT_SECONDS` of real time.
+        """
         if self.speed == 1.0:
             return event.wait(max(seconds, 0.0))
         return event.wait(max(seconds / self.speed, SHORTEST_WAIT_SECONDS))
 
 
-@dataclass
-class ManualClock:
-    """A clock that only its owner moves, for what-if planning and tests."""
-
-    ms: int = 0
-    _steps_ns: int = field(default=0, repr=False)
-
-    def now_ms(self) -> Instant:
-        """Return the instant that was set."""
-        return Instant(self.ms)
-
-    def monotonic_ns(self) -> int:
-        """Return the sum of all advances, whatever `ms` was set to."""
-        return self._steps_ns
-
-    def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Advance at once by `seconds`."""
-        self.advance(int(seconds * 1000))
-        return event.is_set()
-
-    def advance(self, ms: int) -> None:
-        """Move both readings forward by `ms` milliseconds."""
-        self.ms += ms
-        self._steps_ns += ms * 1_000_000
-
-
-def from_settings(settings: ClockSettings) -> SystemClock:
+def from_settings(settings: ClockSettings) -> Clock:
     """Return the clock that all parts with these settings share.
 
     Raises SettingsError if `clock.origin` is not an instant, or is missing although time is scaled.
     """
     if settings.speed == 1.0 and not settings.origin:
-        return SystemClock()
+        return Clock()
     try:
         origin_ms = parse_instant(settings.origin)
     except ValueError as error:
@@ -107,4 +71,4 @@ def from_settings(settings: ClockSettings) -> SystemClock:
             f"clock.origin is {settings.origin!r}: scaled time needs an RFC 3339 instant, "
             "for example 2026-01-01T00:00:00Z"
         ) from error
-    return SystemClock(origin_ms, settings.speed)
+    return Clock(origin_ms, settings.speed)

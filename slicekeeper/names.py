@@ -52,7 +52,7 @@ NODE_GPUS: Final = "slicekeeper.io/gpus"
 NODE_AGENT: Final = "slicekeeper.io/agent"
 """The address at which the agent reports whether it is ready, see `slicekeeper.kube.agent_address`."""
 NODE_MACHINE: Final = "slicekeeper.io/machine"
-"""The agent's findings about driver and container runtime, see `slicekeeper.gpu.machine`."""
+"""The agent's findings about driver and container runtime, see `slicekeeper.gpu.node_setup`."""
 
 # Written by the certificates part, into every namespace.
 CA_CONFIG_MAP: Final = "slicekeeper-ca.crt"

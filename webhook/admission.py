@@ -16,7 +16,7 @@ from slicekeeper.config.settings import Settings
 from slicekeeper.errors import Violation
 from slicekeeper.gpu.pod_manifest import asks_for
 from slicekeeper.gpu.request import PodRequest
-from slicekeeper.untyped import show
+from slicekeeper.untyped_json import show
 from slicekeeper.wire.json_patch import JsonPatch
 from webhook import (
     concerned_pods,

@@ -16,7 +16,7 @@ import orjson
 
 from slicekeeper import names
 from slicekeeper.errors import Violation
-from slicekeeper.untyped import as_list, as_map, show
+from slicekeeper.untyped_json import as_list, as_map, show
 from slicekeeper.wire.admission_types import API_VERSION, KIND, AdmissionResponse
 from webhook import record_changed_by, reserved_names
 from webhook.admission import Admission

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from slicekeeper.errors import Violation
-from slicekeeper.untyped import show
+from slicekeeper.untyped_json import show
 from webhook.review_inputs import Case
 from webhook.warnings import WHEN_LAST_KNOWN
 

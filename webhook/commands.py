@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from slicekeeper import log
-from slicekeeper.cli.files import files_option, texts
+from slicekeeper.cli.file_option import files_option, texts
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option
 from slicekeeper.config.policy import PolicyBook

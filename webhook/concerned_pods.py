@@ -9,7 +9,7 @@ from typing import Any
 from slicekeeper import names
 from slicekeeper.gpu.pod_manifest import asks_for
 from slicekeeper.kube.pod import gate_index
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 from webhook import reserved_names
 from webhook.review_inputs import Case, ClusterContext
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from slicekeeper import typed
+from slicekeeper import typed_json
 from slicekeeper.wire.timekeeper import Decision
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class LastDecisions:
         if self._file is None:
             return None
         try:
-            kept = typed.decode(self._file.read_bytes(), _StoredDecisions)
+            kept = typed_json.decode(self._file.read_bytes(), _StoredDecisions)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as error:

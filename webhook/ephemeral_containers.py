@@ -8,7 +8,7 @@ from typing import Any
 
 from slicekeeper.errors import Violation
 from slicekeeper.gpu.pod_manifest import container_name
-from slicekeeper.untyped import as_list, as_map, show
+from slicekeeper.untyped_json import as_list, as_map, show
 from slicekeeper.wire.json_patch import JsonPatch
 from webhook import host_access, legacy_runtime, reserved_names
 from webhook.concerned_pods import is_gpu_pod

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from slicekeeper.config.settings import NodeAgentSettings, WebhookSettings
 from slicekeeper.errors import Violation
-from slicekeeper.untyped import as_list, as_map, show
+from slicekeeper.untyped_json import as_list, as_map, show
 
 _CAPABILITIES: Final = frozenset(
     (

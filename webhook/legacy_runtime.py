@@ -20,7 +20,7 @@ from slicekeeper.config.resource_names import any_named, is_named
 from slicekeeper.errors import Violation
 from slicekeeper.gpu.pod_manifest import annotations_of, is_zero
 from slicekeeper.gpu.request import GpuRequest
-from slicekeeper.untyped import as_list, as_map, show
+from slicekeeper.untyped_json import as_list, as_map, show
 from webhook.review_inputs import ClusterContext
 from webhook.sidecar_container import covers
 

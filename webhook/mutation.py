@@ -14,7 +14,7 @@ from slicekeeper import names
 from slicekeeper.gpu.pod_manifest import container_name
 from slicekeeper.gpu.request import GpuRequest, PodRequest
 from slicekeeper.kube.pod import gate_index
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 from webhook import pod_priority, sidecar_injection
 from webhook.legacy_runtime import VISIBLE_DEVICES, VOID_VARIABLE, devices_variable, is_devices_variable, needs_void

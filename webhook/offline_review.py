@@ -20,7 +20,7 @@ from slicekeeper.config import policy_objects
 from slicekeeper.config.policy import PolicyBook
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import SettingsError
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 from webhook import reserved_names
 from webhook.admission import Admission
 from webhook.known_priority_classes import SettingsClasses

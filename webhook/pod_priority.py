@@ -9,7 +9,7 @@ from typing import Any
 from slicekeeper import names
 from slicekeeper.errors import Violation
 from slicekeeper.gpu.request import PodRequest
-from slicekeeper.untyped import as_map, show
+from slicekeeper.untyped_json import as_map, show
 from webhook.patch import PatchBuilder
 from webhook.review_inputs import Case, ClusterContext
 

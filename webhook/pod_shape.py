@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from slicekeeper.errors import Violation
-from slicekeeper.untyped import as_list, as_map, show
+from slicekeeper.untyped_json import as_list, as_map, show
 
 _KIND: Final = {dict: "a mapping", list: "a list", str: "a string", bool: "true or false", int: "a whole number"}
 _EXAMPLE: Final = {dict: "{}", list: "[]", str: "text", bool: "false", int: "3600"}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from slicekeeper.errors import Violation
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 from webhook import concerned_pods, reserved_names, validation
 from webhook.budget_refusal import refused_by_budget
 from webhook.foreign.conversion import convert

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from slicekeeper import names
 from slicekeeper.gpu.pod_manifest import annotations_of, container_name
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 
 WARNING: Final = "the manifest is of a pod that was bound before: it gets a new node and new GPUs, and keeps neither"

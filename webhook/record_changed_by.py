@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from slicekeeper import names
 from slicekeeper.kube import changed_by
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 from webhook.patch import PatchBuilder
 

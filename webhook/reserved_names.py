@@ -16,7 +16,7 @@ from slicekeeper.errors import Violation
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.pod import gate_index
-from slicekeeper.untyped import as_list, as_map, show
+from slicekeeper.untyped_json import as_list, as_map, show
 from webhook.mutation import PRELOAD
 from webhook.review_inputs import Case, ClusterContext
 from webhook.sidecar_container import covers, is_ours

@@ -11,7 +11,7 @@ from slicekeeper.config.resource_names import is_named
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.pod_manifest import container_name, is_zero
 from slicekeeper.gpu.request import PodRequest
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 from webhook.legacy_runtime import VOID_VARIABLE
 from webhook.patch import PatchBuilder

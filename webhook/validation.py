@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a pod against all rules except those of the request (`slicekeeper.gpu.parse`), and report all violations.
+"""Check a pod against all rules except those of the request (`slicekeeper.gpu.pod_request`), and report all violations.
 
 Rules with a subject of their own are in `reserved_names`, `pod_priority`, `host_access` and `legacy_runtime`.
 """
@@ -13,11 +13,11 @@ from typing import Any, Final
 from slicekeeper import names
 from slicekeeper.errors import RequestRefused, Violation
 from slicekeeper.gpu.devices import part_of
-from slicekeeper.gpu.parse import parse_admitted, parse_pod
 from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers
+from slicekeeper.gpu.pod_request import parse_admitted, parse_pod
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.pod import controller_of
-from slicekeeper.untyped import as_map, show
+from slicekeeper.untyped_json import as_map, show
 from webhook import host_access, legacy_runtime, pod_priority, reserved_names
 from webhook.mutation import DEFAULT_SCHEDULER
 from webhook.pod_shape import malformed

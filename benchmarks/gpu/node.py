@@ -35,7 +35,7 @@ from verdicts import need, total, verdict
 
 from nodeagent.cdi import IN_CONTAINER
 from slicekeeper import names
-from slicekeeper.gpu import inventory, machine
+from slicekeeper.gpu import inventory, node_setup
 from slicekeeper.kube.client import NODES
 from slicekeeper.wire.usage_file import FILE as USAGE_FILE
 
@@ -68,7 +68,7 @@ def agent_is_ready(node: Node) -> str:
 
 def inventory_published(node: Node) -> str:
     shown = node.small.client.get(NODES, NODE)
-    gpus, found = inventory.of_node(shown), machine.of_node(shown)
+    gpus, found = inventory.of_node(shown), node_setup.of_node(shown)
     need(gpus and found, "the node shows no GPUs")
     assert found is not None
     gpu = gpus[0]

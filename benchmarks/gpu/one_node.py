@@ -39,7 +39,7 @@ from nodeagent.arbiter_client import Arbiter, ArbiterAway, ArbiterSeat, Telemetr
 from nodeagent.cdi import IN_CONTAINER
 from nodeagent.host_cdi import own_files
 from slicekeeper import names
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.gpu import inventory
 from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.kube.client import NODES, PODS
@@ -172,7 +172,7 @@ class Node:
         self.torch = not fake and importlib.util.find_spec("torch") is not None
         self.kubelet = FakeKubelet(self.dir / "plugins")
         self.kubelet.start()
-        self.small = SmallCluster(SystemClock())
+        self.small = SmallCluster(Clock())
         self.small.client.create(NODES, {"metadata": {"name": NODE}, "status": {}})
         self.arbiter = Arbiter(self.dir / "run")
         self.port = free_port()
@@ -280,7 +280,7 @@ class Node:
         preload = [{"name": "LD_PRELOAD", "value": names.LIBRARY_PATH}] if core < 100 else []
         annotations = {
             names.BUDGET_STATE: names.IN_BUDGET,
-            names.BOUND_AT: format_instant(SystemClock().now_ms()),
+            names.BOUND_AT: format_instant(Clock().now_ms()),
             names.SHARING_MODE: names.SHARED if core < 100 else names.EXCLUSIVE,
             names.gpu_annotation(TRAIN): self.gpu().uuid,
         }

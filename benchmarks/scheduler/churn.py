@@ -20,9 +20,9 @@ from scheduler.extender import filter_nodes, gpu_pod
 from scheduler.placement.learner import Learner
 from scheduler.state import SchedulerState
 from slicekeeper import names
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Settings
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 
 NODES = 100
 FIRST = 10_000
@@ -34,7 +34,7 @@ class Churn:
 
     def __init__(self) -> None:
         self.state = SchedulerState(
-            Settings().resources, Learner("expected-fill"), SystemClock(), hold_seconds=30, lost_seconds=60
+            Settings().resources, Learner("expected-fill"), Clock(), hold_seconds=30, lost_seconds=60
         )
         for n in range(NODES):
             self.state.intake.set_node(node(n))

@@ -22,7 +22,7 @@ from scheduler.gang_places import Trial, places_for
 from scheduler.placement.learner import Learner
 from scheduler.state import SchedulerState
 from slicekeeper import names
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Settings
 from slicekeeper.gpu import inventory
 
@@ -75,7 +75,7 @@ def pod(name: str, shares: Sequence[int], size: int, gpu: str = "") -> dict[str,
 
 def cluster(rng: random.Random, gpus: int, nodes: int, containers: Sequence[int]) -> SchedulerState:
     """Return a state with one gang that fits exactly."""
-    state = SchedulerState(Settings().resources, Learner("best-fit"), SystemClock(), hold_seconds=30, lost_seconds=60)
+    state = SchedulerState(Settings().resources, Learner("best-fit"), Clock(), hold_seconds=30, lost_seconds=60)
     asked: list[list[int]] = []
     for n in range(nodes):
         listed = [inventory.Gpu(f"n{n}-{g}", "A100", GPU_MIB) for g in range(gpus)]

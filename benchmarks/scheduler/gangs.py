@@ -26,7 +26,7 @@ from scheduler.placement.learner import Learner
 from scheduler.reclaim.retry_trigger import Nudger
 from scheduler.state import SchedulerState
 from slicekeeper import names
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.config.settings import KubernetesSettings, Settings
 from slicekeeper.kube.client import KubeClient
 
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=512)
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
-    clock, settings = SystemClock(), Settings(kubernetes=KubernetesSettings(server=NOWHERE))
+    clock, settings = Clock(), Settings(kubernetes=KubernetesSettings(server=NOWHERE))
     state = SchedulerState(settings.resources, Learner("best-fit"), clock, hold_seconds=HOLD, lost_seconds=60)
     fill(state, options.nodes, options.size - MISSING)
     gangs = Gangs(state, clock, Nudger(KubeClient(settings.kubernetes), clock, pause_seconds=1), hold_seconds=HOLD)

@@ -24,7 +24,7 @@ from scheduler.reclaim.reclaimer import Reclaimer
 from scheduler.reclaim.retry_trigger import Nudger
 from scheduler.state import SchedulerState
 from slicekeeper import names
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.config.settings import KubernetesSettings, Settings
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.kube.leader import LeaderElection
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--waiting", type=int, default=16)
     options = parser.parse_args()
-    clock, settings = SystemClock(), Settings(kubernetes=KubernetesSettings(server=NOWHERE))
+    clock, settings = Clock(), Settings(kubernetes=KubernetesSettings(server=NOWHERE))
     state = SchedulerState(settings.resources, Learner("best-fit"), clock, hold_seconds=30, lost_seconds=60)
     fill(state, options.nodes, options.waiting)
     client = KubeClient(settings.kubernetes)

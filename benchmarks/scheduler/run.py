@@ -33,7 +33,7 @@ import orjson
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper import names
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.config.settings import KubernetesSettings
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient
@@ -156,7 +156,7 @@ def percentile(values: list[float], part: float) -> float:
 
 def serve_api(count: int, outside: Connection) -> None:
     """Be the API server of a cluster that is filled, until something comes."""
-    cluster = Cluster(SystemClock())
+    cluster = Cluster(Clock())
     for namespace in ("team", "slicekeeper-system"):
         cluster.store.create(NAMESPACES, {"metadata": {"name": namespace}})
     fill(cluster, count)

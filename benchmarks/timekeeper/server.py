@@ -19,7 +19,7 @@ import msgspec
 from flask import Flask, Response, request
 from prometheus_client import generate_latest
 
-from slicekeeper.clock import Clock, ManualClock, SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import (
     KubernetesSettings,
@@ -31,6 +31,7 @@ from slicekeeper.config.settings import (
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.net.serving.process import serve
 from slicekeeper.net.serving.wsgi import WsgiBridge
+from slicekeeper.units import Instant
 from timekeeper.api import metrics
 from timekeeper.api.app import routed
 from timekeeper.api.identity import Identity
@@ -41,6 +42,14 @@ from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 
 TOKEN = "benchmark"
+
+
+class Stopped(Clock):
+    """A clock that stays at its origin."""
+
+    def now_ms(self) -> Instant:
+        """Return that instant."""
+        return Instant(self.origin_ms)
 
 
 def bare() -> Response:
@@ -82,7 +91,7 @@ def make(url: str, folder: Path, clock: Clock) -> Flask:
 def main() -> None:
     """Serve."""
     url, port, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    clock = ManualClock(int(sys.argv[4])) if len(sys.argv) > 4 else SystemClock()
+    clock = Stopped(int(sys.argv[4])) if len(sys.argv) > 4 else Clock()
     with tempfile.TemporaryDirectory() as folder:
         serve(
             lambda: WsgiBridge(make(url, Path(folder), clock), threads=threads, max_body_bytes=4 << 20),

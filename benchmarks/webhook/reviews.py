@@ -33,7 +33,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from certificates.authority import make_ca, sign_server
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.config.policy import PolicyBook
 from slicekeeper.config.settings import ServingSettings, Settings, TlsSettings
 from slicekeeper.net.serving.process import serve
@@ -170,7 +170,7 @@ def starlette_app() -> Starlette:
 def webhook_app() -> Starlette:
     """The webhook as it is served, with a timekeeper that answers at once."""
     settings, book = Settings(), PolicyBook()
-    decisions = Decisions(NoDecisions(), SystemClock(), settings.webhook)
+    decisions = Decisions(NoDecisions(), Clock(), settings.webhook)
     decisions.start()
 
     def case_of(namespace: str) -> Case:

@@ -9,7 +9,7 @@ from slicekeeper.config.policy import MAX_AMOUNT_MS
 from slicekeeper.kube import changed_by
 from slicekeeper.kube.client import Object
 from slicekeeper.units import MS_PER_HOUR, parse_duration
-from slicekeeper.untyped import as_map, show
+from slicekeeper.untyped_json import as_map, show
 
 
 class SpecInvalid(ValueError):

@@ -22,7 +22,7 @@ from slicekeeper.kube.client import JSON_PATCH, PODS, KubeClient, Object
 from slicekeeper.kube.pod import controller_of, full_name, guarded, has_ended
 from slicekeeper.kube.watch import Seen, Watch
 from slicekeeper.units import parse_instant
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from slicekeeper.gpu import kubeshare
 from slicekeeper.gpu.foreign_amounts import ConvertedShare, Reading, ReferenceGpu, percent_of
 from slicekeeper.gpu.request_annotations import LABEL
 from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 
 PREFIXES: Final = ("kubeshare/", "gemini/")
 GPUID_PREFIX: Final = "gpuid."

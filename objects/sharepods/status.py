@@ -16,7 +16,7 @@ from slicekeeper.gpu.pod_manifest import annotations_of, container_name, contain
 from slicekeeper.kube.client import Object
 from slicekeeper.kube.pod import deletion_requested_at, has_ended
 from slicekeeper.units import Instant, as_instant
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 
 UP_TO_DATE: Final = "UpToDate"
 ENDED: Final = "Ended"

@@ -21,7 +21,7 @@ from slicekeeper.errors import Violation
 from slicekeeper.gpu.foreign_amounts import ConvertedShare
 from slicekeeper.gpu.pod_manifest import container_name, containers
 from slicekeeper.kube.client import Object, Resource
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 
 SHAREPODS: Final = Resource("/apis/kubeshare.nthu/v1", "sharepods")
 MADE: Final = "kubeshare.nthu/sharepod"

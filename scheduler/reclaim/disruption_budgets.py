@@ -9,7 +9,7 @@ from scheduler.node_fit import selects
 from scheduler.pods import Pod
 from slicekeeper.errors import NotFound
 from slicekeeper.kube.client import DISRUPTION_BUDGETS, PODS, KubeClient, Object
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 
 
 def not_allowed_together(client: KubeClient, pods: Sequence[Pod]) -> list[Pod]:

@@ -20,7 +20,7 @@ from slicekeeper.clock import Clock
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import PODS, KubeClient
 from slicekeeper.units import format_instant
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 
 log = logging.getLogger(__name__)
 

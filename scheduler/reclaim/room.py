@@ -24,7 +24,7 @@ from scheduler.placement.survey import survey
 from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
 from scheduler.reclaim.victims import Choice, NodeGpus, Tenant, choose_victims, rank_of
 from scheduler.snapshot import NodeView
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 
 
 class _Layer:

@@ -24,8 +24,8 @@ from slicekeeper.cli.budget_options import (
 )
 from slicekeeper.cli.budget_reports import add_records
 from slicekeeper.cli.connection import timekeeper
-from slicekeeper.cli.dates import instant_of
-from slicekeeper.cli.files import files_option
+from slicekeeper.cli.date_options import instant_of
+from slicekeeper.cli.file_option import files_option
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.namespaces import METAVAR, BudgetGroup, namespace_argument
 from slicekeeper.cli.output import LISTS, Column, gathered, instant_columns, output_option, show_list

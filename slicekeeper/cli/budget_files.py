@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from slicekeeper.cli.files import texts
+from slicekeeper.cli.file_option import texts
 from slicekeeper.cli.output import gathered
 from slicekeeper.errors import SettingsError
 from slicekeeper.net.timekeeper_client import TimekeeperClient

@@ -13,7 +13,7 @@ import click
 
 from slicekeeper.cli.budget_options import change_options, reason_option, show_budget, uid_option, zone_of
 from slicekeeper.cli.connection import timekeeper
-from slicekeeper.cli.dates import HELP, instant_of
+from slicekeeper.cli.date_options import HELP, instant_of
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.namespaces import METAVAR, current, known_namespaces, namespace_argument
 from slicekeeper.cli.output import (

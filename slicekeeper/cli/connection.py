@@ -13,7 +13,7 @@ from slicekeeper.cli.main import Context
 from slicekeeper.errors import SettingsError
 from slicekeeper.kube import kubeconfig
 from slicekeeper.kube.client import KubeClient, connect
-from slicekeeper.net.http import JsonClient
+from slicekeeper.net.json_client import JsonClient
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 
 

@@ -10,7 +10,7 @@ import click
 
 from slicekeeper.cli.budget_options import amount_argument, book, booking_options, change_options, uid_option, zone_of
 from slicekeeper.cli.connection import timekeeper
-from slicekeeper.cli.dates import HELP, instant_of
+from slicekeeper.cli.date_options import HELP, instant_of
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import LISTS, Column, instant_columns, output_option, show_list, show_one
 from slicekeeper.units import format_duration

@@ -16,8 +16,8 @@ from slicekeeper.cli.output import LISTS, Column, key_column, output_option, sho
 from slicekeeper.cli.seat_usage import Agents, described, figure_columns, figures, short
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
-from slicekeeper.gpu.parse import parse_admitted
 from slicekeeper.gpu.pod_manifest import annotations_of, sharing_mode
+from slicekeeper.gpu.pod_request import parse_admitted
 from slicekeeper.kube.client import NODES, PODS, Object
 from slicekeeper.kube.pod import full_name, has_ended
 from slicekeeper.units import CORES_PER_GPU

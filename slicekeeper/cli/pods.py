@@ -17,8 +17,8 @@ from slicekeeper.cli.output import LISTS, Column, key_column, output_option, rou
 from slicekeeper.cli.seat_usage import Agents, figure_columns, figures, short
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import ServiceError
-from slicekeeper.gpu.parse import parse_admitted
 from slicekeeper.gpu.pod_manifest import annotations_of
+from slicekeeper.gpu.pod_request import parse_admitted
 from slicekeeper.kube.client import NODES, PODS, KubeClient, Object
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import format_duration

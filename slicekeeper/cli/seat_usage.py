@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from typing import Any, Final
 
-from slicekeeper import typed
+from slicekeeper import typed_json
 from slicekeeper.cli.connection import cluster
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import Column, memory, percent
@@ -63,7 +63,7 @@ class Agents:
             ip, port = agent_address.decode(value)
             metadata = by_ip[ip]["metadata"]
             answer = self._client.ask_pod(metadata["namespace"], metadata["name"], port, PATH)
-            return typed.convert(answer, NodeSeats).seats
+            return typed_json.convert(answer, NodeSeats).seats
         except KeyError:
             self.silent[node] = f"no pod of the node agent has the address {value}"
         except (ServiceError, ValueError) as error:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from slicekeeper.cli.budget_options import zone_of
 from slicekeeper.cli.connection import timekeeper
-from slicekeeper.cli.dates import HELP, instant_of
+from slicekeeper.cli.date_options import HELP, instant_of
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import Column, gathered, output_option, rows_of, show, table
 from slicekeeper.units import format_duration

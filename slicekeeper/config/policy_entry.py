@@ -14,7 +14,7 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.yaml_file import check_keys, convert
 from slicekeeper.errors import SettingsError
 from slicekeeper.units import parse_quantity
-from slicekeeper.untyped import as_list
+from slicekeeper.untyped_json import as_list
 
 _CLASS_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _CLASS_EXAMPLE: Final = "for example research-high"

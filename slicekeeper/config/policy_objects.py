@@ -24,7 +24,7 @@ from slicekeeper.config.policy import NamespacePolicy, NamespaceRule, Origin, Po
 from slicekeeper.config.policy_entry import policy_of
 from slicekeeper.config.yaml_file import convert
 from slicekeeper.errors import SettingsError
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 
 _SIGN: Final = re.compile(r"[*?\[]")
 

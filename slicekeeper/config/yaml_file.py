@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import yaml
 
-from slicekeeper import typed
+from slicekeeper import typed_json
 from slicekeeper.errors import SettingsError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -110,7 +110,7 @@ def convert(tree: Mapping[str, Any], kind: type[T], where: Where, allowed: Mappi
     Raises SettingsError that names the place and, for keys in `allowed`, the allowed values.
     """
     try:
-        return typed.convert(tree, kind, strict=False)
+        return typed_json.convert(tree, kind, strict=False)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at ")
         path = place.strip("`").removeprefix("$.") or "top level"

@@ -10,10 +10,10 @@ from slicekeeper import names
 from slicekeeper.config.resource_names import is_named
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.pod_manifest import is_zero, names_any
-from slicekeeper.gpu.refusals import Refusals
 from slicekeeper.gpu.request import GpuRequest
+from slicekeeper.gpu.violations import Violations
 from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK, parse_quantity, whole_quantity
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 
 MAX_GPUS: Final = 64
 """No node has more GPUs; a larger count is a mistake in the unit."""
@@ -27,9 +27,9 @@ _CORE_RULE: Final = f"compute is 1 to 99 percent of one GPU, or a multiple of {C
 class ContainerReader:
     """Reads the containers of one manifest."""
 
-    def __init__(self, resources: Resources, refusals: Refusals) -> None:
+    def __init__(self, resources: Resources, violations: Violations) -> None:
         self._resources = resources
-        self._refusals = refusals
+        self._violations = violations
 
     def request(self, path: str, kind: str, name: str, container: Mapping[str, Any]) -> GpuRequest | None:
         """Return a container's request, None if there is none or if it is refused; `path` is its place in the pod."""
@@ -46,7 +46,7 @@ class ContainerReader:
         blocks = self._quantity(path, name, container, self._resources.memory, "15")
         if not core:
             if blocks and self._declared(container, self._resources.core) is None:
-                self._refusals.add(
+                self._violations.add(
                     code="memory-without-core",
                     container=name,
                     field=f"{path}.resources.limits[{self._resources.memory}]",
@@ -59,7 +59,7 @@ class ContainerReader:
             return None
         if core < CORES_PER_GPU and not blocks:
             if self._declared(container, self._resources.memory) is None:
-                self._refusals.add(
+                self._violations.add(
                     code="memory-missing",
                     container=name,
                     field=f"{path}.resources.limits[{self._resources.memory}]",
@@ -81,7 +81,7 @@ class ContainerReader:
         else:
             rule = "an ephemeral container cannot hold a GPU; ask for it in spec.containers"
             example = f"{self._resources.core}: 50 in spec.containers[0]"
-        self._refusals.add(
+        self._violations.add(
             code=f"gpu-in-{kind}-container",
             container=name,
             field=field,
@@ -94,7 +94,7 @@ class ContainerReader:
         """Return whether a container can have this much compute; refuse it otherwise."""
         if core > CORES_PER_GPU and core % CORES_PER_GPU:
             lower = core // CORES_PER_GPU * CORES_PER_GPU
-            self._refusals.add(
+            self._violations.add(
                 code="core-not-whole",
                 container=name,
                 field=field,
@@ -104,7 +104,7 @@ class ContainerReader:
             )
             return False
         if core > MAX_GPUS * CORES_PER_GPU:
-            self._refusals.add(
+            self._violations.add(
                 code="core-too-large",
                 container=name,
                 field=field,
@@ -145,7 +145,7 @@ class ContainerReader:
         if resource not in limits and resource not in requests:
             return None
         if resource not in limits:
-            self._refusals.add(
+            self._violations.add(
                 code="limit-missing",
                 container=name,
                 field=f"{path}.resources.limits[{resource}]",
@@ -165,7 +165,7 @@ class ContainerReader:
             elif resource == self._resources.memory:
                 rule = f"memory counts blocks of {MIB_PER_BLOCK} MiB, in whole numbers from 1 to {maximum}"
                 example = self._in_blocks(value, example)
-            self._refusals.add(
+            self._violations.add(
                 code="quantity-invalid",
                 container=name,
                 field=f"{path}.resources.limits[{resource}]",
@@ -175,7 +175,7 @@ class ContainerReader:
             )
             return None
         if resource in requests and whole_quantity(requests[resource]) != amount:
-            self._refusals.add(
+            self._violations.add(
                 code="request-differs",
                 container=name,
                 field=f"{path}.resources.requests[{resource}]",

@@ -16,7 +16,7 @@ from slicekeeper.errors import Violation
 from slicekeeper.gpu.container_request import MAX_BLOCKS
 from slicekeeper.gpu.pod_manifest import container_name, containers
 from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK, parse_quantity, whole_quantity
-from slicekeeper.untyped import as_map, show
+from slicekeeper.untyped_json import as_map, show
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from slicekeeper import names, typed
+from slicekeeper import names, typed_json
 from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK
 
 _MIG: Final = "MIG-"
@@ -127,7 +127,7 @@ def decode(value: str) -> list[Gpu]:
     Raises ValueError if an agent would not write it.
     """
     try:
-        return typed.decode(value, list[Gpu])
+        return typed_json.decode(value, list[Gpu])
     except msgspec.MsgspecError as error:
         raise ValueError(f"annotation {names.NODE_GPUS}: {error}") from error
 

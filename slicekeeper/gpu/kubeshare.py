@@ -16,7 +16,7 @@ from slicekeeper.gpu.foreign_amounts import ConvertedShare, Reading, ReferenceGp
 from slicekeeper.gpu.pod_manifest import container_name
 from slicekeeper.gpu.request_annotations import MAX_GANG
 from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 
 _PREFIX: Final = "sharedgpu/"
 _REQUEST: Final = _PREFIX + "gpu_request"

@@ -9,7 +9,7 @@ from typing import Any, Final
 from slicekeeper import names
 from slicekeeper.config.resource_names import any_named
 from slicekeeper.units import whole_quantity
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 
 _KIND_OF_LIST: Final = (("initContainers", ""), ("containers", "app"), ("ephemeralContainers", "ephemeral"))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod's GPU request, in exact integers. `parse` reads it from the manifest."""
+"""A pod's GPU request, in exact integers. `pod_request` reads it from the manifest."""
 
 from __future__ import annotations
 

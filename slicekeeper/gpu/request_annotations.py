@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.gpu.refusals import Refusals
 from slicekeeper.gpu.request import GpuRequest
+from slicekeeper.gpu.violations import Violations
 
 MAX_GANG: Final = 512
 """No gang has more pods; it is placed as one, so its size bounds how long that takes."""
@@ -22,9 +22,9 @@ LABEL: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 class AnnotationReader:
     """Reads the annotations of one pod."""
 
-    def __init__(self, annotations: Mapping[str, Any], refusals: Refusals) -> None:
+    def __init__(self, annotations: Mapping[str, Any], violations: Violations) -> None:
         self._annotations = annotations
-        self._refusals = refusals
+        self._violations = violations
 
     def options(self, requests: tuple[GpuRequest, ...]) -> dict[str, Any]:
         """Return the pod-wide options of a PodRequest that differ from the defaults."""
@@ -159,4 +159,4 @@ class AnnotationReader:
 
     def _refuse(self, code: str, key: str, rule: str, example: str) -> None:
         field = f"metadata.annotations[{key}]"
-        self._refusals.add(code=code, field=field, value=self._annotations.get(key), rule=rule, example=example)
+        self._violations.add(code=code, field=field, value=self._annotations.get(key), rule=rule, example=example)

@@ -9,18 +9,18 @@ from typing import Any
 
 from slicekeeper import names
 from slicekeeper.gpu.pod_manifest import annotations_of, sharing_mode
-from slicekeeper.gpu.refusals import Refusals
 from slicekeeper.gpu.request import GpuRequest
+from slicekeeper.gpu.violations import Violations
 from slicekeeper.units import CORES_PER_GPU
 
 
 class CeilingReader:
     """Reads the ceilings of one pod; `ceiling` is the namespace's own, in percent of a GPU."""
 
-    def __init__(self, annotations: Mapping[str, Any], ceiling: int, refusals: Refusals) -> None:
+    def __init__(self, annotations: Mapping[str, Any], ceiling: int, violations: Violations) -> None:
         self._annotations = annotations
         self._ceiling = ceiling
-        self._refusals = refusals
+        self._violations = violations
 
     def with_ceiling(self, request: GpuRequest, path: str, core: str) -> GpuRequest:
         """Return the request with its ceiling: the container's own annotation, else the pod's.
@@ -31,7 +31,7 @@ class CeilingReader:
             return request
         key = _key(self._annotations, request.container)
         if request.core > self._ceiling:
-            self._refusals.add(
+            self._violations.add(
                 code="core-above-ceiling",
                 container=request.container,
                 field=f"{path}.resources.limits[{core}]",
@@ -47,7 +47,7 @@ class CeilingReader:
         example = f'{key}: "{self._ceiling}"'
         limit = _percent(value)
         if limit is None:
-            self._refusals.add(
+            self._violations.add(
                 code="limit-invalid",
                 container=request.container,
                 field=where,
@@ -57,7 +57,7 @@ class CeilingReader:
             )
             return request
         if not request.core <= limit <= self._ceiling:
-            self._refusals.add(
+            self._violations.add(
                 code="limit-out-of-range",
                 container=request.container,
                 field=where,
@@ -77,7 +77,7 @@ class CeilingReader:
             if container == key or container in fractions:
                 continue
             near = difflib.get_close_matches(container, sorted(fractions), 1, 0.0)
-            self._refusals.add(
+            self._violations.add(
                 code="limit-without-share",
                 container=container if container in known else "",
                 field=f"metadata.annotations[{key}]",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 
 LONGEST: Final = 1024
 """Kubernetes limits no user's name, but all annotations of an object together to 256 KiB."""

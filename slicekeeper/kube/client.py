@@ -18,7 +18,7 @@ import msgspec
 
 from slicekeeper.config.settings import KubernetesSettings
 from slicekeeper.errors import Gone, NotFound, SettingsError, Unavailable, service_error
-from slicekeeper.net.http import JsonClient, path
+from slicekeeper.net.json_client import JsonClient, path
 
 Object = dict[str, Any]
 

@@ -19,7 +19,7 @@ import urllib3
 import yaml
 
 from slicekeeper.errors import SettingsError
-from slicekeeper.net.http import JsonClient
+from slicekeeper.net.json_client import JsonClient
 
 USUAL: Final = "~/.kube/config"
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from slicekeeper.kube.client import Object
 from slicekeeper.units import Instant, parse_instant
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 
 NAMESPACE: Final = "kube-node-lease"
 

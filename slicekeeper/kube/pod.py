@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from slicekeeper import names
 from slicekeeper.units import MS_PER_SECOND, Instant, as_instant
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch
 
 KUBELET_MS: Final = 300_000

@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from slicekeeper import names, typed
+from slicekeeper import names, typed_json
 from slicekeeper.config.settings import TimekeeperClientSettings
 from slicekeeper.errors import NotFound, SettingsError, Unavailable
-from slicekeeper.net.http import JsonClient, path
+from slicekeeper.net.json_client import JsonClient, path
 from slicekeeper.wire.timekeeper import (
     Budget,
     ChildList,
@@ -259,6 +259,6 @@ def _which(uid: str) -> dict[str, str]:
 
 def _decode(data: bytes, kind: type[T]) -> T:
     try:
-        return typed.decode(data, kind)
+        return typed_json.decode(data, kind)
     except msgspec.MsgspecError as error:
         raise Unavailable(f"timekeeper: the answer is not a {kind.__name__}: {error}") from error

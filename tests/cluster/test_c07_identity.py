@@ -25,7 +25,7 @@ from certificates.authority import make_ca
 from slicekeeper import names
 from slicekeeper.errors import Forbidden, Unavailable
 from slicekeeper.kube.client import CONFIG_MAPS, NODES, PODS, TOKEN_REVIEWS, Resource
-from slicekeeper.net.http import JsonClient
+from slicekeeper.net.json_client import JsonClient
 
 SECRETS = Resource("/api/v1", "secrets")
 LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")

@@ -22,7 +22,7 @@ from slicekeeper import names
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import PODS
 from slicekeeper.kube.pod import has_ended
-from slicekeeper.net.http import JsonClient
+from slicekeeper.net.json_client import JsonClient
 from slicekeeper.wire.timekeeper import Budget
 
 POLICY = """

@@ -21,7 +21,7 @@ from simulator.local import LocalCluster
 from simulator.store import phase
 from slicekeeper.errors import Forbidden, ServiceError
 from slicekeeper.kube.client import Object
-from slicekeeper.net.http import JsonClient
+from slicekeeper.net.json_client import JsonClient
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from slicekeeper.wire.timekeeper import UsageReport, Workload
 

@@ -21,7 +21,7 @@ from simulator.kubescheduler import KubeScheduler
 from slicekeeper import names
 from slicekeeper.errors import NotFound
 from slicekeeper.kube.client import NODES
-from slicekeeper.net.http import JsonClient
+from slicekeeper.net.json_client import JsonClient
 
 COMMAND = (sys.executable, "-c", "from slicekeeper.cli.main import main; main()")
 PATIENCE = 120

@@ -20,7 +20,7 @@ from support.webhook_process import Authority, FakeTimekeeper, Webhook, eventual
 
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.kube.policy_watch import GPU_POLICIES
 
 
@@ -128,7 +128,7 @@ def test_a_policy_change_takes_effect_and_a_broken_one_does_not(webhook: Webhook
 @pytest.mark.usefixtures("authority")
 def test_gpu_policies_come_before_the_file_in_every_worker(tmp_path: Path, timekeeper: FakeTimekeeper) -> None:
     (tmp_path / "policy.yaml").write_text("namespaces: [{match: research, ceiling: 70}]\n", "utf-8")
-    cluster = Cluster(SystemClock())
+    cluster = Cluster(Clock())
     api = ApiServer(Api(cluster))
     with policies_served():
         apply_policy(cluster.store, "research", "research", ceiling=60)

@@ -12,6 +12,7 @@ from unittest import mock
 
 import msgspec
 from flask import Flask
+from support.manual_clock import ManualClock
 from support.timekeeper_service import serving
 
 from objects.budgets.keeper import Keeper
@@ -22,11 +23,10 @@ from simulator.errors import ObjectNotFound
 from simulator.kinds import ObjectKind
 from simulator.store import Store
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import TimekeeperClientSettings
 from slicekeeper.kube import changed_by
 from slicekeeper.kube.client import NAMESPACES, KubeClient, Object, Resource
-from slicekeeper.net import http
+from slicekeeper.net import json_client
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from timekeeper.api.app import routed
 from timekeeper.api.service import Service
@@ -123,7 +123,7 @@ class _FlaskHttp:
             path, method=method, query_string=query, data=data, headers=sent, content_type="application/json"
         )
         if answer.status_code >= 400:
-            raise http._refusal(answer.status_code, answer.data, f"{method} {path}")
+            raise json_client._refusal(answer.status_code, answer.data, f"{method} {path}")
         return answer.status_code, answer.headers, answer.data
 
 

@@ -18,8 +18,8 @@ from slicekeeper import names
 from slicekeeper.cli.check import webhooks_and_guards
 from slicekeeper.cli.main import cli
 from slicekeeper.config.settings import Classes
-from slicekeeper.gpu import inventory, machine
-from slicekeeper.gpu.machine import Machine
+from slicekeeper.gpu import inventory, node_setup
+from slicekeeper.gpu.node_setup import NodeSetup
 
 ROOT = Path(__file__).parents[2]
 DEPLOYMENTS = "/apis/apps/v1/namespaces/slicekeeper-system/deployments"
@@ -195,9 +195,9 @@ def with_registry(text: str) -> str:
     return text.replace("slicekeeper.invalid/", "registry.example/")
 
 
-def node(name: str, found: Machine | None = None, runtime: str = "containerd://2.1.4", **more: Any) -> dict[str, Any]:
+def node(name: str, found: NodeSetup | None = None, runtime: str = "containerd://2.1.4", **more: Any) -> dict[str, Any]:
     """Return a GPU node with what its agent found."""
-    annotations = {} if found is None else {names.NODE_MACHINE: machine.encode(found)}
+    annotations = {} if found is None else {names.NODE_MACHINE: node_setup.encode(found)}
     info = {"kubeletVersion": "v1.36.3", "containerRuntimeVersion": runtime, **more}
     metadata = {"name": name, "labels": GPU_LABEL, "annotations": annotations}
     return {"metadata": metadata, "status": {"nodeInfo": info}}

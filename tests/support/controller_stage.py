@@ -6,9 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from support.manual_clock import ManualClock
+
 from simulator.cluster import Cluster
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.units import format_instant, format_seconds

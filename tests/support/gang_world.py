@@ -2,6 +2,7 @@
 """A scheduler without HTTP, and the nodes and pods of gangs that it places."""
 
 import orjson
+from support.manual_clock import ManualClock
 from support.scheduled_pods import container, managed
 
 from scheduler.extender import filter_nodes, gpu_pod
@@ -11,7 +12,6 @@ from scheduler.placement.learner import Learner
 from scheduler.pods import read_pod
 from scheduler.state import SchedulerState
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
 

@@ -2,6 +2,7 @@
 """A scheduler's state that gets nodes and pods from a test, and what the extender answers by it."""
 
 import orjson
+from support.manual_clock import ManualClock
 from support.scheduled_pods import container, managed
 
 from scheduler.extender import filter_nodes, gpu_pod, prioritize_nodes
@@ -10,7 +11,6 @@ from scheduler.placement.learner import Learner
 from scheduler.pods import read_pod
 from scheduler.state import SchedulerState
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
 

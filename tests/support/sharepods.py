@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 from support.budget_objects import Interrupted, apply
+from support.manual_clock import ManualClock
 from support.small_cluster import api_served
 
 from objects.sharepods.keeper import SharePodKeeper
@@ -25,7 +26,6 @@ from simulator.cluster import Cluster
 from simulator.errors import ObjectNotFound
 from simulator.kinds import ObjectKind
 from simulator.store import Store
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
 from slicekeeper.kube.client import NAMESPACES, PODS, KubeClient, Object
 from slicekeeper.kube.pod import controller_of

@@ -11,7 +11,7 @@ from simulator.api import Api, ApiServer, Call
 from simulator.cluster import Cluster
 from simulator.errors import ApiError
 from slicekeeper import names
-from slicekeeper.clock import Clock, SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.config.settings import KubernetesSettings
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import EVENTS, NAMESPACES, NODES, PODS, KubeClient, Object
@@ -151,7 +151,7 @@ class SmallCluster:
 @contextmanager
 def small_cluster(clock: Clock | None = None) -> Iterator[SmallCluster]:
     """Run one."""
-    made = SmallCluster(clock or SystemClock())
+    made = SmallCluster(clock or Clock())
     try:
         yield made
     finally:

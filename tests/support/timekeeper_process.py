@@ -26,7 +26,7 @@ from simulator import certificates
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper import names
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.config.settings import KubernetesSettings
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient, Object
@@ -166,7 +166,7 @@ class Site:
 @contextmanager
 def process_site(tmp_path: Path, database_url: str) -> Iterator[Site]:
     """Give a cluster with the namespaces rich, poor and watched, and a server on the database that is not started."""
-    clock = SystemClock()
+    clock = Clock()
     cluster = Cluster(clock)
     server = ApiServer(Api(cluster))
     server.start()

@@ -13,6 +13,7 @@ from typing import Any
 
 from flask import Flask
 from prometheus_client import generate_latest
+from support.manual_clock import ManualClock
 from support.openings import opening
 from support.small_cluster import api_served
 from werkzeug.test import TestResponse
@@ -20,7 +21,6 @@ from werkzeug.test import TestResponse
 from simulator.api import Api
 from simulator.cluster import Cluster
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import PolicySettings, Settings, TimekeeperSettings
 from slicekeeper.kube.client import NAMESPACES, PODS, Object

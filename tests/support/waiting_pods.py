@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes and pods, bound and waiting, as a test makes them, and what the owner of a waiting pod is told."""
 
+from support.manual_clock import ManualClock
+
 from scheduler.explain_wait import outlook
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.learner import Learner
 from scheduler.state import SchedulerState
 from scheduler.wait_forecast import deadlines
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
 from slicekeeper.units import format_seconds

@@ -21,7 +21,7 @@ from slicekeeper import threads
 from slicekeeper.errors import NotFound, ServiceError
 from slicekeeper.kube.client import CONFIG_MAPS, KubeClient
 from slicekeeper.net.tls import ClientCas, ClientCertificate, certificates_in
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 from timekeeper.api.problems import Problem
 from timekeeper.core.caller import Caller
 

@@ -16,8 +16,8 @@ from typing import Generic, TypeVar
 from slicekeeper import names
 from slicekeeper.errors import SettingsError
 from slicekeeper.kube.client import ACCESS_REVIEWS, TOKEN_REVIEWS, KubeClient
-from slicekeeper.net.http import TokenFile
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.net.json_client import TokenFile
+from slicekeeper.untyped_json import as_list, as_map
 from timekeeper.api.problems import Problem
 from timekeeper.core.caller import OPERATOR, Caller
 

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import msgspec
 from flask import request
 
-from slicekeeper import typed
+from slicekeeper import typed_json
 from timekeeper.api.problems import Problem
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def cursor(kind: type[T]) -> T | None:
         return None
     refusal = Problem(422, "cursor-invalid", "use the cursor from the previous page", "cursor")
     try:
-        place = typed.decode(base64.b64decode(text.encode("ascii"), b"-_", validate=True), kind)
+        place = typed_json.decode(base64.b64decode(text.encode("ascii"), b"-_", validate=True), kind)
     except (msgspec.MsgspecError, binascii.Error, ValueError) as error:
         raise refusal from error
     parts = place if isinstance(place, tuple) else (place,)

@@ -13,7 +13,7 @@ from flask import Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.http import unquote_etag
 
-from slicekeeper import typed
+from slicekeeper import typed_json
 from slicekeeper.config.policy_entry import check_time_zone
 from slicekeeper.units import Instant, parse_instant
 from slicekeeper.wire.timekeeper import ReportBatch
@@ -41,7 +41,7 @@ def body(kind: type[T]) -> T:
     if b"\\u0000" in data and _NUL.search(data):  # a fast check first: bodies may be large
         raise Problem(422, "body-invalid", "texts must not contain the character NUL")
     try:
-        found = typed.decode(data, kind)
+        found = typed_json.decode(data, kind)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at ")
         field = place.strip("`").removeprefix("$").removeprefix(".")

@@ -20,7 +20,7 @@ from slicekeeper.errors import ServiceError
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.pod import full_name
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.watches import Pods
 

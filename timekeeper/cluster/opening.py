@@ -9,7 +9,7 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import NotFound, Unavailable
 from slicekeeper.gpu.inventory import Gpu
-from slicekeeper.gpu.parse import parse_admitted
+from slicekeeper.gpu.pod_request import parse_admitted
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.break_glass_record import NAMESPACE_UID
 from slicekeeper.kube.client import NODES, RESOURCE_QUOTAS, KubeClient, Object

@@ -16,7 +16,7 @@ from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube import events
 from slicekeeper.kube.client import JSON_PATCH, PODS, KubeClient, Object
 from slicekeeper.kube.pod import guarded, without_finalizer, without_gate
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 
 REPORTER = "slicekeeper-timekeeper"

@@ -20,7 +20,7 @@ from slicekeeper.clock import CLOCK_SKEW_MS, NODE_CLOCK_MS
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.pod import deletion_requested_at, has_ended, is_bound
 from slicekeeper.units import EPOCH, MS_PER_SECOND, Instant, as_instant
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 
 EndSource = Literal["finished", "disrupted", "rejected", "deleted", "not-ready", "last-confirmed"]
 

@@ -13,7 +13,7 @@ from typing import Any
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.units import parse_quantity
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 
 MISSING = "quota-missing"
 """Flag: weight `quota`, but the namespace has no ResourceQuota of both resources."""

@@ -21,7 +21,7 @@ from slicekeeper import names
 from slicekeeper.gpu.inventory import Gpu, holds, is_slice, is_wanted
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.units import MS_PER_SECOND, GpuMilliseconds, Instant
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 from timekeeper.core import charged_fraction, quota_weight
 from timekeeper.core.rate import RateBook
 

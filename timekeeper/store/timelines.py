@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Select, delete, func, insert, or_, select
 from sqlalchemy.orm import Session
 
-from slicekeeper import typed
+from slicekeeper import typed_json
 from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
 from timekeeper.core.accumulated_charge import Claim
 from timekeeper.core.budget import BudgetState
@@ -160,7 +160,7 @@ def anchor_before(session: Session, keys: Collection[AccountId], at: Instant | N
             if count < sum(born <= found for born in births.values()):
                 continue
         rows = select(Anchor.namespace_id, Anchor.state).where(Anchor.namespace_id.in_(keys), Anchor.at == found)
-        states = {key: typed.decode(text, BudgetState) for key, text in session.execute(rows)}
+        states = {key: typed_json.decode(text, BudgetState) for key, text in session.execute(rows)}
         if births is None or all(born > found for key, born in births.items() if key not in states):
             return states
     return {}
@@ -196,7 +196,7 @@ def _births(session: Session, keys: Collection[AccountId]) -> dict[AccountId, In
 def anchors(session: Session, namespace: AccountId) -> list[BudgetState]:
     """Return a namespace's anchors, oldest first."""
     query = select(Anchor.state).where(Anchor.namespace_id == namespace).order_by(Anchor.at)
-    return [typed.decode(text, BudgetState) for text in session.scalars(query)]
+    return [typed_json.decode(text, BudgetState) for text in session.scalars(query)]
 
 
 def drop_anchors(session: Session, keys: Collection[AccountId], since: Instant) -> None:

@@ -19,7 +19,7 @@ from slicekeeper.errors import Violation
 from slicekeeper.gpu import kubeshare
 from slicekeeper.gpu.foreign_amounts import ConvertedShare, Reading, ReferenceGpu
 from slicekeeper.gpu.pod_manifest import annotations_of, container_name
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 from webhook.foreign import gpu_manager, gpushare, hami, kai, volcano_vgpu
 from webhook.patch import PatchBuilder

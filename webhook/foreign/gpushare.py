@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from slicekeeper.gpu.foreign_amounts import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
 from slicekeeper.units import CORES_PER_GPU, whole_quantity
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 
 _MEMORY: Final = "aliyun.com/gpu-mem"
 _CORES: Final = "aliyun.com/gpu-core.percentage"

@@ -11,7 +11,7 @@ from slicekeeper.config.foreign_dialects import DIALECTS
 from slicekeeper.gpu.foreign_amounts import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
 from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers
 from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 
 _FRACTION: Final = "gpu-fraction"
 _MEMORY: Final = "gpu-memory"

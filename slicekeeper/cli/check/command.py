@@ -18,9 +18,9 @@ from slicekeeper import clock
 from slicekeeper.cli import break_glass_release
 from slicekeeper.cli.check import (
     clocks,
+    gpu_nodes,
     installed,
     leftovers,
-    machines,
     other_plugins,
     reachability,
     readiness,
@@ -47,7 +47,7 @@ from slicekeeper.kube.client import (
     Object,
     Resource,
 )
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 
 _RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
 _STORAGE_CLASSES: Final = Resource("/apis/storage.k8s.io/v1", "storageclasses", namespaced=False)
@@ -232,10 +232,10 @@ def _cluster(
 ) -> Iterator[Finding]:
     """Yield what is missing in the cluster itself, before or after the installation."""
     server = client.server_version()
-    if (machines.version(server) or machines.OLDEST_KUBERNETES) < machines.OLDEST_KUBERNETES:
+    if (gpu_nodes.version(server) or gpu_nodes.OLDEST_KUBERNETES) < gpu_nodes.OLDEST_KUBERNETES:
         yield f"the API server is {server}: it must be v1.30 or newer", "upgrade the cluster first"
-    agents = machines.runtime_class_of(workloads["daemonset nodeagent"])
-    yield from machines.wanting(nodes, settings.node_agent.cdi_dir, agents)
+    agents = gpu_nodes.runtime_class_of(workloads["daemonset nodeagent"])
+    yield from gpu_nodes.wanting(nodes, settings.node_agent.cdi_dir, agents)
     yield from clocks.wrong(client.list(LEASES, namespace=node_lease.NAMESPACE)[0])
     if not installed:
         classes, _ = client.list(_STORAGE_CLASSES)

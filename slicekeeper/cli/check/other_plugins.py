@@ -15,7 +15,7 @@ from slicekeeper.gpu.devices import labels_of, part_of
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import Object
 from slicekeeper.units import whole_quantity
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 
 COUNT: Final = "nvidia.com/gpu.count"
 """NVIDIA's GPU feature discovery writes here how many GPUs a node has."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from slicekeeper.cli.check.remedies import APPLY, Finding
 from slicekeeper.kube.client import PODS, KubeClient, Object
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped_json import as_list, as_map
 
 _NO_IMAGE: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 

@@ -12,7 +12,7 @@ from slicekeeper import names
 from slicekeeper.cli.check.remedies import APPLY, Finding, component
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import ACCESS_REVIEWS, KubeClient
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 
 _RBAC: Final = "authorization.k8s.io"
 _LEASES: Final = "coordination.k8s.io"

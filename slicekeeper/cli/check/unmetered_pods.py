@@ -13,8 +13,8 @@ from slicekeeper.config.policy_file import read_book
 from slicekeeper.config.policy_objects import apply_policies, read
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import Conflict, NotFound, RequestRefused
-from slicekeeper.gpu.parse import parse_pod
 from slicekeeper.gpu.pod_manifest import asks_for
+from slicekeeper.gpu.pod_request import parse_pod
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.pod import full_name, has_ended
 from slicekeeper.kube.policy_watch import GPU_POLICIES

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slicekeeper.errors import ServiceError
-from slicekeeper.net.http import JsonClient
+from slicekeeper.net.json_client import JsonClient
 
 URL = "https://timekeeper.slicekeeper-system.svc:8444"
 SECRETS = "/var/run/secrets/hammer"

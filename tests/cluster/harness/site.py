@@ -27,7 +27,7 @@ from cluster.harness.role_bindings import role_binding, service_account
 from slicekeeper import names
 from slicekeeper.config.settings import KubernetesSettings, TimekeeperClientSettings
 from slicekeeper.kube.client import KubeClient
-from slicekeeper.net.http import JsonClient
+from slicekeeper.net.json_client import JsonClient
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from slicekeeper.wire.timekeeper import Workload
 

@@ -15,7 +15,7 @@ from certificates.namespace_bundles import BundlePublisher
 from simulator.api import Call
 from simulator.errors import ApiError
 from slicekeeper import names
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.errors import NotFound, ServiceError
 from slicekeeper.kube.client import CONFIG_MAPS, NAMESPACES, Object
 
@@ -26,7 +26,7 @@ class World(SmallCluster):
     """A cluster with a publisher that works as its command has it work: again whenever something changed."""
 
     def __init__(self) -> None:
-        super().__init__(SystemClock())
+        super().__init__(Clock())
         self._wake, self._stop = threading.Event(), threading.Event()
         self.publisher = BundlePublisher(self.client, HOME, self._wake)
         self._thread = threading.Thread(target=self._follow, daemon=True)

@@ -19,7 +19,7 @@ from certificates.external_issuer import Follower
 from certificates.namespace_bundles import BundlePublisher
 from certificates.registration_bundles import configurations, trust, trusted
 from slicekeeper import names
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.config.settings import CertificateSettings
 from slicekeeper.errors import NotFound, Unavailable
 from slicekeeper.kube.client import CONFIG_MAPS, KubeClient, Object, Resource
@@ -94,7 +94,7 @@ def test_who_follows_trusts_all_that_is_named_and_what_was_before_until_it_expir
     trust(client, configurations(client, NAME), expired + before)
     publisher = BundlePublisher(small.client, "slicekeeper-system", threading.Event())
     settings = CertificateSettings(ca_files=tuple(map(str, files)))
-    follower = Follower(client, SystemClock(), settings, publisher)
+    follower = Follower(client, Clock(), settings, publisher)
     publisher.start()
     try:
         files[0].write_bytes(second)

@@ -19,11 +19,11 @@ from support.small_cluster import NAMESPACE, SmallCluster, small_cluster, wait_f
 from nodeagent.agent import Agent
 from nodeagent.booked_gpus import SeatRefused
 from nodeagent.run_folder import RunFolderRemoved
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.config.policy import NamespacePolicy, PolicyBook
 from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings, WebhookSettings
-from slicekeeper.gpu import machine
-from slicekeeper.gpu.machine import Machine
+from slicekeeper.gpu import node_setup
+from slicekeeper.gpu.node_setup import NodeSetup
 from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import NODES, PODS
 
@@ -63,7 +63,7 @@ class Running:
     def __init__(self, small: SmallCluster, folder: Path, source: Any) -> None:
         port = free_port()
         self.small, self.port, self.stop = small, port, threading.Event()
-        self.agent = Agent(settings(folder, small.server.url, port), SystemClock(), source)
+        self.agent = Agent(settings(folder, small.server.url, port), Clock(), source)
         self.thread = threading.Thread(target=self.agent.run, args=(self.stop,), daemon=True)
         self.thread.start()
 
@@ -107,8 +107,8 @@ def test_it_is_ready_while_kubelet_has_the_seats_and_goes_when_kubelet_has_its_p
         (folder / "state/seats/.room").rmdir()
         assert one.ready()[0] == 200
         assert one.published() == f"127.0.0.1:{one.port}"
-        found = machine.of_node(small.client.get(NODES, "node-1"))
-        assert found == Machine(driver="550.54.14"), "whether a runtime reads the CDI folder is not known so soon"
+        found = node_setup.of_node(small.client.get(NODES, "node-1"))
+        assert found == NodeSetup(driver="550.54.14"), "whether a runtime reads the CDI folder is not known so soon"
 
         small.pod("late")
         binding = {"metadata": {"name": "late"}, "target": {"kind": "Node", "name": "node-1"}}
@@ -136,7 +136,7 @@ def test_it_ends_if_the_folder_of_the_seats_was_removed(
     kubelet.start()
     with small_cluster() as small:
         small.client.create(NODES, {"metadata": {"name": "node-1"}, "status": {}})
-        agent = Agent(settings(folder, small.server.url, free_port()), SystemClock(), made(1))
+        agent = Agent(settings(folder, small.server.url, free_port()), Clock(), made(1))
 
         monkeypatch.setattr(agent, "_serve", lambda: None)  # this process has another agent's metrics
 
@@ -159,8 +159,8 @@ def test_what_keeps_gpus_from_containers_is_told_and_ends_nothing(
         raise error
 
     monkeypatch.setattr(made, "edits", fail)
-    agent = Agent(settings(tmp_path, "http://127.0.0.1:1", 1), SystemClock(), made(1))
-    assert agent._machine() == Machine(driver="550.54.14", device_trouble=str(error))
+    agent = Agent(settings(tmp_path, "http://127.0.0.1:1", 1), Clock(), made(1))
+    assert agent._node_setup() == NodeSetup(driver="550.54.14", device_trouble=str(error))
 
 
 def test_another_policy_reaches_the_arbiter_at_once(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,9 +169,7 @@ def test_another_policy_reaches_the_arbiter_at_once(made: Any, tmp_path: Path, m
     file = tmp_path / "policy.yaml"
     file.write_text("default: {ceiling: 50}")
     policy = PolicySettings(file=str(file), objects=True)
-    agent = Agent(
-        msgspec.structs.replace(settings(tmp_path, "http://127.0.0.1:1", 1), policy=policy), SystemClock(), made(1)
-    )
+    agent = Agent(msgspec.structs.replace(settings(tmp_path, "http://127.0.0.1:1", 1), policy=policy), Clock(), made(1))
 
     def compare() -> None:
         compared.set()
@@ -193,9 +191,7 @@ def test_the_audit_evicts_nothing_before_the_policy_is_known(made: Any, tmp_path
     file = tmp_path / "policy.yaml"
     file.write_text("default: {audit: evict}")
     policy = PolicySettings(file=str(file), objects=True)
-    agent = Agent(
-        msgspec.structs.replace(settings(tmp_path, "http://127.0.0.1:1", 1), policy=policy), SystemClock(), made(1)
-    )
+    agent = Agent(msgspec.structs.replace(settings(tmp_path, "http://127.0.0.1:1", 1), policy=policy), Clock(), made(1))
     assert not agent._audits(NAMESPACE).audit_evicts
     agent._policy.apply_over(lambda book: book)
     assert agent._audits(NAMESPACE).audit_evicts
@@ -205,9 +201,7 @@ def test_the_audit_evicts_nothing_while_the_file_is_broken_from_the_start(made: 
     file = tmp_path / "policy.yaml"
     file.write_text("default: {audit: evict, ceilling: 5}")
     policy = PolicySettings(file=str(file), objects=True)
-    agent = Agent(
-        msgspec.structs.replace(settings(tmp_path, "http://127.0.0.1:1", 1), policy=policy), SystemClock(), made(1)
-    )
+    agent = Agent(msgspec.structs.replace(settings(tmp_path, "http://127.0.0.1:1", 1), policy=policy), Clock(), made(1))
     evicts = NamespacePolicy(audit="evict")
     agent._policy.apply_over(lambda book: PolicyBook(evicts, exempt=book.exempt))
     assert not agent._audits(NAMESPACE).audit_evicts, "the file may forbid it"

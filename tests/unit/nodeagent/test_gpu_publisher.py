@@ -9,9 +9,9 @@ from nodeagent.gpu_publisher import GpuPublisher, wanted
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Unavailable
-from slicekeeper.gpu import inventory, machine
+from slicekeeper.gpu import inventory, node_setup
 from slicekeeper.gpu.inventory import Gpu
-from slicekeeper.gpu.machine import Machine
+from slicekeeper.gpu.node_setup import NodeSetup
 from slicekeeper.kube import agent_address
 
 
@@ -66,19 +66,19 @@ def test_it_says_where_it_is_asked_and_that_it_stops(made: Any) -> None:
 
 
 def test_it_says_what_it_finds_of_the_machine(made: Any) -> None:
-    api, found = _Api(), [Machine(driver_trouble="Driver Not Loaded")]
+    api, found = _Api(), [NodeSetup(driver_trouble="Driver Not Loaded")]
     publisher = GpuPublisher(api, "node-1", made(0), Resources(), 1.0, look=lambda: found[0])  # type: ignore[arg-type]
     publisher.reconcile()
-    assert machine.of_node(api.node) == found[0]
+    assert node_setup.of_node(api.node) == found[0]
     assert not publisher.reconcile()
-    found[0] = Machine(driver="550.54.14", cdi_read=False)
+    found[0] = NodeSetup(driver="550.54.14", cdi_read=False)
     assert publisher.reconcile()
-    assert machine.of_node(api.node) == found[0]
+    assert node_setup.of_node(api.node) == found[0]
 
 
 def test_what_no_agent_writes_is_not_read() -> None:
     for value in ("", "{", "[]", '{"driver": 1}', None, 7):
-        assert machine.of_node({"metadata": {"annotations": {names.NODE_MACHINE: value}}}) is None
+        assert node_setup.of_node({"metadata": {"annotations": {names.NODE_MACHINE: value}}}) is None
 
 
 def test_one_that_is_not_asked_takes_an_address_away_and_leaves_nothing_when_it_stops(made: Any) -> None:

@@ -21,7 +21,7 @@ from objects.object_watch import kopf_settings, registry_of
 from objects.operator_loop import OperatorLoop
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.config.settings import KubernetesSettings
 from slicekeeper.errors import Unavailable
 from slicekeeper.kube.client import NAMESPACES
@@ -84,7 +84,7 @@ def operating(url: str, changed: Any) -> Iterator[None]:
 
 def test_every_new_spec_and_every_deletion_is_told_and_no_object_is_written() -> None:
     told: list[None] = []
-    cluster = Cluster(SystemClock())
+    cluster = Cluster(Clock())
     with served(), policies_served():
         server = ApiServer(Api(cluster), extra={path: lambda body=body: body for path, body in discovery().items()})
         server.start()

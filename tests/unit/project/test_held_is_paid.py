@@ -11,13 +11,13 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.manual_clock import ManualClock
 
 from nodeagent.booked_gpus import may_start
 from scheduler.held_places import HoldKind
 from scheduler.placement.learner import Learner
 from scheduler.state import SchedulerState
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.pod import holds_gpus

@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from support.manual_clock import ManualClock
 from support.rbac_server import GRANTED, HOME, READ, TEAM, Right, Server, documents, pod, world
 
 from certificates.namespace_bundles import BundlePublisher
@@ -33,7 +34,6 @@ from scheduler.reclaim.retry_trigger import Nudger
 from scheduler.service import Scheduler
 from slicekeeper import names
 from slicekeeper.cli.check.rights import ALWAYS
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import PolicySettings, Resources, Settings

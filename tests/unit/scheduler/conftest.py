@@ -2,10 +2,9 @@
 """What several tests of the scheduler begin with."""
 
 import pytest
+from support.manual_clock import ManualClock
 from support.scheduler_state import new_state
 from support.small_cluster import small_cluster
-
-from slicekeeper.clock import ManualClock
 
 
 @pytest.fixture

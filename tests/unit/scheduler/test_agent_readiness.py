@@ -9,9 +9,9 @@ from contextlib import closing, contextmanager
 from threading import Thread
 
 import pytest
+from support.manual_clock import ManualClock
 
 from scheduler.agent_readiness import BELIEVED_SECONDS, LONGEST_PAUSE_SECONDS, NodeAgents, ask
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import ServingSettings
 from slicekeeper.kube.agent_address import STOPPING, encode
 from slicekeeper.net import probes

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import orjson
 import pytest
+from support.manual_clock import ManualClock
 from support.small_cluster import SmallCluster, binding, lost_after, lost_before
 
 from scheduler.bind_lease import BINDER_LEASE
@@ -19,7 +20,6 @@ from scheduler.service import Scheduler
 from simulator.api import Api
 from simulator.errors import ApiError
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import KubernetesSettings, SchedulerSettings, Settings
 from slicekeeper.kube.client import LEASES, NODES, PODS
 

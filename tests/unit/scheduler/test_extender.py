@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from support.asgi import ask
+from support.manual_clock import ManualClock
 from support.small_cluster import NAMESPACE, binding, lost_after, lost_before, small_cluster, wait_for
 
 from scheduler.app import make_app
@@ -15,7 +16,6 @@ from scheduler.held_places import HoldKind
 from scheduler.service import Scheduler
 from simulator.errors import ApiError
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import KubernetesSettings, ServingSettings, Settings
 from slicekeeper.gpu import inventory
 from slicekeeper.kube import agent_address

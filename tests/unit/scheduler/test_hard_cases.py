@@ -7,6 +7,7 @@ with `place`, which returns only the best node, and with `filter` and `prioritiz
 
 import orjson
 import pytest
+from support.manual_clock import ManualClock
 
 from scheduler.extender import filter_nodes, gpu_pod, prioritize_nodes
 from scheduler.gangs import Gangs
@@ -15,10 +16,9 @@ from scheduler.placement.learner import Learner
 from scheduler.pods import read_pod
 from scheduler.state import SchedulerState
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 
 COMPANY = "affinity or sharing rules exclude them"
 FULL = "not enough is free"

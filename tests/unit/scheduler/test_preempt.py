@@ -5,13 +5,13 @@ import json
 
 import pytest
 from support.asgi import ask
+from support.manual_clock import ManualClock
 from support.small_cluster import binding, small_cluster, wait_for
 
 from scheduler.app import make_app
 from scheduler.held_places import HoldKind
 from scheduler.service import Scheduler
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import KubernetesSettings, Settings
 
 OVER, IN = names.OVER_BUDGET, names.IN_BUDGET

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.manual_clock import ManualClock
 from support.scheduled_pods import container, managed
 
 from scheduler.extender import filter_nodes, gpu_pod
@@ -26,7 +27,6 @@ from scheduler.pods import held_by, read_pod
 from scheduler.reclaim.retry_trigger import Nudger
 from scheduler.state import SchedulerState
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
 

@@ -12,12 +12,12 @@ from support.small_cluster import binding, small_cluster, wait_for
 from scheduler.app import make_app
 from scheduler.service import Scheduler
 from slicekeeper import names
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.config.settings import KubernetesSettings, ServingSettings, Settings
 from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import NODES
 from slicekeeper.net import probes
-from slicekeeper.net.http import JsonClient
+from slicekeeper.net.json_client import JsonClient
 from slicekeeper.net.serving.background import BackgroundServer
 
 LIMITS = {"tencent.com/vcuda-core": "60", "tencent.com/vcuda-memory": "4", "slicekeeper.io/seat": "1"}
@@ -67,7 +67,7 @@ def cluster(silent):
 
 @pytest.fixture
 def extender(cluster):
-    scheduler = Scheduler(Settings(kubernetes=KubernetesSettings(server=cluster.server.url)), SystemClock())
+    scheduler = Scheduler(Settings(kubernetes=KubernetesSettings(server=cluster.server.url)), Clock())
     scheduler.watches.start()
     wait_for(lambda: scheduler.watches.synced, "ready")
     server = BackgroundServer("127.0.0.1:0", make_app(scheduler), ServingSettings())

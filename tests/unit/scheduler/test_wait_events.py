@@ -2,13 +2,13 @@
 """The event of a pod that waits: one for each, kept up to date, not too often, and silent about other namespaces."""
 
 import pytest
+from support.manual_clock import ManualClock
 from support.small_cluster import NAMESPACE, small_cluster
 
 from scheduler.placement.learner import Learner
 from scheduler.state import SchedulerState
 from scheduler.wait_events import AGAIN_SECONDS, FIRST_SECONDS, SAME_AGAIN_SECONDS, Notices
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
 from slicekeeper.kube.client import EVENTS, NAMESPACES, NODES, PODS
 from slicekeeper.units import format_seconds

@@ -3,13 +3,13 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.manual_clock import ManualClock
 from support.scheduler_state import fitting, free, judged, new_state, node, placed, pod, points, read
 
 from scheduler.pending_bindings import NoPlace
 from scheduler.placement.learner import Learner
 from scheduler.state import SchedulerState
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
 
 

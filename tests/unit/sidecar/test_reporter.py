@@ -3,13 +3,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from support.manual_clock import ManualClock
 
 from sidecar.commands import build
 from sidecar.epoch import EpochCounter
 from sidecar.reporter import Reporter
 from sidecar.spool import Spool
 from sidecar.usage_file import STALE_NS, FileUsage, UsageReading
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Settings, SidecarSettings
 from slicekeeper.errors import ServiceError, SettingsError, Unavailable
 from slicekeeper.wire.timekeeper import ReportAnswer, ReportOutcome, UsageReport

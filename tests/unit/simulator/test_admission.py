@@ -12,10 +12,10 @@ from support.json_server import JsonServer
 from simulator.cluster import Cluster
 from simulator.errors import ApiError, Denied, Invalid
 from simulator.initial_objects import fill
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import DEPLOYMENTS, JOBS, PODS, Object
-from slicekeeper.net.http import JsonClient
+from slicekeeper.net.json_client import JsonClient
 
 
 class Webhook:
@@ -52,7 +52,7 @@ def webhook() -> Iterator[Webhook]:
 
 @pytest.fixture
 def cluster(webhook: Webhook) -> Cluster:
-    cluster = Cluster(SystemClock(), JsonClient(webhook.url))
+    cluster = Cluster(Clock(), JsonClient(webhook.url))
     fill(cluster.store, Settings(), 1, 1, "T4")
     return cluster
 

@@ -13,7 +13,7 @@ from support.small_cluster import wait_for
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from simulator.initial_objects import fill
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.config.settings import KubernetesSettings, Settings
 from slicekeeper.errors import Conflict, Gone, NotFound, ServiceError
 from slicekeeper.kube.client import (
@@ -31,12 +31,12 @@ from slicekeeper.kube.client import (
     Resource,
 )
 from slicekeeper.kube.watch import Watch
-from slicekeeper.net.http import JsonClient
+from slicekeeper.net.json_client import JsonClient
 
 
 @pytest.fixture
 def cluster() -> Cluster:
-    cluster = Cluster(SystemClock())
+    cluster = Cluster(Clock())
     fill(cluster.store, Settings(), 1, 2, "A100")
     return cluster
 

@@ -4,11 +4,11 @@
 from typing import Any
 
 import pytest
+from support.manual_clock import ManualClock
 
 from simulator.cluster import Cluster
 from simulator.controllers import JOB_TRACKING, Controllers
 from simulator.initial_objects import fill
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import DEPLOYMENTS, EVENTS, JOBS, PODS, Object
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 from support.json_server import JsonServer
+from support.manual_clock import ManualClock
 from support.small_cluster import wait_for
 
 from simulator import kubescheduler
 from simulator.cluster import Cluster
 from simulator.initial_objects import fill
 from simulator.kubescheduler import KubeScheduler, effective_request
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import EVENTS, PODS, Object
-from slicekeeper.net.http import JsonClient
+from slicekeeper.net.json_client import JsonClient
 
 NAME = "slicekeeper-scheduler"
 

@@ -4,11 +4,12 @@
 from pathlib import Path
 from typing import Any
 
+from support.manual_clock import ManualClock
+
 from simulator.cluster import Cluster
 from simulator.identities import TokenBook
 from simulator.initial_objects import fill
 from simulator.sidecar_process import environment, field, mount_volumes, on_host
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import PODS
 

@@ -5,10 +5,10 @@ import threading
 from typing import Any
 
 import pytest
+from support.manual_clock import ManualClock
 
 from simulator.errors import Expired, Invalid, ObjectConflict, ObjectNotFound
 from simulator.store import Store
-from slicekeeper.clock import ManualClock
 from slicekeeper.kube.client import NAMESPACES, PODS, Object
 
 

@@ -4,13 +4,13 @@
 from typing import Any
 
 import pytest
+from support.manual_clock import ManualClock
 from support.small_cluster import api_served
 
 from simulator.api import Api, Call
 from simulator.cluster import Cluster
 from simulator.initial_objects import fill
 from simulator.submit import create, documents
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import SettingsError
 

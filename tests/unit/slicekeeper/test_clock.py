@@ -3,9 +3,10 @@ import threading
 import time
 
 import pytest
+from support.manual_clock import ManualClock
 
 from slicekeeper import clock
-from slicekeeper.clock import ManualClock, SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.config.settings import ClockSettings
 from slicekeeper.errors import SettingsError
 from slicekeeper.units import format_instant
@@ -13,7 +14,7 @@ from slicekeeper.units import format_instant
 
 def test_unscaled_clock_is_the_systems() -> None:
     before = time.time_ns() // 1_000_000
-    assert before <= SystemClock().now_ms() <= time.time_ns() // 1_000_000
+    assert before <= Clock().now_ms() <= time.time_ns() // 1_000_000
 
 
 def test_processes_with_the_same_settings_agree() -> None:
@@ -32,7 +33,7 @@ def test_scaled_time_needs_an_origin() -> None:
 def test_wait_ends_at_once_when_the_event_is_set() -> None:
     event = threading.Event()
     event.set()
-    assert SystemClock(0, 10.0).wait(event, 10_000)
+    assert Clock(0, 10.0).wait(event, 10_000)
 
 
 def test_manual_clock_moves_only_by_its_owner() -> None:

@@ -12,13 +12,14 @@ import pytest
 from sqlalchemy import select
 from support import controller_stage
 from support.controller_stage import GPU, T0
+from support.manual_clock import ManualClock
 from support.small_cluster import api_served
 
 from simulator.api import Api
 from simulator.cluster import Cluster
 from slicekeeper import names
 from slicekeeper.cli import break_glass_release
-from slicekeeper.clock import CLOCK_SKEW_MS, ManualClock
+from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import PolicySettings, Settings
 from slicekeeper.errors import Unavailable

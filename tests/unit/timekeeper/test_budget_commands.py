@@ -15,15 +15,15 @@ import click
 import pytest
 import yaml
 from click.testing import CliRunner
+from support.manual_clock import ManualClock
 from support.openings import opening
 from support.timekeeper_service import serving
 from werkzeug.serving import make_server
 
-from slicekeeper.cli import budget_reports, dates, output, plugin
+from slicekeeper.cli import budget_reports, date_options, output, plugin
 from slicekeeper.cli.budget import budget
-from slicekeeper.cli.dates import instant_of
+from slicekeeper.cli.date_options import instant_of
 from slicekeeper.cli.main import cli
-from slicekeeper.clock import ManualClock
 from slicekeeper.errors import NotFound
 from timekeeper.api.app import routed
 from timekeeper.ledger import workload
@@ -168,7 +168,7 @@ def clock_at(instant: str) -> type[datetime]:
 
 def test_words_for_days_and_days_without_a_midnight(monkeypatch: pytest.MonkeyPatch) -> None:
     # Berlin's clocks are about to go forward, and its day has begun.
-    monkeypatch.setattr(dates, "datetime", clock_at("2026-03-28T23:30:00Z"))
+    monkeypatch.setattr(date_options, "datetime", clock_at("2026-03-28T23:30:00Z"))
     told = {word: instant_of(word, lambda: "Europe/Berlin") for word in ("yesterday", "today", "tomorrow")}
     assert told == {
         "yesterday": "2026-03-28T00:00:00+01:00",

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from flask import Flask
+from support.manual_clock import ManualClock
 from support.timekeeper_service import serving
 from werkzeug.test import TestResponse
 
-from slicekeeper.clock import ManualClock
 from slicekeeper.units import Instant, format_instant
 from timekeeper.api.app import routed
 from timekeeper.api.service import Service

@@ -12,7 +12,7 @@ import pytest
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.inventory import Gpu, MigSlice, by_uuid
-from slicekeeper.gpu.parse import parse_pod
+from slicekeeper.gpu.pod_request import parse_pod
 from timekeeper.core.charged_fraction import GPU_UNKNOWN, Metering, Weight, meter
 from timekeeper.core.quota_weight import MISSING, Quota, quota_of
 

@@ -11,13 +11,13 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 from click.testing import CliRunner
+from support.manual_clock import ManualClock
 from support.openings import opening
 from support.timekeeper_service import serving
 from werkzeug.serving import make_server
 
 from slicekeeper.cli.budget_options import PERIODS
 from slicekeeper.cli.main import cli
-from slicekeeper.clock import ManualClock
 from timekeeper.api.app import routed
 from timekeeper.api.schemas.budget import BudgetBody
 from timekeeper.api.service import Service

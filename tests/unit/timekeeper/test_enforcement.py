@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.manual_clock import ManualClock
 from support.small_cluster import NAMESPACE, SmallCluster, protected, small_cluster
 
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import PolicySettings, Settings, TimekeeperSettings
 from slicekeeper.errors import ServiceError

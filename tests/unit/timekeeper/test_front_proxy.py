@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 from support.client_certificates import HOUR, context, sign_client
+from support.manual_clock import ManualClock
 from support.timekeeper_service import serving
 
 from certificates.authority import KeyPair, make_ca, sign_server
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import ServingSettings, TlsSettings
 from slicekeeper.errors import NotFound, Unavailable
 from slicekeeper.kube.client import TOKEN_REVIEWS

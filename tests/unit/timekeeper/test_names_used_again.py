@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from flask import Flask
+from support.manual_clock import ManualClock
 from support.openings import opening
 from support.timekeeper_service import serving
 from werkzeug.test import TestResponse
 
-from slicekeeper.clock import ManualClock
 from timekeeper.api.app import routed
 from timekeeper.api.problems import Problem
 from timekeeper.api.service import Service

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from flask import Flask
 from support import scripted_history as history
+from support.manual_clock import ManualClock
 from support.timekeeper_service import serving
 
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.kube.client import PODS
 from timekeeper.api.app import MAX_BODY_BYTES, routed
 from timekeeper.core.record import Rule

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.manual_clock import ManualClock
 from support.openings import opening
 from support.small_cluster import NAMESPACE, SmallCluster, small_cluster
 
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import PolicySettings, Settings
 from slicekeeper.errors import Forbidden, Unavailable

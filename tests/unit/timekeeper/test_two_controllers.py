@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 from support import charge_oracle
+from support.manual_clock import ManualClock
 
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper import names
-from slicekeeper.clock import CLOCK_SKEW_MS, ManualClock
+from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings
 from slicekeeper.gpu import inventory

@@ -5,8 +5,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from support.manual_clock import ManualClock
 
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import WebhookSettings
 from slicekeeper.errors import Unavailable

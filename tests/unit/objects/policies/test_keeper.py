@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from support.manual_clock import ManualClock
 from support.policy_objects import apply_policy, policies_served
 from support.small_cluster import api_served
 
@@ -15,7 +16,6 @@ from objects.policies.keeper import PolicyKeeper
 from simulator.api import Api
 from simulator.cluster import Cluster
 from simulator.store import Store
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.policy import PolicyBook
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import PolicySettings

@@ -14,7 +14,7 @@ from objects.sharepods.template import DIGEST, MADE, template_of
 from scheduler.node_fit import admits, read_node
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
-from slicekeeper.gpu.parse import parse_pod
+from slicekeeper.gpu.pod_request import parse_pod
 
 CORE, MEMORY = Resources().core, Resources().memory
 

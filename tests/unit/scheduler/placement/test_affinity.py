@@ -6,6 +6,7 @@ shared one is suitable. There is one node with GPUs `g0`, `g1`, …; `here` list
 """
 
 import pytest
+from support.manual_clock import ManualClock
 from support.scheduled_pods import container, managed
 
 from scheduler.pending_bindings import NoPlace
@@ -13,7 +14,6 @@ from scheduler.placement.learner import Learner
 from scheduler.pods import read_pod
 from scheduler.state import SchedulerState
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.manual_clock import ManualClock
 from support.scheduled_pods import container, managed
 
 from scheduler.placement import links
@@ -15,7 +16,6 @@ from scheduler.placement.links import closeness
 from scheduler.pods import read_pod
 from scheduler.state import SchedulerState
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
 

@@ -9,6 +9,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.manual_clock import ManualClock
 from support.scheduled_pods import container, managed
 
 from scheduler.explain_wait import outlook
@@ -25,7 +26,6 @@ from scheduler.pods import gpu_rows, read_pod
 from scheduler.reclaim.victims import NodeGpus, Tenant, choose_victims
 from scheduler.state import SchedulerState
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
 from slicekeeper.gpu.inventory import MOST_LEFT, Gpu, MigSlice

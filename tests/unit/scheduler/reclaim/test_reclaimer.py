@@ -3,6 +3,7 @@
 
 import orjson
 import pytest
+from support.manual_clock import ManualClock
 from support.small_cluster import binding, protected, small_cluster, wait_for
 
 from scheduler.extender import filter_nodes, gpu_pod
@@ -12,7 +13,6 @@ from simulator import kinds
 from simulator.errors import ApiError
 from simulator.kinds import ObjectKind
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import KubernetesSettings, SchedulerSettings, Settings
 from slicekeeper.kube.client import DISRUPTION_BUDGETS, NODES, PODS
 

@@ -3,6 +3,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.manual_clock import ManualClock
 from support.scheduled_pods import container, managed
 
 from scheduler.pending_bindings import NoPlace
@@ -12,7 +13,6 @@ from scheduler.pods import read_pod
 from scheduler.reclaim.room import ClusterView
 from scheduler.state import SchedulerState
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
 

@@ -12,8 +12,8 @@ from slicekeeper.config.resource_names import any_named, is_named
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import RequestRefused, SettingsError
 from slicekeeper.gpu.devices import DevicePart, model_of, part_of
-from slicekeeper.gpu.parse import parse_pod
 from slicekeeper.gpu.pod_manifest import asks_for
+from slicekeeper.gpu.pod_request import parse_pod
 
 A100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.memory": "81920"}
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}

@@ -8,7 +8,7 @@ import time
 import pytest
 from support.small_cluster import small_cluster, wait_for
 
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.errors import NotFound
 from slicekeeper.kube.client import LEASES
 from slicekeeper.kube.leader import LeaderElection
@@ -30,7 +30,7 @@ def candidate(cluster):
     def make(identity, seconds=15.0, renew=0.02):
         return LeaderElection(
             cluster.client,
-            SystemClock(),
+            Clock(),
             namespace=NAMESPACE,
             name=NAME,
             identity=identity,
@@ -131,7 +131,7 @@ def test_a_server_that_is_away_ends_the_leadership_in_time(candidate):
     with small_cluster() as away:
         one = LeaderElection(
             away.client,
-            SystemClock(),
+            Clock(),
             namespace=NAMESPACE,
             name=NAME,
             identity="one",

@@ -16,7 +16,7 @@ from support.small_cluster import wait_for
 
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import KubernetesSettings, PolicySettings
 from slicekeeper.errors import Unavailable
@@ -75,7 +75,7 @@ class World:
 def world(tmp_path: Path) -> Iterator[World]:
     file = tmp_path / "policy.yaml"
     file.write_text("default: {ceiling: 1}\nnamespaces: [{match: team, ceiling: 2}]\n")
-    cluster = Cluster(SystemClock())
+    cluster = Cluster(Clock())
     server = ApiServer(Api(cluster))
     server.start()
     client = Client(server.url)

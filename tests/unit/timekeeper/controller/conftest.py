@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from support.controller_stage import GPU, T0, Stage
+from support.manual_clock import ManualClock
 from support.small_cluster import api_served
 
 from simulator.api import Api
 from simulator.cluster import Cluster
 from slicekeeper import names
-from slicekeeper.clock import ManualClock
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import PolicySettings, Settings
 from slicekeeper.gpu import inventory

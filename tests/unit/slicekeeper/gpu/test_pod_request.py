@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import RequestRefused, Violation
-from slicekeeper.gpu.parse import parse_admitted, parse_pod
+from slicekeeper.gpu.pod_request import parse_admitted, parse_pod
 from slicekeeper.gpu.request import GpuRequest, PodRequest
 
 R = Resources()

@@ -4,17 +4,14 @@
 from __future__ import annotations
 
 from slicekeeper.errors import Violation
-from slicekeeper.untyped import show
+from slicekeeper.untyped_json import show
 
 
-class Refusals:
+class Violations(list[Violation]):
     """The violations found so far, in the order of the manifest."""
-
-    def __init__(self) -> None:
-        self.violations: list[Violation] = []
 
     def add(self, *, code: str, field: str, value: object, rule: str, example: str, container: str = "") -> None:
         """Record that `field` breaks a rule; `value` is shown as in YAML."""
-        self.violations.append(
+        self.append(
             Violation(code=code, container=container, field=field, value=show(value), rule=rule, example=example)
         )

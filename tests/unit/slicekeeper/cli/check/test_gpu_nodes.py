@@ -7,18 +7,18 @@ import pytest
 from support.checked_cluster import AGENTS, NODES, Server, check, found_on, node, problems
 
 from slicekeeper import names
-from slicekeeper.gpu.machine import Machine
+from slicekeeper.gpu.node_setup import NodeSetup
 
 
 @pytest.mark.parametrize(
     "told",
     [
-        Machine(driver="550.54.14", cdi_read=True),
-        Machine(driver="418.81.07"),
-        Machine(driver="unknown", cdi_read=None),
+        NodeSetup(driver="550.54.14", cdi_read=True),
+        NodeSetup(driver="418.81.07"),
+        NodeSetup(driver="unknown", cdi_read=None),
     ],
 )
-def test_a_node_that_lacks_nothing_is_not_named(server: Server, told: Machine) -> None:
+def test_a_node_that_lacks_nothing_is_not_named(server: Server, told: NodeSetup) -> None:
     server.install()
     server.objects[NODES] += [node("one", told), node("two", told, "cri-o://1.36.1")]
     server.objects[NODES].append({"metadata": {"name": "no-gpus"}, "status": {"nodeInfo": {"kubeletVersion": "v1.1"}}})
@@ -28,27 +28,27 @@ def test_a_node_that_lacks_nothing_is_not_named(server: Server, told: Machine) -
 @pytest.mark.parametrize(
     ("told", "problem", "remedy"),
     [
-        (Machine(driver_trouble="Driver Not Loaded"), "no NVIDIA driver that answers: Driver Not", "modprobe nvidia"),
+        (NodeSetup(driver_trouble="Driver Not Loaded"), "no NVIDIA driver that answers: Driver Not", "modprobe nvidia"),
         (
-            Machine(driver_trouble="NVML Shared Library Not Found"),
+            NodeSetup(driver_trouble="NVML Shared Library Not Found"),
             "no NVIDIA driver that answers: NVML Shared Library Not Found",
             "add manifests/components/nvidia-runtime to your overlay",
         ),
         (
-            Machine(driver_trouble="Driver/library version mismatch"),
+            NodeSetup(driver_trouble="Driver/library version mismatch"),
             "no NVIDIA driver that answers: Driver/library version mismatch",
             "drain the node and reboot it",
         ),
-        (Machine(driver="390.157"), "NVIDIA's driver 390.157: it must be 418.81 or newer", "install a newer driver"),
+        (NodeSetup(driver="390.157"), "NVIDIA's driver 390.157: it must be 418.81 or newer", "install a newer driver"),
         (
-            Machine(driver="550.54.14", device_trouble="no CDI specification; make one by `nvidia-ctk cdi generate`"),
+            NodeSetup(driver="550.54.14", device_trouble="no CDI specification; make one by `nvidia-ctk cdi generate`"),
             "cannot give GPUs to containers: no CDI specification; make one by `nvidia-ctk cdi generate`",
             "run that on the node",
         ),
     ],
 )
 def test_a_nodes_driver_and_devices_are_told_in_the_agents_words(
-    server: Server, told: Machine, problem: str, remedy: str
+    server: Server, told: NodeSetup, problem: str, remedy: str
 ) -> None:
     server.install()
     server.objects[NODES].append(node("one", told))
@@ -59,7 +59,7 @@ def test_a_nodes_driver_and_devices_are_told_in_the_agents_words(
 
 def test_a_node_whose_gpus_cannot_be_read_is_named_and_hides_nothing_else(server: Server) -> None:
     server.install()
-    broken, shared = node("broken"), node("shared", Machine(driver="390.157"))
+    broken, shared = node("broken"), node("shared", NodeSetup(driver="390.157"))
     broken["metadata"]["annotations"][names.NODE_GPUS] = '[{"uuid": 1}]'
     broken["status"]["capacity"] = {"nvidia.com/gpu": "1"}
     server.objects[NODES] += [broken, shared]
@@ -72,7 +72,7 @@ def test_a_node_whose_gpus_cannot_be_read_is_named_and_hides_nothing_else(server
 def test_nvidias_runtime_class_is_not_recommended_to_who_has_it(server: Server) -> None:
     server.install()
     server.objects[AGENTS]["spec"] = {"template": {"spec": {"runtimeClassName": "nvidia"}}}
-    server.objects[NODES].append(node("one", Machine(driver_trouble="NVML Shared Library Not Found")))
+    server.objects[NODES].append(node("one", NodeSetup(driver_trouble="NVML Shared Library Not Found")))
     [(_, remedy)] = found_on(server, "one")
     assert remedy == "install NVIDIA's driver on the node, until nvidia-smi works there"
 
@@ -93,7 +93,7 @@ def test_a_runtime_that_reads_no_cdi_folder_is_told_with_its_own_setting(
     server: Server, runtime: str, setting: str, remedy: str
 ) -> None:
     server.install()
-    server.objects[NODES].append(node("one", Machine(driver="550.54.14", cdi_read=False), runtime))
+    server.objects[NODES].append(node("one", NodeSetup(driver="550.54.14", cdi_read=False), runtime))
     [(problem, mended)] = found_on(server, "one")
     assert f"{runtime} reads no CDI specification in /var/run/cdi ({setting} of its configuration)" in problem
     assert "put /var/run/cdi into cdi_spec_dirs" in mended
@@ -113,7 +113,7 @@ def test_containerd_of_which_cdi_may_be_off_is_named_until_it_was_seen_to_be_on(
     server: Server, runtime: str, read: bool | None, told: bool
 ) -> None:
     server.install()
-    server.objects[NODES].append(node("one", Machine(driver="550.54.14", cdi_read=read), runtime))
+    server.objects[NODES].append(node("one", NodeSetup(driver="550.54.14", cdi_read=read), runtime))
     found = found_on(server, "one")
     assert [("CDI is off unless" in problem, "grep enable_cdi" in remedy) for problem, remedy in found] == (
         [(True, True)] if told else []

@@ -15,12 +15,12 @@ from slicekeeper.config.settings import Resources
 from slicekeeper.errors import RequestRefused
 from slicekeeper.gpu.container_request import ContainerReader
 from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers
-from slicekeeper.gpu.refusals import Refusals
 from slicekeeper.gpu.request import GpuRequest, PodRequest
 from slicekeeper.gpu.request_annotations import AnnotationReader
 from slicekeeper.gpu.share_ceiling import CeilingReader, without_ceilings
+from slicekeeper.gpu.violations import Violations
 from slicekeeper.units import CORES_PER_GPU
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 
 
 def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CORES_PER_GPU) -> PodRequest:
@@ -28,8 +28,8 @@ def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CO
 
     Raises RequestRefused with every rule that the manifest breaks.
     """
-    refusals = Refusals()
-    reader = ContainerReader(resources, refusals)
+    violations = Violations()
+    reader = ContainerReader(resources, violations)
     found: list[tuple[GpuRequest, str]] = []
     devices: dict[str, Mapping[str, int]] = {}
     known: list[str] = []
@@ -43,7 +43,7 @@ def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CO
         if counts:
             devices[name] = counts
     annotations = annotations_of(pod)
-    ceilings = CeilingReader(annotations, ceiling, refusals)
+    ceilings = CeilingReader(annotations, ceiling, violations)
     requests = tuple(ceilings.with_ceiling(asked, path, resources.core) for asked, path in found)
     if requests:
         ceilings.check_names(requests, known)
@@ -51,10 +51,10 @@ def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CO
         requests=requests,
         whole_device_gpus={name: sum(counts.values()) for name, counts in devices.items()},
         devices=devices,
-        **(AnnotationReader(annotations, refusals).options(requests) if requests or devices else {}),
+        **(AnnotationReader(annotations, violations).options(requests) if requests or devices else {}),
     )
-    if refusals.violations:
-        raise RequestRefused(refusals.violations)
+    if violations:
+        raise RequestRefused(violations)
     return request
 
 

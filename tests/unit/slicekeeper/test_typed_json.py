@@ -48,7 +48,9 @@ for _ in range(300):
 """
 
 
-@pytest.mark.parametrize("decode", ["typed.decode(DATA, kind)", "typed.convert(msgspec.json.decode(DATA), kind)"])
+@pytest.mark.parametrize(
+    "decode", ["typed_json.decode(DATA, kind)", "typed_json.convert(msgspec.json.decode(DATA), kind)"]
+)
 def test_threads_that_meet_a_type_at_once_all_get_it(decode: str) -> None:
     command = [sys.executable, "-X", "faulthandler", "-c", PROGRAM.replace("DECODE", decode)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
@@ -61,11 +63,11 @@ def test_nobody_has_msgspec_work_out_a_type_elsewhere() -> None:
     files = [file for part in ROOT.iterdir() if (part / "__init__.py").exists() for file in part.rglob("*.py")]
     for file in files:
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and file != ROOT / "slicekeeper/typed.py":
+            if isinstance(node, ast.Call) and file != ROOT / "slicekeeper/typed_json.py":
                 name = ast.unparse(node.func)
                 kinds = [ast.unparse(word.value) for word in node.keywords if word.arg == "type"]
                 direct = name.startswith("msgspec.") and name.endswith(".decode")
                 if name == "msgspec.convert" or (direct and any(not kind.startswith("dict[str, ") for kind in kinds)):
                     found.append(f"{file.relative_to(ROOT)}:{node.lineno}")
     assert len(files) > 200
-    assert found == [], "slicekeeper.typed does it safely"
+    assert found == [], "slicekeeper.typed_json does it safely"

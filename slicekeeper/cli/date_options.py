@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read instants on the command line: RFC 3339, or a plain date: the first instant of that day in the budget's zone."""
+"""Read the instants of options and arguments: RFC 3339, or a plain date, which begins in the budget's time zone.
+
+`output` has how instants are shown.
+"""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from slicekeeper import names
 from slicekeeper.cli.check.remedies import Finding, Remedy, component
-from slicekeeper.gpu import inventory, machine
-from slicekeeper.gpu.machine import Machine
+from slicekeeper.gpu import inventory, node_setup
+from slicekeeper.gpu.node_setup import NodeSetup
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import Object
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped_json import as_map
 
 LABEL: Final = "slicekeeper.io/gpus"
 """The label for which nodes get an agent."""
@@ -48,7 +48,7 @@ def wanting(nodes: Iterable[Object], cdi_dir: str, runtime_class: str) -> Iterat
         where, info = f"node {node['metadata']['name']}", as_map(as_map(node.get("status")).get("nodeInfo"))
         runtime = str(info.get("containerRuntimeVersion", ""))
         yield from _versions(where, str(info.get("kubeletVersion", "")), runtime)
-        found = machine.of_node(node)
+        found = node_setup.of_node(node)
         if found is not None:
             yield from _driver(where, found, runtime_class)
             if found.device_trouble:
@@ -94,10 +94,10 @@ def _versions(where: str, kubelet: str, runtime: str) -> Iterator[Finding]:
         yield f"{where} has the container runtime {runtime}: it must be containerd or CRI-O, with CDI", without
 
 
-def _driver(where: str, found: Machine, runtime_class: str) -> Iterator[Finding]:
+def _driver(where: str, found: NodeSetup, runtime_class: str) -> Iterator[Finding]:
     reported = version(found.driver)
     if found.driver_trouble:
-        yield f"{where} has no NVIDIA driver that answers: {found.driver_trouble}", _mended(found, runtime_class)
+        yield f"{where} has no NVIDIA driver that answers: {found.driver_trouble}", _driver_remedy(found, runtime_class)
     elif reported and reported < OLDEST_DRIVER:
         oldest = ".".join(map(str, OLDEST_DRIVER))
         yield (
@@ -106,7 +106,7 @@ def _driver(where: str, found: Machine, runtime_class: str) -> Iterator[Finding]
         )
 
 
-def _mended(found: Machine, runtime_class: str) -> Remedy | str:
+def _driver_remedy(found: NodeSetup, runtime_class: str) -> Remedy | str:
     """Return the remedy for a driver that does not answer, by NVML's message."""
     install = "install NVIDIA's driver on the node, until nvidia-smi works there"
     trouble = found.driver_trouble.lower()
@@ -119,7 +119,7 @@ def _mended(found: Machine, runtime_class: str) -> Remedy | str:
     return install
 
 
-def _cdi(where: str, runtime: str, found: Machine | None, cdi_dir: str) -> Iterator[Finding]:
+def _cdi(where: str, runtime: str, found: NodeSetup | None, cdi_dir: str) -> Iterator[Finding]:
     kind, _, number = runtime.partition("://")
     switched = kind == "containerd" and OLDEST_CONTAINERD <= (version(number) or ALWAYS_CDI) < ALWAYS_CDI
     turn_on = "nvidia-ctk runtime configure --runtime=containerd --cdi.enabled; systemctl restart containerd"

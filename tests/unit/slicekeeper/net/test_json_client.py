@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from slicekeeper.errors import Unavailable
-from slicekeeper.net.http import JsonClient
+from slicekeeper.net.json_client import JsonClient
 
 BODY = {"annotation": "x" * 200_000}
 """More than the other side's buffers take while it does not read."""
