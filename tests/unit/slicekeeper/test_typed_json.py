@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import sys, threading
 import msgspec
-from slicekeeper import (typed)
+from slicekeeper import (typed_json)
 
 TYPES = '''
 class Part(msgspec.Struct):
