@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from simulator.errors import Malformed
-from slicekeeper import typed
+from slicekeeper import typed_json
 from slicekeeper.kube import client
 from slicekeeper.kube.client import Object, Resource
 
@@ -84,7 +84,7 @@ class _TypedObject(msgspec.Struct):
 def check_types(resource: Resource, obj: Object) -> None:
     """Raise Malformed if a field has another type than in the API: whatever reads the object would stop at it."""
     try:
-        typed.convert(obj, _TypedObject)
+        typed_json.convert(obj, _TypedObject)
     except msgspec.ValidationError as error:
         kind = BY_RESOURCE[resource]
         text = f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {error}'
