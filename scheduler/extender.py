@@ -56,7 +56,7 @@ def filter_nodes(
     if best_alone and found.best is not None:
         left = found.equals if prefers else [found.best]
         return filter_result(found.roster.write_list(found.rows[left]))
-    why = found.judged.why[found.rows]
+    why = found.evaluation.why[found.rows]
     failed = b""
     unresolvable = orjson.dumps({name: explain(why, pod.demand) for name, why in found.others.items()})[1:-1]
     unresolvable += b"," if found.others else b""

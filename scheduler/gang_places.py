@@ -14,14 +14,14 @@ from scheduler.node_fit import NodeFacts, admits, fields_judged
 from scheduler.node_names import Roster
 from scheduler.placement.bin_completion import Space
 from scheduler.placement.demand import Demand
+from scheduler.placement.evaluation import Evaluation, shareable
+from scheduler.placement.evaluation_cache import EvaluationCache
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.fleet_version import Bools, Ints
-from scheduler.placement.gang_search import SEARCH_DEMANDS, SEARCH_NODES, SEARCH_STEPS, place_together
+from scheduler.placement.joint_search import SEARCH_DEMANDS, SEARCH_NODES, SEARCH_STEPS, search_jointly
 from scheduler.placement.links import relinked
 from scheduler.placement.node_search import StepBudget
 from scheduler.placement.policy import Policy
-from scheduler.placement.prices import Prices
-from scheduler.placement.survey import Survey, shareable
 from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
 from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.names import MIG
@@ -41,7 +41,7 @@ class Trial:
     def __init__(
         self,
         fleet: Fleet,
-        prices: Prices,
+        cache: EvaluationCache,
         roster: Roster,
         *,
         facts: Mapping[str, NodeFacts],
@@ -58,7 +58,7 @@ class Trial:
         self._fleet = fleet
         self.version = version
         """The version of the fleet that was copied."""
-        self._prices = prices
+        self._cache = cache
         self._roster = roster
         self._facts = facts
         self._gpus_of = gpus_of
@@ -67,19 +67,21 @@ class Trial:
         self._held: dict[str, list[Hold]] = {}
         self._checks_cpu_memory = checks_cpu_memory
 
-    def place(self, pods: Iterable[Pod], offers: Mapping[str, OfferedNodes], policy: Policy) -> list[tuple[Pod, Hold]]:
+    def place_in_turn(
+        self, pods: Iterable[Pod], offers: Mapping[str, OfferedNodes], policy: Policy
+    ) -> list[tuple[Pod, Hold]]:
         """Place pods one after the other, each where it is cheapest now; return those that found a place.
 
         A pod that is not in `offers`, by its UID, may use the nodes that admit it by their own fields.
         """
         found: list[tuple[Pod, Hold]] = []
         for pod in pods:
-            judged, _ = self._prices.survey(self._fleet.publish(), pod.demand, policy)
-            row = self._cheapest(judged, pod, offers.get(pod.uid))
+            evaluation, _ = self._cache.evaluate(self._fleet.publish(), pod.demand, policy)
+            row = self._cheapest(evaluation, pod, offers.get(pod.uid))
             if row is not None:
                 node = self._roster.names[row]
                 view = self._fleet.view([node], pod.demand)
-                gpus = relinked(self._gpus_of(node), view, 0, pod.demand, judged.gpus[row].tolist())
+                gpus = relinked(self._gpus_of(node), view, 0, pod.demand, evaluation.gpus[row].tolist())
                 found.append((pod, self._take(pod, row, gpus)))
         return found
 
@@ -94,7 +96,8 @@ class Trial:
             offered = offers.get(pod.uid)
             shape = pod.demand, id(offered)
             if shape not in known:
-                fits = self._prices.survey(self._fleet.publish(), pod.demand, policy)[0].fits[: len(self._roster.names)]
+                evaluation, _ = self._cache.evaluate(self._fleet.publish(), pod.demand, policy)
+                fits = evaluation.fits[: len(self._roster.names)]
                 if offered is not None and offered.roster is self._roster:
                     fits = fits & offered.rows[: len(fits)]
                 known[shape] = int(fits.sum())
@@ -102,7 +105,7 @@ class Trial:
 
         return sorted(pods, key=places)
 
-    def place_together(
+    def place_jointly(
         self, pods: Sequence[Pod], offers: Mapping[str, OfferedNodes], policy: Policy
     ) -> list[tuple[Pod, Hold]]:
         """Search for places for all of some pods at any price; return them, or nothing if none were found.
@@ -126,7 +129,7 @@ class Trial:
                 if len(bits) == SEARCH_DEMANDS:
                     return []
                 bits[kind] = 1 << len(bits)
-                fits = self._prices.survey(fleet, pod.demand, policy)[0].fits
+                fits = self._cache.evaluate(fleet, pod.demand, policy)[0].fits
                 free = fleet.view_rows(np.arange(len(fits)), pod.demand).core.sum(axis=1)
                 rows = np.array([*islice(self._open(fits, -free, pod, offered), SEARCH_NODES)], np.int64)
                 if not len(rows):
@@ -140,11 +143,11 @@ class Trial:
         usable_by = np.array([*open_to.values()])
         columns = np.where(usable_by > 0, view.core, 0), view.memory, view.capacity, view.idle, usable_by
         nodes = [[*map(Space, *node)] for node in zip(*(column.tolist() for column in columns), strict=True)]
-        found = place_together(nodes, asked, StepBudget(SEARCH_STEPS[0] + SEARCH_STEPS[1] * len(pods))) or ()
+        found = search_jointly(nodes, asked, StepBudget(SEARCH_STEPS[0] + SEARCH_STEPS[1] * len(pods))) or ()
         return [(pod, self._take(pod, int(rows[at]), gpus)) for pod, (at, gpus) in zip(pods, found, strict=False)]
 
-    def _cheapest(self, judged: Survey, pod: Pod, offered: OfferedNodes | None) -> int | None:
-        return next(self._open(judged.fits, judged.price, pod, offered), None)
+    def _cheapest(self, evaluation: Evaluation, pod: Pod, offered: OfferedNodes | None) -> int | None:
+        return next(self._open(evaluation.fits, evaluation.price, pod, offered), None)
 
     def _open(self, fits: Bools, price: Ints, pod: Pod, offered: OfferedNodes | None) -> Iterator[int]:
         """Yield the rows of nodes that fit and are open to a pod, the cheapest first, those to avoid last."""
@@ -197,15 +200,15 @@ def places_for(
     orders = [trial.fewest_places_first(waiting, offers, policy), waiting]
     if len(waiting) > needed:
         orders.append(waiting[::-1])
-    found = trial.place(orders[0], offers, policy)
+    found = trial.place_in_turn(orders[0], offers, policy)
     for tried, order in enumerate(orders[1:], 1):
         if len(found) >= needed:
             return trial.version, found
         if order not in orders[:tried]:
             trial = begin()
-            found = max(found, trial.place(order, offers, policy), key=len)
+            found = max(found, trial.place_in_turn(order, offers, policy), key=len)
     demands = {pod.demand for pod in waiting}
     if len(found) < needed and (len(demands) > 1 or any(demand.is_unequal for demand in demands)):
         trial = begin()
-        found = trial.place_together(waiting[-needed:], offers, policy) or found
+        found = trial.place_jointly(waiting[-needed:], offers, policy) or found
     return trial.version, found

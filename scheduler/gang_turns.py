@@ -12,7 +12,7 @@ from typing import Final
 
 from slicekeeper.clock import Clock
 
-REST: Final = 9
+SEARCH_PAUSE_RATIO: Final = 9
 """The pause after a search that found no places, as a multiple of the time it took: such searches take at most a
 tenth of the time."""
 
@@ -51,7 +51,7 @@ class SearchQueue:
     def pause(self, since_ns: int) -> None:
         """Begin a pause: a search that began at `since_ns` has found no places."""
         now_ns = self._clock.monotonic_ns()
-        self._paused_until_ns = now_ns + REST * (now_ns - since_ns)
+        self._paused_until_ns = now_ns + SEARCH_PAUSE_RATIO * (now_ns - since_ns)
 
     def in_order(self) -> list[str]:
         """Return the gangs in the order in which they are searched for if every search succeeds."""

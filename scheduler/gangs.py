@@ -22,7 +22,7 @@ import numpy as np
 
 from scheduler.gang_members import GangMembers
 from scheduler.gang_places import OfferedNodes, places_for
-from scheduler.gang_turns import REST, SearchQueue
+from scheduler.gang_turns import SEARCH_PAUSE_RATIO, SearchQueue
 from scheduler.pending_bindings import NoPlace
 from scheduler.pods import Hold, Pod
 from scheduler.reclaim.back_off import BackOff
@@ -181,7 +181,7 @@ class Gangs:
             took = (self._clock.monotonic_ns() - began_ns) / 1e9
             with self._changed:
                 left = self._queue.seconds_left()
-            pause = most if left is None else min(max(left, least, REST * took), most)
+            pause = most if left is None else min(max(left, least, SEARCH_PAUSE_RATIO * took), most)
 
     def look(self) -> None:
         """Release unused places, search for places again, and trigger retries of the pods that have one."""

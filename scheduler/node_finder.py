@@ -15,16 +15,16 @@ import numpy as np
 from scheduler.node_names import Roster
 from scheduler.nodes import Nodes
 from scheduler.placement.demand import Demand
+from scheduler.placement.evaluation import Evaluation
+from scheduler.placement.evaluation_cache import EvaluationCache
 from scheduler.placement.fleet_version import Bools, FleetVersion, Ints
 from scheduler.placement.policy import Policy
-from scheduler.placement.prices import Prices
 from scheduler.placement.ranking import best_of
 from scheduler.placement.reasons import Why
-from scheduler.placement.survey import Survey
 from scheduler.pods import Pod
 
-SURVEYS: Final = 16
-"""Number of pods whose last survey is kept for the next call."""
+EVALUATIONS: Final = 16
+"""Number of pods whose last evaluation is kept for the next call."""
 
 FIRST: Final = 16
 """Number of the cheapest nodes among which the best one is sought first."""
@@ -32,10 +32,10 @@ FIRST: Final = 16
 
 @dataclass(frozen=True)
 class Cheapest:
-    """The first of the nodes of a fleet that are cheapest for a demand, best first, by their rows in `judged`."""
+    """The first of the nodes of a fleet that are cheapest for a demand, best first, by their rows in `evaluation`."""
 
     roster: Roster
-    judged: Survey
+    evaluation: Evaluation
     version: int
     rows: list[int]
     fitting: int
@@ -44,11 +44,11 @@ class Cheapest:
 
 @dataclass(frozen=True)
 class Found:
-    """The requested nodes, by their rows in `judged`, the whole fleet's answer, and other nodes, with reasons."""
+    """The requested nodes, by their rows in `evaluation`, the whole fleet's answer, and other nodes, with reasons."""
 
     roster: Roster
     rows: Ints
-    judged: Survey
+    evaluation: Evaluation
     fits: Bools
     price: Ints
     usable: Bools
@@ -66,16 +66,16 @@ class Found:
 
 
 class Finder:
-    """Prices, names, and recent results. Thread-safe."""
+    """EvaluationCache, names, and recent results. Thread-safe."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
-        self.prices = Prices()
+        self.cache = EvaluationCache()
         self._roster = 0, Roster([])
         """The names of the roster, and the roster."""
         self._cheapest: tuple[Demand, Cheapest] | None = None
         """The last result of `cheapest`."""
-        self._seen: dict[str, tuple[Demand, Survey, int]] = {}
+        self._seen: dict[str, tuple[Demand, Evaluation, int]] = {}
         """The last results for a few pods, the latest last: `prioritize` follows `filter` at once."""
         self._last: Demand | None = None
         """What was asked for last."""
@@ -93,18 +93,18 @@ class Finder:
     def cheapest(self, fleet: FleetVersion, demand: Demand, policy: Policy) -> Cheapest:
         """Return the cheapest nodes of a version. If nothing has changed since the last call it takes no time."""
         roster = self.roster(fleet)
-        judged, version = self.prices.survey(fleet, demand, policy)
+        evaluation, version = self.cache.evaluate(fleet, demand, policy)
         last = self._cheapest
-        if last is not None and (last[0], last[1].roster) == (demand, roster) and last[1].judged is judged:
+        if last is not None and (last[0], last[1].roster) == (demand, roster) and last[1].evaluation is evaluation:
             return replace(last[1], version=version)
-        fitting = np.flatnonzero(judged.fits[: len(roster.names)])
-        prices = judged.price[fitting]
+        fitting = np.flatnonzero(evaluation.fits[: len(roster.names)])
+        prices = evaluation.price[fitting]
         equal = fitting[prices == prices.min()] if len(fitting) else fitting
         rank = roster.rank[equal]
         if len(rank) > FIRST:
             equal = equal[np.argpartition(rank, FIRST)[:FIRST]]
             rank = roster.rank[equal]
-        found = Cheapest(roster, judged, version, equal[rank.argsort()].tolist(), len(fitting))
+        found = Cheapest(roster, evaluation, version, equal[rank.argsort()].tolist(), len(fitting))
         self._cheapest = demand, found
         return found
 
@@ -119,28 +119,28 @@ class Finder:
         if expected is not None:
             self.cheapest(fleet, expected, policy)
 
-    def seen(self, pod: Pod) -> tuple[Survey, int] | None:
+    def seen(self, pod: Pod) -> tuple[Evaluation, int] | None:
         """Return the last result for a pod, and its version; None if there is none."""
         known = self._seen.get(pod.uid)
         return known[1:] if known is not None and known[0] == pod.demand else None
 
-    def remember(self, pod: Pod, judged: Survey, version: int) -> None:
+    def remember(self, pod: Pod, evaluation: Evaluation, version: int) -> None:
         """Keep the result for the pod's next call."""
         self._seen.pop(pod.uid, None)
-        self._seen[pod.uid] = pod.demand, judged, version
-        for oldest in list(self._seen)[:-SURVEYS]:
+        self._seen[pod.uid] = pod.demand, evaluation, version
+        for oldest in list(self._seen)[:-EVALUATIONS]:
             self._seen.pop(oldest, None)
 
-    def found(self, roster: Roster, rows: Ints, unknown: Sequence[str], judged: Survey) -> Found:
+    def found(self, roster: Roster, rows: Ints, unknown: Sequence[str], evaluation: Evaluation) -> Found:
         """Return the answer for the nodes of `rows`."""
         others = {name: Why.DAMAGED if name in self._nodes.damaged else Why.NO_GPUS for name in unknown}
-        here = rows < len(judged.fits)
+        here = rows < len(evaluation.fits)
         if not here.all():  # nodes that are new since then
             others |= {roster.names[row]: Why.NO_GPUS for row in rows[~here].tolist()}
             rows = rows[here]
-        fits, price, rank = judged.fits[rows], judged.price[rows], roster.rank[rows]
+        fits, price, rank = evaluation.fits[rows], evaluation.price[rows], roster.rank[rows]
         avoided = [row for row in map(roster.row, list(self._nodes.avoided)) if row >= 0]
         usable = fits & ~np.isin(rows, avoided) if avoided else fits
         if not usable.any():
             usable = fits
-        return Found(roster, rows, judged, fits, price, usable, best_of(usable, price, rank), others)
+        return Found(roster, rows, evaluation, fits, price, usable, best_of(usable, price, rank), others)

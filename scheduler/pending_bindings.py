@@ -16,11 +16,11 @@ from scheduler.held_gpus import Held
 from scheduler.held_places import HoldKind, Place, is_tentative, nodes_of
 from scheduler.node_finder import Finder
 from scheduler.placement.demand import Demand
+from scheduler.placement.evaluation import Evaluation, evaluate
 from scheduler.placement.fleet_version import FleetVersion
 from scheduler.placement.learner import Learner
 from scheduler.placement.links import relinked
 from scheduler.placement.reasons import Why, explain
-from scheduler.placement.survey import Survey, survey
 from scheduler.pods import Pod, held_by, read_pod
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources
@@ -121,9 +121,9 @@ class PendingBindings:
         seen = self._finder.seen(pod)
         if seen is None:
             return False
-        judged, rows = seen[0], [self._held.fleet.row(node) for node in nodes]
-        fit = all(0 <= row < len(judged.fits) and judged.fits[row] for row in rows)
-        return fit and len({int(judged.price[row]) for row in rows}) == 1
+        evaluation, rows = seen[0], [self._held.fleet.row(node) for node in nodes]
+        fit = all(0 <= row < len(evaluation.fits) and evaluation.fits[row] for row in rows)
+        return fit and len({int(evaluation.price[row]) for row in rows}) == 1
 
     def bound(self, uid: str, node: str) -> None:
         """Record that the pod is bound to `node`: places elsewhere are freed, this one stays until it is seen."""
@@ -177,10 +177,10 @@ class PendingBindings:
 
     # Below, only while writing.
 
-    def _linked(self, fleet: FleetVersion, node: str, demand: Demand) -> Survey:
+    def _linked(self, fleet: FleetVersion, node: str, demand: Demand) -> Evaluation:
         """Return the answer for one node, with the whole GPUs that are linked best."""
         view = fleet.view([node], demand)
-        result = survey(view, demand, self._learner.policy)
+        result = evaluate(view, demand, self._learner.policy)
         if result.fits[0]:
             result.gpus[0] = relinked(self._nodes.gpus[node], view, 0, demand, result.gpus[0].tolist())
         return result

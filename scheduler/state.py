@@ -26,11 +26,11 @@ from scheduler.node_finder import Cheapest, Finder, Found
 from scheduler.node_fit import admits
 from scheduler.pending_bindings import PendingBindings
 from scheduler.placement.best_fit import BestFit
+from scheduler.placement.evaluation import Evaluation, evaluate
+from scheduler.placement.evaluation_cache import EvaluationCache, merged
 from scheduler.placement.fleet_version import Ints
 from scheduler.placement.learner import Learner
 from scheduler.placement.policy import Policy
-from scheduler.placement.prices import Prices, merged
-from scheduler.placement.survey import Survey, survey
 from scheduler.pods import Hold, Pod
 from scheduler.snapshot import NodeView, Snapshot, out_of_sight
 from scheduler.watch_intake import Intake
@@ -38,7 +38,7 @@ from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources
 
 TRIES: Final = 3
-"""How often nodes are judged again because the best one has changed. After that, the answer is given without a place
+"""How often nodes are evaluated again because the best one has changed. After that, the answer is given without a place
 that steers other pods away."""
 
 
@@ -88,14 +88,14 @@ class SchedulerState:
         """Judge nodes for `pod`, and hold the best place for it (TENTATIVE), instead of the one held before.
 
         `names` is a JSON list. With `again`, the result of the last call for this pod is used if it is still known. If
-        the best node has changed in the meantime, all are judged again. Raises BadRequest.
+        the best node has changed in the meantime, all are evaluated again. Raises BadRequest.
         """
         self._held.end_due()
         roster = self._finder.roster(self._held.published)
         rows, unknown = roster.rows(names)
         for _ in range(TRIES):
-            judged, version = (self._finder.seen(pod) if again else None) or self._judge(pod, rows)
-            found = self._finder.found(roster, rows, unknown, judged)
+            evaluation, version = (self._finder.seen(pod) if again else None) or self._evaluate(pod, rows)
+            found = self._finder.found(roster, rows, unknown, evaluation)
             if found.best is None:
                 break
             if self._hold_best(pod, found, int(found.rows[found.best]), int(found.fits.sum()), version):
@@ -127,7 +127,7 @@ class SchedulerState:
                 return found.roster.names[row]
         return ""
 
-    def _judge(self, pod: Pod, rows: Ints) -> tuple[Survey, int]:
+    def _evaluate(self, pod: Pod, rows: Ints) -> tuple[Evaluation, int]:
         """Return the answer for the whole fleet, without what is held for the pod itself, and the version it is of.
 
         `rows` are those that the pod may use.
@@ -136,23 +136,23 @@ class SchedulerState:
             with self._held.writing():
                 self._held.drop_places(pod.uid, is_tentative)
         policy = self._learner.policy
-        judged, version = self._finder.prices.survey(self._held.published, pod.demand, policy)
-        if not judged.fits[rows[rows < len(judged.fits)]].any() and self.drop_old_expectations():
-            judged, version = self._finder.prices.survey(self._held.published, pod.demand, policy)
+        evaluation, version = self._finder.cache.evaluate(self._held.published, pod.demand, policy)
+        if not evaluation.fits[rows[rows < len(evaluation.fits)]].any() and self.drop_old_expectations():
+            evaluation, version = self._finder.cache.evaluate(self._held.published, pod.demand, policy)
         if self._places.of(pod.uid):
-            judged = self._judge_own(pod, judged, policy)
-        self._finder.remember(pod, judged, version)
-        return judged, version
+            evaluation = self._evaluate_own(pod, evaluation, policy)
+        self._finder.remember(pod, evaluation, version)
+        return evaluation, version
 
-    def _judge_own(self, pod: Pod, judged: Survey, policy: Policy) -> Survey:
+    def _evaluate_own(self, pod: Pod, evaluation: Evaluation, policy: Policy) -> Evaluation:
         """Evaluate again the nodes on which something is held for the pod itself."""
         with self._held.writing():
             mine = nodes_of(self._places.of(pod.uid)) & self._nodes.gpus.keys()
             fleet = self._held.fleet_without(mine, lambda place: place.pod.uid == pod.uid, uid=pod.uid).publish()
-        own = np.array(sorted(row for row in map(fleet.row, mine) if 0 <= row < len(judged.fits)), np.int64)
+        own = np.array(sorted(row for row in map(fleet.row, mine) if 0 <= row < len(evaluation.fits)), np.int64)
         if not own.size:
-            return judged
-        return merged(judged, own, survey(fleet.view_rows(own, pod.demand), pod.demand, policy))
+            return evaluation
+        return merged(evaluation, own, evaluate(fleet.view_rows(own, pod.demand), pod.demand, policy))
 
     def drop_old_expectations(self) -> bool:
         """Drop the TENTATIVE places that were not taken at once; return whether there were any.
@@ -184,7 +184,7 @@ class SchedulerState:
             if held is None or held.hold.node != node:
                 if self._held.fleet.row(node) != row or self._held.fleet.version_of(row) > version:
                     return False
-                held = self._held.place(HoldKind.TENTATIVE, pod, node, found.judged.gpus[row].tolist())
+                held = self._held.place(HoldKind.TENTATIVE, pod, node, found.evaluation.gpus[row].tolist())
                 self._held.put(pod.uid, [*kept, held])
                 held = replace(held, among=among, version=self._held.fleet.version_of(row))
             self._held.put(pod.uid, [*kept, replace(held, until_ns=self._clock.monotonic_ns() + self._hold_ns)])
@@ -203,7 +203,7 @@ class SchedulerState:
             fleet = self._held.fleet_without(
                 [node], lambda place: place.pod.uid == pod.uid or place.pod.uid in gone or is_tentative(place)
             )
-        return bool(survey(fleet.view([node], pod.demand), pod.demand, self._learner.policy).fits[0])
+        return bool(evaluate(fleet.view([node], pod.demand), pod.demand, self._learner.policy).fits[0])
 
     # Calls for gangs.
 
@@ -242,7 +242,7 @@ class SchedulerState:
             fleet = self._held.fleet_without(mine, lambda place: place.pod.uid in without)
         return Trial(
             fleet,
-            self._finder.prices.copy(),
+            self._finder.cache.copy(),
             self._finder.roster(fleet.publish()),
             facts=self._nodes.facts,
             gpus_of=lambda node: self._nodes.gpus.get(node, []),
@@ -259,7 +259,7 @@ class SchedulerState:
                 fleet = self._held.fleet.idle()
             return Trial(
                 fleet,
-                Prices(),
+                EvaluationCache(),
                 self._finder.roster(fleet.publish()),
                 facts=self._nodes.facts,
                 gpus_of=lambda node: self._nodes.gpus.get(node, []),
@@ -331,8 +331,8 @@ class SchedulerState:
 
     def _fits_admitted(self, pod: Pod) -> bool:
         fleet = self._held.published
-        judged, _ = self._finder.prices.survey(fleet, pod.demand, self._learner.policy)
-        fitting = (fleet.names[row] for row in np.flatnonzero(judged.fits[: len(fleet.names)]).tolist())
+        evaluation, _ = self._finder.cache.evaluate(fleet, pod.demand, self._learner.policy)
+        fitting = (fleet.names[row] for row in np.flatnonzero(evaluation.fits[: len(fleet.names)]).tolist())
         known = (self._nodes.facts.get(name) for name in fitting)
         return any(facts is not None and admits(facts, pod.waiting or {}) for facts in known)
 

@@ -36,7 +36,7 @@ AGAIN_SECONDS: Final = 300
 SAME_AGAIN_SECONDS: Final = 1_800
 """Interval until it is written again anyway: an API server keeps an event for an hour."""
 
-REST: Final = 49
+PAUSE_RATIO: Final = 49
 """The pause after one pod, as a multiple of the time it took: at most a fiftieth of the time is spent on events."""
 
 LEAST_SECONDS: Final = 1.0
@@ -76,7 +76,7 @@ class Notices:
                     self.look()
             except Exception:
                 log.exception("the event of a waiting pod was not written")
-            pause = max(LEAST_SECONDS, REST * (self._seconds() - began))
+            pause = max(LEAST_SECONDS, PAUSE_RATIO * (self._seconds() - began))
 
     def look(self) -> None:
         """Write the event that has been due the longest, if one is."""

@@ -19,11 +19,11 @@ from scheduler.gang_places import Trial, places_for
 from scheduler.node_fit import fields_judged
 from scheduler.node_names import Roster
 from scheduler.placement.demand import Demand
+from scheduler.placement.evaluation import evaluate
+from scheduler.placement.evaluation_cache import EvaluationCache
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.policy import Policy
-from scheduler.placement.prices import Prices
 from scheduler.placement.ranking import best_of
-from scheduler.placement.survey import survey
 from scheduler.pods import Hold, Pod, chosen_hold, end_of
 from scheduler.snapshot import Snapshot
 from scheduler.wait_nodes import NodesForPod
@@ -70,12 +70,12 @@ class StartForecast(NodesForPod):
         self._leaving = {other.uid for other in snapshot.pods if other.leaving}
         self._ever: dict[tuple[Demand, str], bool] = {}
         """Whether there would ever be room for pods of some shapes."""
-        self._prices = Prices()
+        self._cache = EvaluationCache()
 
     def may_ever_fit(self, turn: WaitTurn) -> bool:
         """Whether there would be room if other pods ended."""
         if turn.gang is not None:
-            begin = partial(self._trial, self._idle, Prices(), lambda _: ())
+            begin = partial(self._trial, self._idle, EvaluationCache(), lambda _: ())
             return len(places_for(begin, turn.gang, {}, self._policy)[1]) >= turn.gang.needed
         [pod] = turn.pods
         shape = _shape(pod)
@@ -97,11 +97,11 @@ class StartForecast(NodesForPod):
     def _roster(self) -> Roster:
         return Roster(self._fleet.publish().names)
 
-    def _trial(self, fleet: Fleet, prices: Prices, holds_of: Callable[[str], Iterable[Hold]]) -> Trial:
+    def _trial(self, fleet: Fleet, cache: EvaluationCache, holds_of: Callable[[str], Iterable[Hold]]) -> Trial:
         nodes = self._snapshot.nodes
         return Trial(
             Fleet(fleet.publish()),
-            prices.copy(),
+            cache.copy(),
             self._roster,
             facts={name: facts for name, (facts, _) in nodes.items()},
             gpus_of=lambda node: nodes[node][1],
@@ -185,9 +185,9 @@ class StartForecast(NodesForPod):
         if shapes in hopeless:
             return []
         for pod in turn.pods:  # what has changed is priced once, not again in each trial
-            self._prices.survey(self._fleet.publish(), pod.demand, self._policy)
+            self._cache.evaluate(self._fleet.publish(), pod.demand, self._policy)
         there = replace(turn.gang, waiting=turn.pods)
-        begin = partial(self._trial, self._fleet, self._prices, lambda node: self._held[node].values())
+        begin = partial(self._trial, self._fleet, self._cache, lambda node: self._held[node].values())
         _, found = places_for(begin, there, {}, self._policy)
         if len(found) < there.needed:
             hopeless.add(shapes)
@@ -197,7 +197,7 @@ class StartForecast(NodesForPod):
     def _best(self, pod: Pod, nodes: Set[str]) -> Hold | None:
         """Return what a pod would hold on the cheapest of some nodes, None if it fits on none."""
         usable = sorted(name for name in self._open_to(pod, nodes) if self._has_cpu_memory(pod, name))
-        result = survey(self._fleet.view(usable, pod.demand), pod.demand, self._policy, reasons=False)
+        result = evaluate(self._fleet.view(usable, pod.demand), pod.demand, self._policy, reasons=False)
         best = best_of(result.fits, result.price, np.arange(len(usable)))
         if best is None:
             return None

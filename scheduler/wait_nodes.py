@@ -11,11 +11,11 @@ import numpy as np
 from scheduler.held_places import HoldKind
 from scheduler.node_fit import admits, closed_because
 from scheduler.placement.demand import Demand
+from scheduler.placement.evaluation import evaluate, shareable
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.mig import suits
 from scheduler.placement.policy import Policy
 from scheduler.placement.reasons import Why, explain
-from scheduler.placement.survey import shareable, survey
 from scheduler.pods import Hold, Pod, gpu_rows, labels_out_of_sight
 from scheduler.snapshot import Snapshot
 from slicekeeper.gpu.inventory import Gpu, is_wanted
@@ -69,7 +69,7 @@ class NodesForPod:
     def _judged(self, pod: Pod, nodes: Sequence[str]) -> Iterator[tuple[str, Why]]:
         demand = pod.demand
         view = self._fleet.view(nodes, demand)
-        for node, why in zip(nodes, survey(view, demand, self._policy).why.tolist(), strict=True):
+        for node, why in zip(nodes, evaluate(view, demand, self._policy).why.tolist(), strict=True):
             if why < Why.UUID and not self._snapshot.nodes[node][0].has(demand.cpu_milli, demand.ram_mib):
                 yield node, Why.CPU_MEMORY_TOO_SMALL
             elif why == Why.FITS and not self._has_cpu_memory(pod, node):
@@ -113,7 +113,7 @@ class NodesForPod:
     def fits(self, demand: Demand) -> bool:
         """Whether another demand would fit now on a node that is open to the pod, with as much CPU and memory."""
         nodes = self._with_cpu_memory()
-        return bool(survey(self._fleet.view(nodes, demand), demand, self._policy, reasons=False).fits.any())
+        return bool(evaluate(self._fleet.view(nodes, demand), demand, self._policy, reasons=False).fits.any())
 
     def _with_cpu_memory(self) -> list[str]:
         return [node for node in self.open_nodes if self._has_cpu_memory(self.pod, node)]

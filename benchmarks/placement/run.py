@@ -38,9 +38,9 @@ import numpy as np
 
 from scheduler.placement.arrivals import Arrivals, Mix
 from scheduler.placement.demand import Demand, Piece
+from scheduler.placement.evaluation_cache import EvaluationCache
 from scheduler.placement.fleet import Fleet, GpuRow
 from scheduler.placement.learner import FIXED, LEARNING, Learner
-from scheduler.placement.prices import Prices
 from scheduler.placement.ranking import scores
 from slicekeeper.units import CORES_PER_GPU
 
@@ -183,7 +183,7 @@ class Cluster:
         self.learner = Learner(policy)
         self.known: Mix | None = None
         """What it knows of the pods to come, if it need not learn that."""
-        self._prices = Prices()
+        self._cache = EvaluationCache()
         self._cpu_pods = cpu_pods
         self._chance = chance
         self.given = 0
@@ -196,12 +196,12 @@ class Cluster:
             if row is None:
                 return None
         else:
-            survey, _ = self._prices.survey(self.fleet.publish(), pod.demand, self.learner.policy)
-            fits = survey.fits & enough
+            evaluation, _ = self._cache.evaluate(self.fleet.publish(), pod.demand, self.learner.policy)
+            fits = evaluation.fits & enough
             if not fits.any():
                 return None
-            row = self._choose(fits, survey.price)
-            columns = survey.gpus[row].tolist()[: pod.gpus]
+            row = self._choose(fits, evaluation.price)
+            columns = evaluation.gpus[row].tolist()[: pod.gpus]
         self._take(row, columns, pod, 1)
         return row, columns
 

@@ -104,13 +104,13 @@ def main() -> None:
     parser.add_argument("--gangs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    joint, searched = Trial.place_together, [0]
+    joint, searched = Trial.place_jointly, [0]
 
     def counted(*arguments: Any) -> Any:
         searched[0] += 1
         return joint(*arguments)
 
-    Trial.place_together = counted  # type: ignore[method-assign]
+    Trial.place_jointly = counted  # type: ignore[method-assign]
     print("| GPUs | containers of a pod | pods | one after the other | all | ms p50 | ms p99 | longest |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for gpus, nodes, containers in CASES:

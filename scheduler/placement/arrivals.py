@@ -40,7 +40,7 @@ class Arrival:
     weight: float
 
     def wants(self, capacity: int) -> int:
-        """Return the percentage that a piece takes of a GPU with `memory` MiB; more than 100 does not fit."""
+        """Return the percentage that a piece takes of a GPU with `capacity` MiB; more than 100 does not fit."""
         return max(self.core, -(-self.memory_mib * CORES_PER_GPU // max(capacity, 1)))
 
 

@@ -11,8 +11,8 @@ A node is worth the sum of its GPUs' u. Its free CPU (or its memory, if that is 
 they would use it if there were enough: the same recursion with the cores used in place of the GPU filled.
 
 Every GPU is judged there as if all arrivals were for it alone. What the fleet as a whole has room for, and room for
-pods that want several GPUs of one node, comes from `scheduler.placement.scarcity`. Among places that are nearly equal,
-what is left of the GPU decides, as best fit does.
+pods that want several GPUs of one node, comes from `scheduler.placement.lost_places`. Among places that are nearly
+equal, what is left of the GPU decides, as best fit does.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import numpy as np
 from scheduler.placement.arrivals import Arrival, Mix
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet_version import Bools, FleetVersion, Floats, GpuModel, Ints
+from scheduler.placement.lost_places import LostPlaces
 from scheduler.placement.policy import Gpus, PieceGroup
-from scheduler.placement.scarcity import Scarcity
 from slicekeeper.gpu.inventory import is_wanted
 from slicekeeper.units import CORES_PER_GPU
 
@@ -38,12 +38,12 @@ filled that is not, because the few pods of its size are shared by all GPUs."""
 MOST_CORES: Final = 128
 """Cores beside one GPU that the tables tell apart; more are as good."""
 
-REST: Final = 27.5
+LEFTOVER_PRICE: Final = 27.5
 """Price of what a piece leaves free of its GPU, in thousandths of a GPU if that were all of it. It costs as much again
 to use an idle GPU."""
 
 MICRO: Final = 1_000
-"""Prices are in thousandths of a thousandth of a GPU, so that what is equal but for rounding stays equal."""
+"""EvaluationCache are in thousandths of a thousandth of a GPU, so that what is equal but for rounding stays equal."""
 
 OFFSET: Final = 1 << 34
 
@@ -74,7 +74,7 @@ class ExpectedFill:
             np.array([used for _, used in tables]),
             ram / cores if cores and ram else 0.0,
         )
-        self._scarcity = Scarcity(kinds, fleet)
+        self._lost_places = LostPlaces(kinds, fleet)
 
     def prices(self, gpus: Gpus, group: PieceGroup, possible: Bools) -> Ints:
         """Return what each place takes from the pods to come, in millionths of a GPU."""
@@ -94,8 +94,8 @@ class ExpectedFill:
             rest = remains / CORES_PER_GPU + (free[rows, columns] >= CORES_PER_GPU)
         cores, left = self._cores(gpus.cpu, gpus.ram), self._cores(cpu, ram)
         now, then = _value(self._tables, free, model, cores), _value(self._tables, after, model[rows], left[rows])
-        lost = now[rows] - then + self._scarcity.lost(gpus, free, rows, columns, after, cpu, ram)
-        price = np.rint((lost + REST * rest) * MICRO).astype(np.int64) + OFFSET
+        lost = now[rows] - then + self._lost_places.price(gpus, free, rows, columns, after, cpu, ram)
+        price = np.rint((lost + LEFTOVER_PRICE * rest) * MICRO).astype(np.int64) + OFFSET
         prices = np.zeros(free.shape, np.int64)
         if columns is None:
             prices[rows] = price[:, None]

@@ -68,9 +68,6 @@ class Fleet:
     def __contains__(self, name: str) -> bool:
         return name in self._rows
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     @property
     def _rows(self) -> Mapping[str, int]:
         return self._row if self._own_names else self._published.row_of
@@ -82,10 +79,6 @@ class Fleet:
     def version_of(self, row: int) -> int:
         """Return the version with which a row changed last."""
         return int(self._blocks[row // BLOCK].numbers["changed"][row % BLOCK])
-
-    def names(self) -> list[str]:
-        """Return all nodes, in order of their names."""
-        return sorted(self._rows)
 
     @property
     def models(self) -> list[GpuModel]:

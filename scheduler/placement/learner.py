@@ -61,11 +61,8 @@ class Learner:
     def due(self, models: Sequence[GpuModel]) -> Mix | None:
         """Return the mix to learn from if it is time, None if it is not."""
         seen = self.arrivals.seen
-        if (
-            self._make is None
-            or not models
-            or seen < min(self._next, ENOUGH if len(models) != self._models else seen + 1)
-        ):
+        is_due = seen >= self._next or (seen >= ENOUGH and len(models) != self._models)
+        if self._make is None or not models or not is_due:
             return None
         self._next = min(int(seen * self.GROWTH), seen + self._most) + 1
         return self.arrivals.mix()

@@ -63,7 +63,7 @@ class PieceGroup:
 
 
 class Policy(Protocol):
-    """Prices places. Never changes once made, so any number of threads may ask it."""
+    """EvaluationCache places. Never changes once made, so any number of threads may ask it."""
 
     def prices(self, gpus: Gpus, group: PieceGroup, possible: Bools) -> Ints:
         """Return for each GPU the price of putting `group` there, 0 … 2⁴⁰; less is better.

@@ -16,11 +16,11 @@ import numpy as np
 from scheduler.held_places import HoldKind, Place
 from scheduler.node_fit import admits
 from scheduler.placement.demand import Demand
+from scheduler.placement.evaluation import evaluate
+from scheduler.placement.evaluation_cache import EvaluationCache
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.policy import Policy
-from scheduler.placement.prices import Prices
 from scheduler.placement.ranking import best_of
-from scheduler.placement.survey import survey
 from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
 from scheduler.reclaim.victims import Choice, NodeGpus, Tenant, choose_victims, rank_of
 from scheduler.snapshot import NodeView
@@ -33,7 +33,7 @@ class _Layer:
     def __init__(self, counts: Callable[[Place], bool]) -> None:
         self._counts = counts
         self._fleet = Fleet()
-        self._prices = Prices()
+        self._cache = EvaluationCache()
         self.stale: set[str] = set()
 
     def fleet(self, nodes: Mapping[str, NodeView]) -> Fleet:
@@ -50,8 +50,8 @@ class _Layer:
     def fitting(self, nodes: Mapping[str, NodeView], demand: Demand, policy: Policy) -> frozenset[str]:
         """Return the nodes on which a demand fits."""
         fleet = self.fleet(nodes).publish()
-        judged, _ = self._prices.survey(fleet, demand, policy)
-        return frozenset(fleet.names[row] for row in np.flatnonzero(judged.fits).tolist())
+        evaluation, _ = self._cache.evaluate(fleet, demand, policy)
+        return frozenset(fleet.names[row] for row in np.flatnonzero(evaluation.fits).tolist())
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class ClusterView:
     def _best(self, fleet: Fleet, nodes: Sequence[str], pod: Pod) -> Hold | None:
         """Return what the pod would hold on the cheapest of some nodes, the first among equals."""
         view = fleet.view(nodes, pod.demand, has_friends=self._has_friends(pod))
-        result = survey(view, pod.demand, self._policy, reasons=False)
+        result = evaluate(view, pod.demand, self._policy, reasons=False)
         best = best_of(result.fits, result.price, np.arange(len(nodes)))
         if best is None:
             return None

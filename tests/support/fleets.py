@@ -3,9 +3,9 @@
 
 from scheduler.placement.arrivals import Arrival
 from scheduler.placement.demand import Demand, Piece
+from scheduler.placement.evaluation import evaluate
 from scheduler.placement.fleet import Fleet, GpuRow
 from scheduler.placement.fleet_version import GpuModel
-from scheduler.placement.survey import survey
 
 T4 = GpuModel("Tesla T4", 16_384)
 A100 = GpuModel("NVIDIA A100-SXM4-80GB", 81_920)
@@ -35,6 +35,10 @@ def fleet_of(nodes, cpu=64.0):
     return made
 
 
+def names_of(fleet):
+    return sorted(fleet.publish().row_of)
+
+
 def judge(fleet, demand, policy):
-    names = fleet.names()
-    return dict(zip(names, survey(fleet.view(names, demand), demand, policy).price.tolist(), strict=True))
+    names = names_of(fleet)
+    return dict(zip(names, evaluate(fleet.view(names, demand), demand, policy).price.tolist(), strict=True))

@@ -2,12 +2,12 @@
 """What holds of every policy."""
 
 import pytest
-from support.fleets import A100, MIX, fleet_of, judge, row, share
+from support.fleets import A100, MIX, fleet_of, judge, names_of, row, share
 
 from scheduler.placement.arrivals import Mix
 from scheduler.placement.demand import Demand
+from scheduler.placement.evaluation import evaluate
 from scheduler.placement.learner import FIXED, LEARNING
-from scheduler.placement.survey import survey
 
 
 @pytest.mark.parametrize("name", LEARNING)
@@ -28,7 +28,7 @@ def test_every_policy_takes_every_demand(name):
         Demand(share(100).pieces * 2),
         Demand((*share(100).pieces, *share(20).pieces)),
     ):
-        prices = survey(fleet.view(fleet.names(), demand), demand, policy)
+        prices = evaluate(fleet.view(names_of(fleet), demand), demand, policy)
         assert prices.fits.tolist()[1]
         assert not prices.fits.tolist()[2]
         assert 0 <= prices.price[1] < 1 << 50

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.demand import demand_of
+from scheduler.placement.evaluation import evaluate
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.node_search import StepBudget
-from scheduler.placement.survey import survey
 from scheduler.pods import Hold, Share, gpu_rows
 from scheduler.reclaim.smallest_set import fewest
 from scheduler.reclaim.victims import NodeGpus, Tenant, choose_victims
@@ -84,7 +84,7 @@ def fits(node, gone, demand, *, friends):
     fleet = Fleet()
     fleet.set(node.name, gpu_rows(node.gpus, [t.hold for t in node.tenants if t.uid not in gone]))
     view = fleet.view([node.name], demand, has_friends=friends)
-    return bool(survey(view, demand, BestFit()).fits[0])
+    return bool(evaluate(view, demand, BestFit()).fits[0])
 
 
 def brute_force(some, demand):

@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fleets import names_of
 
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.demand import demand_of
+from scheduler.placement.evaluation import evaluate
 from scheduler.placement.fleet import Fleet, GpuRow
 from scheduler.placement.ranking import best_of
 from scheduler.placement.reasons import Why, explain
-from scheduler.placement.survey import survey
 from slicekeeper.gpu.inventory import model_matches
 from slicekeeper.gpu.request import GpuRequest, PodRequest
 
@@ -127,8 +128,8 @@ def brute_force(nodes, name, request):  # noqa: C901 - every rule once, in plain
 def test_finds_a_place_if_and_only_if_there_is_one(nodes, request):
     fleet = build(nodes)
     demand = demand_of(request, "team-a")
-    names = fleet.names()
-    result = survey(fleet.view(names, demand), demand, BestFit())
+    names = names_of(fleet)
+    result = evaluate(fleet.view(names, demand), demand, BestFit())
     assert {n: bool(f) for n, f in zip(names, result.fits, strict=True)} == {
         n: brute_force(nodes, n, request) for n in names
     }
@@ -139,8 +140,8 @@ def test_finds_a_place_if_and_only_if_there_is_one(nodes, request):
 def test_never_gives_more_than_there_is(nodes, request):
     fleet = build(nodes)
     demand = demand_of(request, "team-a")
-    names = fleet.names()
-    result = survey(fleet.view(names, demand), demand, BestFit())
+    names = names_of(fleet)
+    result = evaluate(fleet.view(names, demand), demand, BestFit())
     for row, name in enumerate(names):
         if not result.fits[row]:
             assert result.why[row] != Why.FITS
@@ -165,8 +166,8 @@ def test_never_gives_more_than_there_is(nodes, request):
 def test_unresolvable_means_that_an_empty_node_would_not_do_either(nodes, request):
     demand = demand_of(request, "team-a")
     fleet = build(nodes)
-    names = fleet.names()
-    result = survey(fleet.view(names, demand), demand, BestFit())
+    names = names_of(fleet)
+    result = evaluate(fleet.view(names, demand), demand, BestFit())
     for row, name in enumerate(names):
         if result.why[row] < Why.UUID:
             continue
@@ -179,8 +180,8 @@ def test_unresolvable_means_that_an_empty_node_would_not_do_either(nodes, reques
 def test_best_fit_leaves_the_least_and_opens_an_idle_gpu_last(nodes, core, blocks):
     demand = demand_of(PodRequest((GpuRequest("c", core, blocks),)), "team-a")
     fleet = build(nodes)
-    names = fleet.names()
-    result = survey(fleet.view(names, demand), demand, BestFit())
+    names = names_of(fleet)
+    result = evaluate(fleet.view(names, demand), demand, BestFit())
     best = best_of(result.fits, result.price, np.arange(len(names)))
     fitting = [
         (gpu.idle, (gpu.core - core) * 100 + (gpu.memory - blocks * 256) * 10_000 // gpu.capacity)
@@ -200,7 +201,7 @@ def test_equal_nodes_are_told_apart_by_name_whatever_the_order():
     fleet = build({name: [GpuRow(f"GPU-{name}", "A100", 1024)] for name in ("c", "a", "b")})
     demand = demand_of(PodRequest((GpuRequest("c", 50, 1),)), "x")
     for names in itertools.permutations(["a", "b", "c"]):
-        result = survey(fleet.view(names, demand), demand, BestFit())
+        result = evaluate(fleet.view(names, demand), demand, BestFit())
         assert names[best_of(result.fits, result.price, np.array([*map(ord, names)]))] == "a"
 
 
@@ -208,8 +209,8 @@ def test_a_whole_gpu_comes_from_the_node_with_the_fewest_idle_ones():
     idle = [GpuRow(f"GPU-{i}", "A100", 1024) for i in range(3)]
     fleet = build({"a": idle, "b": idle[:2], "c": idle})
     demand = demand_of(PodRequest((GpuRequest("c", 200, None),)), "x")
-    names = fleet.names()
-    result = survey(fleet.view(names, demand), demand, BestFit())
+    names = names_of(fleet)
+    result = evaluate(fleet.view(names, demand), demand, BestFit())
     assert names[best_of(result.fits, result.price, np.arange(3))] == "b"
 
 
@@ -224,7 +225,7 @@ def test_where_placing_in_order_fails_the_search_finds_the_place():
         }
     )
     demand = demand_of(PodRequest((GpuRequest("a", 60, 1), GpuRequest("b", 50, 4))), "x")
-    result = survey(fleet.view(["n"], demand), demand, BestFit())
+    result = evaluate(fleet.view(["n"], demand), demand, BestFit())
     assert result.fits.tolist() == [True]
     assert result.gpus.tolist() == [[1, 0]]
 
@@ -233,10 +234,10 @@ def test_hundreds_of_slices_end_in_an_answer():
     rows = [GpuRow(f"GPU-{i}", "A100", 81_920) for i in range(8)]
     fleet = build({f"n{i}": rows for i in range(50)})
     odd = tuple(GpuRequest(f"c{i}", 1 + i % 7, 1 + i % 5) for i in range(190))
-    names = fleet.names()
+    names = names_of(fleet)
     for request in (PodRequest(odd), PodRequest(tuple(GpuRequest(f"c{i}", 6_400, None) for i in range(1000)))):
         demand = demand_of(request, "x")
-        result = survey(fleet.view(names, demand), demand, BestFit())
+        result = evaluate(fleet.view(names, demand), demand, BestFit())
         assert len(result.fits) == 50
 
 
@@ -250,8 +251,8 @@ def test_reasons_name_what_is_missing():
     }
     fleet = build(rows)
     demand = demand_of(PodRequest((GpuRequest("c", 50, 8),), gpu_models=("t4",)), "x")
-    names = fleet.names()
-    why = dict(zip(names, survey(fleet.view(names, demand), demand, BestFit()).why.tolist(), strict=True))
+    names = names_of(fleet)
+    why = dict(zip(names, evaluate(fleet.view(names, demand), demand, BestFit()).why.tolist(), strict=True))
     assert why == {"full": Why.FULL, "sick": Why.HEALTH, "small": Why.TOO_SMALL, "other": Why.MODEL, "foe": Why.COMPANY}
     assert "50 percent of a GPU with 2048 MiB" in explain(Why.FULL, demand)
     assert "secret" not in explain(Why.COMPANY, demand)
@@ -264,7 +265,7 @@ def test_labels_of_another_namespace_say_nothing():
     request = PodRequest((GpuRequest("c", 50, 1),), anti_affinity="x")
     for namespace, fits in (("team-a", False), ("team-b", True)):
         demand = demand_of(request, namespace)
-        assert survey(fleet.view(["n"], demand), demand, BestFit()).fits.tolist() == [fits]
+        assert evaluate(fleet.view(["n"], demand), demand, BestFit()).fits.tolist() == [fits]
 
 
 def test_models_match_by_whole_words():
@@ -283,7 +284,7 @@ def test_rows_are_used_again_and_columns_grow():
     fleet.remove("a")
     fleet.remove("a")
     fleet.set("c", [GpuRow(f"GPU-c{i}", "T4", 1024, core=0, idle=False) for i in range(5)])
-    assert fleet.names() == ["b", "c"]
+    assert names_of(fleet) == ["b", "c"]
     assert fleet.publish().totals() == (6, 100, 6 * 1024)
     demand = demand_of(PodRequest((GpuRequest("c", 50, 1),)), "x")
     view = fleet.view(["c", "b"], demand)

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fleets import A100, MIX, T4, fleet_of, row, share
 
-from scheduler.placement import prices
+from scheduler.placement import evaluation_cache
 from scheduler.placement.arrivals import Mix
 from scheduler.placement.best_fit import BestFit
+from scheduler.placement.evaluation import evaluate
+from scheduler.placement.evaluation_cache import EvaluationCache
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.learner import FIXED, LEARNING
 from scheduler.placement.mig import MigRow
-from scheduler.placement.prices import Prices
-from scheduler.placement.survey import survey
 from slicekeeper import names
 from slicekeeper.gpu.inventory import MigSlice
 
@@ -48,14 +48,14 @@ CHANGES = st.lists(
 @given(
     changes=CHANGES,
     policy=st.sampled_from(["best-fit", "packing", "spread", *LEARNING]),
-    most=st.sampled_from([0, 2, prices.MOST_STATES]),
+    most=st.sampled_from([0, 2, evaluation_cache.MOST_STATES]),
 )
 def test_a_vector_that_is_kept_up_equals_pricing_every_node(changes, policy, most):
     fleet = Fleet()
     chosen = FIXED[policy]() if policy in FIXED else LEARNING[policy](Mix(MIX), fleet_of({"t4": [100]}).publish())
-    kept = Prices()
+    kept = EvaluationCache()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prices, "MOST_STATES", most)
+        patch.setattr(evaluation_cache, "MOST_STATES", most)
         for number, (name, cores, demand) in enumerate(changes):
             if cores:
                 label = LABELS[number % 3]
@@ -70,8 +70,8 @@ def test_a_vector_that_is_kept_up_equals_pricing_every_node(changes, policy, mos
             else:
                 fleet.remove(name)
             published = fleet.publish()
-            mine, version = kept.survey(published, demand, chosen)
-            every = survey(published.view_rows(np.arange(len(published.names)), demand), demand, chosen)
+            mine, version = kept.evaluate(published, demand, chosen)
+            every = evaluate(published.view_rows(np.arange(len(published.names)), demand), demand, chosen)
             assert version == fleet.version
             for field in ("fits", "why", "gpus", "price"):
                 known = slice(None) if field in ("fits", "why") else every.fits
@@ -87,10 +87,10 @@ def test_nodes_in_the_same_state_are_priced_once():
             return super().prices(gpus, piece, possible)
 
     fleet = fleet_of({f"n{i}": [100, 50] for i in range(500)})
-    kept, policy = Prices(), Counting()
+    kept, policy = EvaluationCache(), Counting()
     for i in range(0, 500, 50):
         fleet.set(f"n{i}", [row(f"n{i}-0", 50), row(f"n{i}-1", 50)])
-        kept.survey(fleet.publish(), share(10), policy)
+        kept.evaluate(fleet.publish(), share(10), policy)
     assert asked == [2]
 
 
@@ -111,11 +111,11 @@ def test_what_no_number_says_tells_nodes_apart(demand, other):
     fleet = Fleet()
     fleet.set("a", [replace(row("a-0", 50), exclusion="ns/y" if demand.exclusion else "")])
     fleet.set("b", [replace(row("b-0", 50), **other)])
-    judged, _ = Prices().survey(fleet.publish(), demand, BestFit())
+    judged, _ = EvaluationCache().evaluate(fleet.publish(), demand, BestFit())
     assert judged.fits[0] != judged.fits[1]
 
 
 def test_chance_judges_nodes_in_the_same_state_apart():
     fleet = fleet_of({f"n{i}": [100] for i in range(20)})
-    judged, _ = Prices().survey(fleet.publish(), share(10), FIXED["random"]())
+    judged, _ = EvaluationCache().evaluate(fleet.publish(), share(10), FIXED["random"]())
     assert len(set(judged.price.tolist())) > 15

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scheduler.placement.arrivals import Arrival
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet, GpuRow
+from scheduler.placement.lost_places import PART, PRICE, RESERVE, LostPlaces
 from scheduler.placement.policy import Gpus
-from scheduler.placement.scarcity import PART, PRICE, RESERVE, Scarcity
 
 MIB = 16_384
 KINDS = (
@@ -99,7 +99,7 @@ def test_a_place_costs_what_its_definition_says(nodes, data):
     after[0, column] -= taken
     columns = data.draw(st.sampled_from([None, np.array([column])]))
     least, mib = min(2.0, cpu), min(4096.0, ram)
-    lost = Scarcity(KINDS, fleet).lost(
+    lost = LostPlaces(KINDS, fleet).price(
         gpus, gpus.free(), np.array([row]), columns, after, gpus.cpu - least, gpus.ram - mib
     )
     then = (model, [core - taken * (at == column) for at, core in enumerate(cores)], cpu - least, ram - mib)
@@ -113,7 +113,7 @@ def test_the_fewer_places_are_left_the_dearer_is_one():
         gpus = Gpus.of(fleet.view_rows(np.arange(1), Demand(())))
         after = gpus.free()
         after[0, 0] = 0
-        return Scarcity(KINDS, fleet).lost(gpus, gpus.free(), np.array([0]), None, after, gpus.cpu, gpus.ram)[0]
+        return LostPlaces(KINDS, fleet).price(gpus, gpus.free(), np.array([0]), None, after, gpus.cpu, gpus.ram)[0]
 
     costs = [cost(free) for free in (1, 2, 4, 8)]
     assert costs == sorted(costs, reverse=True)
@@ -129,7 +129,7 @@ def test_the_last_place_of_pods_of_several_gpus_costs_more_than_as_many_places_o
         gpus = Gpus.of(fleet.view_rows(np.arange(len(nodes)), Demand(())))
         after = gpus.free()[[0]]
         after[0, 0] = 0
-        return Scarcity(kinds, fleet).lost(gpus, gpus.free(), np.array([0]), None, after, gpus.cpu, gpus.ram)[0]
+        return LostPlaces(kinds, fleet).price(gpus, gpus.free(), np.array([0]), None, after, gpus.cpu, gpus.ram)[0]
 
     rest = [("A", [0] * 8, 64.0, 5e5)] * 50
     together, alone = cost([("A", [100] * 4, 64.0, 5e5), *rest]), cost([("A", [100], 64.0, 5e5)] * 4 + rest)
@@ -139,7 +139,7 @@ def test_the_last_place_of_pods_of_several_gpus_costs_more_than_as_many_places_o
 def test_unknown_cores_are_no_error():
     fleet = fleet_of([("A", [100, 50], float("inf"), float("inf"))])
     gpus = Gpus.of(fleet.view_rows(np.arange(1), Demand(())))
-    lost = Scarcity(KINDS, fleet).lost(
+    lost = LostPlaces(KINDS, fleet).price(
         gpus, gpus.free(), np.array([0]), None, gpus.free() - 50, gpus.cpu - 1, gpus.ram - 1
     )
     assert np.isfinite(lost).all()
@@ -153,7 +153,7 @@ def test_room_for_pods_of_several_gpus_is_kept_on_nodes_that_are_large_enough_fo
         after = gpus.free()
         after[0, 0] = 0
         pairs = [Arrival(100, 0, 2, 4.0, 1024.0, (), 1.0)]
-        return Scarcity(pairs, fleet).lost(gpus, gpus.free(), np.array([0]), None, after, gpus.cpu, gpus.ram)[0]
+        return LostPlaces(pairs, fleet).price(gpus, gpus.free(), np.array([0]), None, after, gpus.cpu, gpus.ram)[0]
 
     assert cost([100]) == 0
     assert cost([100, 30]) > 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Survey all nodes: on which of them a demand fits, on which GPUs, at what price, and why not on the others."""
+"""Evaluate nodes for a demand: on which of them it fits, on which GPUs, at what price, and why not on the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ANY: Final = BestFit()
 
 
 @dataclass(frozen=True)
-class Survey:
+class Evaluation:
     """The result for each of N nodes: `fits`, `price` and `why` have N entries, `gpus` N rows of one GPU per piece."""
 
     fits: Bools
@@ -32,8 +32,8 @@ class Survey:
     why: Ints
 
 
-def survey(view: View, demand: Demand, policy: Policy, *, reasons: bool = True) -> Survey:
-    """Survey every node of `view`; without `reasons`, `why` is FULL for every node on which the demand does not fit."""
+def evaluate(view: View, demand: Demand, policy: Policy, *, reasons: bool = True) -> Evaluation:
+    """Evaluate every node of `view`; without `reasons`, `why` is FULL for every node that does not fit."""
     able = _able(view)
     if demand.mode == MIG:
         able[:] = False
@@ -50,7 +50,7 @@ def survey(view: View, demand: Demand, policy: Policy, *, reasons: bool = True) 
             for row in _sliced(view, why >= int(Why.UUID)):
                 if choose(view.sliced[row], demand, idle=True) is not None:
                     why[row] = int(Why.FULL)
-    return Survey(fits, price, gpus, why)
+    return Evaluation(fits, price, gpus, why)
 
 
 def _take_slices(view: View, demand: Demand, fits: Bools, price: Ints, chosen: Ints) -> None:

@@ -42,7 +42,7 @@ PART: Final = 0.25
 """Worth of almost a place for pods that want several GPUs. With twice as much, kube-scheduler puts pods without GPUs on
 the nodes that are spared, and up to 2 less is given out of clusters that are short of CPU."""
 
-MOST_KINDS: Final = 32
+PRICED_KINDS: Final = 32
 """Number of kinds that are considered, those that ask for the most GPUs in all. Twice as many change nothing that can
 be measured."""
 
@@ -52,12 +52,12 @@ TINY: Final = 1e-6
 Small = NDArray[np.float32]
 
 
-class Scarcity:
+class LostPlaces:
     """The prices of places for a mix and a fleet. Never changes once made."""
 
     def __init__(self, kinds: Sequence[Arrival], fleet: FleetVersion) -> None:
         """Count the places of the fleet: some milliseconds for 5,000 nodes."""
-        most = sorted(kinds, key=lambda kind: kind.weight * kind.core, reverse=True)[:MOST_KINDS]
+        most = sorted(kinds, key=lambda kind: kind.weight * kind.core, reverse=True)[:PRICED_KINDS]
         most.sort(key=lambda kind: kind.gpus == 1)
         self._several = sum(kind.gpus > 1 for kind in most)
         """The number of kinds that want several GPUs; they come first."""
@@ -77,7 +77,7 @@ class Scarcity:
         self._price = (PRICE * asked / (1 + left / reserve)).astype(np.float32)
         self._part = PART * self._price[: self._several]
 
-    def lost(
+    def price(
         self, gpus: Gpus, free: Ints, rows: Ints, columns: Ints | None, after: Ints, cpu: Floats, ram: Floats
     ) -> Floats:
         """Return what the places cost that are lost if nodes change, in thousandths of a GPU.

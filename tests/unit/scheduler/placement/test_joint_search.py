@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scheduler.placement.bin_completion import Space
 from scheduler.placement.demand import Demand, Piece
-from scheduler.placement.gang_search import place_together
+from scheduler.placement.joint_search import search_jointly
 from scheduler.placement.node_search import StepBudget
 
 EVERYBODY = (1 << 40) - 1
@@ -31,7 +31,7 @@ def whole(count, memory=0):
 def found(nodes, demands, steps=6_000):
     """Search, with a bit for each demand that differs, and check what was found."""
     bits = {demand: 1 << index for index, demand in enumerate(dict.fromkeys(demands))}
-    places = place_together(nodes, [(bits[demand], demand) for demand in demands], StepBudget(steps))
+    places = search_jointly(nodes, [(bits[demand], demand) for demand in demands], StepBudget(steps))
     if places is not None:
         check(nodes, demands, bits, places)
     return places
@@ -162,5 +162,5 @@ def test_it_ends_with_its_steps(pieces):
     nodes = [[gpu() for _ in range(8)] for _ in range(4)]
     asked = [tuple(Piece((f"c{i}",), rng.randint(34, 43), 1, whole=False) for i in range(pieces)) for _ in range(66)]
     budget = StepBudget(1_000)
-    assert place_together(nodes, [(1, Demand(some)) for some in asked[: 66 // pieces]], budget) is None
+    assert search_jointly(nodes, [(1, Demand(some)) for some in asked[: 66 // pieces]], budget) is None
     assert budget.steps > -8 * 4  # at most one more look at all GPUs

@@ -53,7 +53,7 @@ class Step(NamedTuple):
     after: Space
 
 
-def place_together(
+def search_jointly(
     nodes: Sequence[Sequence[Space]], pods: Sequence[tuple[int, Demand]], budget: StepBudget
 ) -> list[tuple[int, list[int]]] | None:
     """Return each pod's node and the columns of its pieces' GPUs; None if they were not found within the budget.
