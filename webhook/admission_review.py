@@ -21,13 +21,17 @@ from slicekeeper.wire.admission_types import API_VERSION, KIND, AdmissionRespons
 from webhook import record_changed_by, reserved_names
 from webhook.admission import Admission
 from webhook.pod_templates import template_of, template_path
+from webhook.refusal_status import status_of
 from webhook.review_inputs import Case
-from webhook.verdict import Verdict, status_of
+from webhook.verdict import Verdict
 
 _KUBELETS: Final = "system:nodes"
 """The group of all kubelets' accounts."""
 
 _OPERATIONS: Final = ("CREATE", "UPDATE", "DELETE", "CONNECT")
+
+WARNING_CHARACTERS: Final = 256
+"""The API server truncates longer ones."""
 
 CaseOf = Callable[[str], Case]
 """Returns the facts about a namespace, without waiting."""
@@ -57,9 +61,15 @@ class Request:
     by_kubelet: bool
 
     @property
-    def is_pod(self) -> bool:
-        """Whether a pod, or a subresource that carries one, is under review."""
-        return self.kind == "Pod" and not self.group
+    def is_new_pod(self) -> bool:
+        """Whether a pod is to be created."""
+        return self.kind == "Pod" and not self.group and self.operation == "CREATE" and not self.subresource
+
+    @property
+    def adds_ephemeral_containers(self) -> bool:
+        """Whether a running pod gets containers, as by `kubectl debug`."""
+        of_pod = self.kind == "Pod" and not self.group
+        return of_pod and self.operation == "UPDATE" and self.subresource == "ephemeralcontainers"
 
     @property
     def is_budget(self) -> bool:
@@ -93,41 +103,33 @@ class Reviewer:
 
     def mutate(self, body: bytes | bytearray) -> Answer:
         """Answer `/mutate`: a patch for a new pod, its ephemeral containers or a budget, otherwise nothing."""
-        request, fault = parse(body)
-        if fault is not None:
-            return answer(request, Verdict(violations=(fault,)), 400)
-        if request.is_pod and request.operation == "UPDATE" and request.subresource == "ephemeralcontainers":
-            case = self._case_of(request.namespace)
-            return answer(request, self._admission.mutate_ephemeral(request.object, request.old, case))
-        if request.is_budget:
-            return answer(request, Verdict(record_changed_by.note_writer(request.object, request.old, request.user)))
-        if not request.is_pod or request.operation != "CREATE" or request.subresource:
-            return answer(request, Verdict())
-        if request.forges_mirror:
-            return answer(request, Verdict(violations=(reserved_names.not_by_kubelet(request.object),)))
-        return answer(request, self._admission.mutate(request.object, self._case_of(request.namespace)))
+        return _answer(body, self._mutate)
 
     def validate(self, body: bytes | bytearray) -> Answer:
         """Answer `/validate`: new pods, ephemeral containers, and workloads' templates."""
-        request, fault = parse(body)
-        if fault is not None:
-            return answer(request, Verdict(violations=(fault,)), 400)
-        return answer(request, self._validate(request))
+        return _answer(body, self._validate)
+
+    def _mutate(self, request: Request) -> Verdict:
+        if request.is_new_pod:
+            if request.forges_mirror:
+                return Verdict(violations=[reserved_names.not_by_kubelet(request.object)])
+            return self._admission.mutate(request.object, self._case_of(request.namespace))
+        if request.adds_ephemeral_containers:
+            return self._admission.mutate_ephemeral(request.object, request.old, self._case_of(request.namespace))
+        if request.is_budget:
+            return Verdict(record_changed_by.note_writer(request.object, request.old, request.user))
+        return Verdict()
 
     def _validate(self, request: Request) -> Verdict:
-        if request.operation not in ("CREATE", "UPDATE"):
-            return Verdict()
-        if request.is_pod:
-            if request.subresource == "ephemeralcontainers":
-                return self._admission.validate_ephemeral(request.object, request.old, self._case_of(request.namespace))
-            if request.operation == "CREATE" and not request.subresource:
-                if request.forges_mirror:
-                    return Verdict(violations=(reserved_names.not_by_kubelet(request.object),))
-                return self._admission.validate(request.object, self._case_of(request.namespace))
-            # Most of a pod cannot change, and guards in the API server protect our fields.
-            return Verdict()
+        if request.is_new_pod:
+            if request.forges_mirror:
+                return Verdict(violations=[reserved_names.not_by_kubelet(request.object)])
+            return self._admission.validate(request.object, self._case_of(request.namespace))
+        if request.adds_ephemeral_containers:
+            return self._admission.validate_ephemeral(request.object, request.old, self._case_of(request.namespace))
+        # Most of an existing pod cannot change, and guards in the API server protect our fields.
         path = template_path(request.group, request.kind)
-        if path is None or request.subresource:
+        if path is None or request.operation not in ("CREATE", "UPDATE") or request.subresource:
             return Verdict()
         template = template_of(request.object, path)
         if request.operation == "UPDATE" and template == template_of(request.old, path):
@@ -198,18 +200,25 @@ def _bad(field: str, value: object, rule: str, example: str) -> Violation:
     return Violation(code="request-malformed", field=field, value=show(value), rule=rule, example=example)
 
 
-def answer(request: Request, verdict: Verdict, status: int = 0) -> Answer:
-    """Return a verdict as a review; `status` overrides the verdict's own."""
+def _answer(body: bytes | bytearray, review: Callable[[Request], Verdict]) -> Answer:
+    """Return the answer to a review, or to a request that is wrong itself."""
+    request, fault = parse(body)
+    verdict = review(request) if fault is None else Verdict(violations=[fault])
     response: AdmissionResponse = {"uid": request.uid, "allowed": verdict.allowed}
     outcome = "allowed"
     if verdict.violations:
         outcome = "refused"
-        response["status"] = status_of(verdict, status or verdict.status)
+        response["status"] = status_of(verdict.violations)
     elif verdict.patch:
         outcome = "mutated"
         response["patchType"] = "JSONPatch"
         response["patch"] = b64encode(orjson.dumps(verdict.patch)).decode("ascii")
     if verdict.warnings:
-        response["warnings"] = list(verdict.warnings)
-    body = orjson.dumps({"apiVersion": API_VERSION, "kind": KIND, "response": response})
-    return Answer(body, outcome, request, verdict)
+        response["warnings"] = list(map(shortened, verdict.warnings))
+    encoded = orjson.dumps({"apiVersion": API_VERSION, "kind": KIND, "response": response})
+    return Answer(encoded, outcome, request, verdict)
+
+
+def shortened(warning: str) -> str:
+    """Return a warning, truncated to the length from which the API server would truncate it."""
+    return warning if len(warning) <= WARNING_CHARACTERS else warning[: WARNING_CHARACTERS - 3] + "..."

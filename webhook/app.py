@@ -31,12 +31,11 @@ from slicekeeper.net.timekeeper_client import TimekeeperClient
 from webhook import metrics
 from webhook.admission import Admission
 from webhook.admission_review import Answer, BadReview, Reviewer
-from webhook.decision_file import LastDecisions
 from webhook.decision_refresh import Decisions
-from webhook.known_priority_classes import watch_classes
 from webhook.large_reviews import LARGE_BYTES, ForkedLock, LargeReviews, TooComplex
+from webhook.priority_class_watch import PriorityClasses, watch_of
 from webhook.review_inputs import Case
-from webhook.shared_state_change import StateChangeBoard
+from webhook.shared_decisions import SharedDecisions
 
 log = logging.getLogger(__name__)
 
@@ -48,25 +47,24 @@ _CODES: Final = {404: "not-found", 405: "method-not-allowed"}
 
 def make_app(
     settings: Settings,
-    board: StateChangeBoard | None = None,
+    shared: SharedDecisions | None = None,
     book: PolicyBook | None = None,
     turn: ForkedLock | None = None,
-    last: LastDecisions | None = None,
 ) -> Starlette:
     """Return a worker's application with its threads running: decisions, PriorityClasses, policy.
 
-    `board`, `turn` and `last` are shared by all workers. `book` is the policy that the server started with: a worker
+    `shared` and `turn` are the same for all workers. `book` is the policy that the server started with: a worker
     that replaces another must start even if the file is now broken.
     """
     policies = PolicyFile(settings.policy, book)
-    classes, watch = watch_classes(settings.kubernetes, settings.classes)
+    classes = PriorityClasses(settings.classes)
+    watch = watch_of(classes, settings.kubernetes)
     decisions = Decisions(
         TimekeeperClient(settings.timekeeper_client),
         clock.from_settings(settings.clock),
         settings.webhook,
         speed=settings.clock.speed,
-        board=board,
-        last=last,
+        shared=shared,
         on_refresh=lambda: _show_state(decisions, policies),
     )
     policies.start()

@@ -21,9 +21,8 @@ from slicekeeper.config.policy_file import read_book
 from slicekeeper.config.settings import Settings
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from webhook import offline_review
-from webhook.decision_file import LastDecisions
 from webhook.large_reviews import ForkedLock
-from webhook.shared_state_change import StateChangeBoard
+from webhook.shared_decisions import SharedDecisions
 
 PATIENCE_SECONDS: Final = 5.0
 """How long a stopping webhook still answers on idle connections: the API server may just be sending on one."""
@@ -48,13 +47,13 @@ def serve_webhook(context: Context) -> None:
     TimekeeperClient(settings.timekeeper_client)
     book = read_book(settings.policy)
     log.configure(settings.log.level, settings.log.style)
-    board, turn = StateChangeBoard(), ForkedLock()
     # In memory if possible: each count is written to a file, and the root may be read-only.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
     folder = tempfile.mkdtemp(prefix="slicekeeper-webhook-metrics-", dir=memory)
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+    shared, turn = SharedDecisions(folder), ForkedLock()
     serve(
-        lambda: _make_app(settings, board, book, turn, LastDecisions(folder)),
+        lambda: _make_app(settings, shared, book, turn),
         bind=settings.webhook.bind,
         workers=settings.webhook.workers,
         tls=settings.webhook.tls,
@@ -66,13 +65,11 @@ def serve_webhook(context: Context) -> None:
     )
 
 
-def _make_app(
-    settings: Settings, board: StateChangeBoard, book: PolicyBook, turn: ForkedLock, last: LastDecisions
-) -> Starlette:
+def _make_app(settings: Settings, shared: SharedDecisions, book: PolicyBook, turn: ForkedLock) -> Starlette:
     """Create a worker's application. Imported here, because metrics imported before the fork would be the parent's."""
     from webhook.app import make_app  # noqa: PLC0415
 
-    return make_app(settings, board, book, turn, last)
+    return make_app(settings, shared, book, turn)
 
 
 def _forget_worker(_server: object, worker: Any) -> None:

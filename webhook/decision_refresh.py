@@ -21,9 +21,8 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import WebhookSettings
 from slicekeeper.errors import ServiceError
 from slicekeeper.wire.timekeeper import Decision, DecisionList
-from webhook.decision_file import LastDecisions
 from webhook.review_inputs import Standing
-from webhook.shared_state_change import StateChangeBoard
+from webhook.shared_decisions import SharedDecisions
 
 log = logging.getLogger(__name__)
 
@@ -65,19 +64,17 @@ class Decisions:
         settings: WebhookSettings,
         *,
         speed: float = 1.0,
-        board: StateChangeBoard | None = None,
-        last: LastDecisions | None = None,
+        shared: SharedDecisions | None = None,
         on_refresh: Callable[[], None] = lambda: None,
     ) -> None:
         self._timekeeper = timekeeper
         self._clock = clock
-        self._board = board or StateChangeBoard()
+        self._shared = shared or SharedDecisions()
         self._stale_ns = int(max(settings.stale_seconds, _LEAST_REAL_SECONDS * speed) * _NS)
         self._grace_ns = int(max(settings.flip_grace_seconds, _LEAST_REAL_SECONDS * speed) * _NS)
         self._pause = max(settings.refresh_seconds, _LEAST_REAL_PAUSE * speed)
         self._on_refresh = on_refresh
-        self._last = last or LastDecisions()
-        kept = self._last.load()
+        kept = self._shared.load()
         self._snapshot = CachedDecisions() if kept is None else CachedDecisions(fetched_ns=kept[0], decisions=kept[1])
         self._etag = ""
         self._stop = threading.Event()
@@ -117,7 +114,7 @@ class Decisions:
         settled = (
             snapshot.flipped_ns.get(namespace, _NEVER) < grace
             and snapshot.returned_ns < grace
-            and self._board.newest_ns <= snapshot.fetched_ns
+            and self._shared.changed_ns <= snapshot.fetched_ns
         )
         if decision is None:
             return Standing(settled=settled)
@@ -148,8 +145,7 @@ class Decisions:
                     flipped[namespace] = asked
                     changed = True
         if changed:
-            self._board.post(self._clock.monotonic_ns())
-            self._last.save(asked, decisions)
+            self._shared.publish(self._clock.monotonic_ns(), asked, decisions)
         returned = asked if back else before.returned_ns
         self._snapshot = CachedDecisions(asked, returned, decisions, flipped)
 

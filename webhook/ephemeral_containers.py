@@ -11,9 +11,9 @@ from slicekeeper.gpu.pod_manifest import container_name
 from slicekeeper.untyped_json import as_list, as_map, show
 from slicekeeper.wire.json_patch import JsonPatch
 from webhook import host_access, legacy_runtime, reserved_names
-from webhook.concerned_pods import is_gpu_pod
-from webhook.patch import PatchBuilder
-from webhook.pod_shape import malformed
+from webhook.field_types import malformed
+from webhook.json_patch import PatchBuilder
+from webhook.relevant_pods import is_gpu_pod
 from webhook.review_inputs import Case, ClusterContext
 
 

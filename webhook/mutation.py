@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The webhook's changes of a pod, as the smallest patch: existing values are not written again.
 
-`validation` has checked the pod before, so a value under a reserved name is the one that we would write. Legitimate
+`pod_rules` has checked the pod before, so a value under a reserved name is the one that we would write. Legitimate
 changes of other mutators are kept: our sidecar is found by its name, at any position.
 """
 
@@ -17,8 +17,8 @@ from slicekeeper.kube.pod import gate_index
 from slicekeeper.untyped_json import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 from webhook import pod_priority, sidecar_injection
+from webhook.json_patch import PatchBuilder
 from webhook.legacy_runtime import VISIBLE_DEVICES, VOID_VARIABLE, devices_variable, is_devices_variable, needs_void
-from webhook.patch import PatchBuilder
 from webhook.review_inputs import Case, ClusterContext
 from webhook.sidecar_container import covers
 

@@ -23,11 +23,11 @@ from slicekeeper.errors import SettingsError
 from slicekeeper.untyped_json import as_map
 from webhook import reserved_names
 from webhook.admission import Admission
-from webhook.known_priority_classes import SettingsClasses
-from webhook.patch import apply
+from webhook.json_patch import apply
 from webhook.pod_templates import template_of, template_path, with_template
+from webhook.refusal_status import status_of
 from webhook.review_inputs import Case, Standing
-from webhook.verdict import Verdict, status_of
+from webhook.verdict import Verdict
 
 Document = dict[str, Any]
 
@@ -103,7 +103,7 @@ def review(
     Raises SettingsError if a GpuPolicy among them is not valid.
     """
     book = with_policies(book, documents)
-    admission = Admission(settings, SettingsClasses(settings.classes))
+    admission = Admission(settings)
     outcomes = []
     for document in _objects(documents):
         metadata = as_map(document.get("metadata"))
@@ -133,7 +133,7 @@ def _admit(admission: Admission, document: Document, case: Case) -> tuple[Verdic
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     if document["kind"] == "Pod" and not group:
         if admission.forges_mirror(document, case):
-            return Verdict(violations=(reserved_names.not_by_kubelet(document),)), document
+            return Verdict(violations=[reserved_names.not_by_kubelet(document)]), document
         verdict = admission.mutate(document, case)
         return verdict, apply(document, verdict.patch)
     path = template_path(group, document["kind"])
@@ -177,4 +177,4 @@ def _yaml(document: Document) -> str:
 
 def _status(outcome: ReviewOutcome) -> Document:
     head = {"apiVersion": "v1", "kind": "Status", "status": "Failure"}
-    return {**head, **status_of(outcome.verdict, outcome.verdict.status)}
+    return {**head, **status_of(outcome.verdict.violations)}

@@ -10,7 +10,7 @@ from slicekeeper import names
 from slicekeeper.errors import Violation
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.untyped_json import as_map, show
-from webhook.patch import PatchBuilder
+from webhook.json_patch import PatchBuilder
 from webhook.review_inputs import Case, ClusterContext
 
 

@@ -9,13 +9,11 @@ from typing import Any, Final
 
 from slicekeeper.errors import Violation
 from slicekeeper.untyped_json import as_map
-from webhook import concerned_pods, reserved_names, validation
-from webhook.budget_refusal import refused_by_budget
+from webhook import pod_rules, relevant_pods, reserved_names, spent_budget
 from webhook.foreign.conversion import convert
-from webhook.patch import apply
+from webhook.json_patch import apply
 from webhook.review_inputs import Case, ClusterContext
 from webhook.verdict import Verdict
-from webhook.warnings import cut, warnings_of
 
 _TEMPLATE: Final = ("spec", "template")
 PATHS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
@@ -52,9 +50,9 @@ def with_template(workload: Mapping[str, Any], path: tuple[str, ...], template: 
 
 def validate(template: Mapping[str, Any], case: Case, prefix: str, cluster: ClusterContext) -> Verdict:
     """Return whether pods made from a workload's template at `prefix` would pass."""
-    found = tuple(reserved_names.forged(template, case))
-    if not found and concerned_pods.forges_mirror(template, case, cluster):
-        found = (reserved_names.not_by_kubelet(template),)  # its pods are created by a controller
+    found = list(reserved_names.forged(template, case))
+    if not found and relevant_pods.forges_mirror(template, case, cluster):
+        found = [reserved_names.not_by_kubelet(template)]  # its pods are created by a controller
     if found:
         return Verdict(violations=_below(prefix, found))
     foreign = convert(template, case.policy, cluster.resources, cluster.webhook.scheduler_name)
@@ -62,21 +60,22 @@ def validate(template: Mapping[str, Any], case: Case, prefix: str, cluster: Clus
         return Verdict(violations=_below(prefix, foreign.violations))
     if foreign.patch:
         verdict = validate(apply(template, foreign.patch), case, prefix, cluster)
-        return replace(verdict, warnings=(*map(cut, foreign.warnings), *verdict.warnings))
-    if concerned_pods.is_untouched(template, case, cluster):
+        return replace(verdict, warnings=[*foreign.warnings, *verdict.warnings])
+    if not relevant_pods.is_relevant(template, case, cluster):
         return Verdict()
-    request, broken = validation.check_pod(template, case, cluster)
+    request, broken = pod_rules.check_pod(template, case, cluster)
     violations = _below(prefix, broken)
     if case.policy.mode == "observe":
-        return Verdict(warnings=tuple(cut(f"observed, not refused: {violation}") for violation in violations))
-    if violations or request is None:
+        return Verdict(warnings=[f"observed, not refused: {violation}" for violation in violations])
+    if violations:
         return Verdict(violations=violations)
     if not request.holds_gpus:
         return Verdict()
     # The template itself is admitted: its pods may be created when there is budget again.
-    later = tuple(cut(f"pods of this template will be refused: {refusal}") for refusal in refused_by_budget(case))
-    return Verdict(warnings=later or warnings_of(template, request, case, cluster))
+    later = [f"pods of this template will be refused: {refusal}" for refusal in spent_budget.refusal(case)]
+    now = [*reserved_names.unknown_annotations(template), *spent_budget.warnings(template, request, case, cluster)]
+    return Verdict(warnings=later or now)
 
 
-def _below(prefix: str, violations: Iterable[Violation]) -> tuple[Violation, ...]:
-    return tuple(replace(violation, field=f"{prefix}.{violation.field}") for violation in violations)
+def _below(prefix: str, violations: Iterable[Violation]) -> list[Violation]:
+    return [replace(violation, field=f"{prefix}.{violation.field}") for violation in violations]

@@ -20,7 +20,7 @@ from slicekeeper.wire.json_patch import JsonPatch, escape
 WARNING: Final = "the manifest is of a pod that was bound before: it gets a new node and new GPUs, and keeps neither"
 
 
-def taken_off(pod: Mapping[str, Any], *, may_name_node: bool) -> JsonPatch:
+def without_former_place(pod: Mapping[str, Any], *, may_name_node: bool) -> JsonPatch:
     """Return the patch that removes the pod's former node and GPUs from its manifest; empty if it has none.
 
     If users may name a node, a node without GPUs from a Binding is theirs: the pod may have been in an earlier pass. A

@@ -14,7 +14,7 @@ from slicekeeper import names
 from slicekeeper.kube import changed_by
 from slicekeeper.untyped_json import as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
-from webhook.patch import PatchBuilder
+from webhook.json_patch import PatchBuilder
 
 KINDS: Final = ("GpuBudget", "ClusterGpuBudget", "GpuPolicy")
 

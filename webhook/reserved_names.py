@@ -62,10 +62,10 @@ def is_written_by_us(annotation: str) -> bool:
     )
 
 
-def unknown_annotations(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield annotations under our domain that no part reads, each with the most likely intended one, or nothing.
+def unknown_annotations(pod: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a warning for each annotation under our domain that no part reads.
 
-    They cause warnings, not refusals, because other releases may know more of them.
+    They cause no refusals, because other releases may know more of them.
     """
     for key in annotations_of(pod):
         domain = key.rpartition("/")[0]
@@ -74,7 +74,9 @@ def unknown_annotations(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if key in names.USER_ANNOTATIONS or is_written_by_us(key) or key in (names.ROOM_SEEN_AT, names.RUN_SECONDS):
             continue
         if not key.startswith(names.CONTAINER_LIMIT_PREFIX):
-            yield show(key), next(iter(difflib.get_close_matches(key, names.USER_ANNOTATIONS, 1, 0.8)), "")
+            similar = difflib.get_close_matches(key, names.USER_ANNOTATIONS, 1, 0.8)
+            meant = f"; did you mean {similar[0]}?" if similar else ""
+            yield f"annotation {show(key)} has no effect in Slicekeeper{meant}"
 
 
 def of_metadata(pod: Mapping[str, Any], request: PodRequest) -> Iterator[Violation]:

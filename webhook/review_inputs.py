@@ -7,25 +7,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from slicekeeper import names
 from slicekeeper.config.policy import NamespacePolicy, SidecarPolicy
-from slicekeeper.config.settings import PriorityClassSettings, Settings
+from slicekeeper.config.settings import Settings
 from webhook.host_access import protected_paths
+from webhook.priority_class_watch import PriorityClasses
 from webhook.sidecar_container import sidecar_container, volumes
-
-
-class ClassSource(Protocol):
-    """The known PriorityClasses of the cluster."""
-
-    def get(self, name: str) -> PriorityClassSettings | None:
-        """Return a class with its exact value; None if it is not known."""
-
-    def is_default(self, name: str) -> bool:
-        """Whether this is the class of pods that name none."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +53,7 @@ class Case:
 class ClusterContext:
     """The settings and PriorityClasses, with what follows from them."""
 
-    def __init__(self, settings: Settings, classes: ClassSource) -> None:
+    def __init__(self, settings: Settings, classes: PriorityClasses) -> None:
         self.webhook = settings.webhook
         self.schedulers = tuple(settings.schedulers)
         self.resources = settings.resources

@@ -13,8 +13,8 @@ from slicekeeper.gpu.pod_manifest import container_name, is_zero
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.untyped_json import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
+from webhook.json_patch import PatchBuilder
 from webhook.legacy_runtime import VOID_VARIABLE
-from webhook.patch import PatchBuilder
 from webhook.review_inputs import Case, ClusterContext
 from webhook.sidecar_container import CONTAINERS_VARIABLE
 

@@ -19,8 +19,7 @@ from slicekeeper.config.policy import PolicyBook
 from slicekeeper.config.settings import Settings
 from webhook.admission import Admission
 from webhook.admission_review import Reviewer
-from webhook.known_priority_classes import SettingsClasses
-from webhook.patch import apply
+from webhook.json_patch import apply
 from webhook.review_inputs import Case
 
 SIZES = (1, 2, 5, 10, 20, 50, 100)
@@ -40,7 +39,7 @@ def microseconds(call: Callable[[], object]) -> float:
 
 def main() -> None:
     settings, book = Settings(), PolicyBook()
-    admission = Admission(settings, SettingsClasses(settings.classes))
+    admission = Admission(settings)
     case = Case("research", book.default)
     reviewer = Reviewer(admission, lambda _namespace: case)
     print("| GPU containers | body KB | parse JSON µs | mutate µs | per container | validate µs | patch operations |")

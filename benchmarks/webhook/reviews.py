@@ -43,8 +43,7 @@ from webhook.admission import Admission
 from webhook.admission_review import Reviewer
 from webhook.app import make_shell
 from webhook.decision_refresh import Decisions
-from webhook.known_priority_classes import SettingsClasses
-from webhook.patch import apply
+from webhook.json_patch import apply
 from webhook.review_inputs import Case
 
 BARE = ("bare Flask", "bare Starlette")
@@ -177,7 +176,7 @@ def webhook_app() -> Starlette:
         policy = book.of(namespace)
         return Case(namespace, policy, decisions.standing(namespace, policy))
 
-    reviewer = Reviewer(Admission(settings, SettingsClasses(settings.classes)), case_of)
+    reviewer = Reviewer(Admission(settings), case_of)
     return make_shell(reviewer, settings.webhook.max_body_bytes, dict)
 
 
@@ -291,7 +290,7 @@ def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     new, body = pod(1), review(pod(1))
     settings = Settings()
-    admission = Admission(settings, SettingsClasses(settings.classes))
+    admission = Admission(settings)
     admitted = review(apply(new, admission.mutate(new, Case("research", PolicyBook().default)).patch))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

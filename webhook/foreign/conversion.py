@@ -21,9 +21,9 @@ from slicekeeper.gpu.foreign_amounts import ConvertedShare, Reading, ReferenceGp
 from slicekeeper.gpu.pod_manifest import annotations_of, container_name
 from slicekeeper.untyped_json import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
+from webhook.field_types import malformed
 from webhook.foreign import gpu_manager, gpushare, hami, kai, volcano_vgpu
-from webhook.patch import PatchBuilder
-from webhook.pod_shape import malformed
+from webhook.json_patch import PatchBuilder
 
 _READ: Final[dict[str, Callable[[Mapping[str, Any], ReferenceGpu, Reading], None]]] = {
     "gpu-manager": gpu_manager.read,

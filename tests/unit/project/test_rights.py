@@ -56,7 +56,7 @@ from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings
 from timekeeper.cluster.watches import ClusterNodes, Namespaces, Pods
 from timekeeper.core.caller import Caller
-from webhook import known_priority_classes as classes
+from webhook import priority_class_watch
 
 NOW = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
@@ -87,8 +87,9 @@ def follow_policies(server: Server) -> None:
 
 def run_webhook(server: Server) -> None:
     follow_policies(server)
-    with mock.patch.object(classes, "KubeClient", return_value=server):
-        _, watch = classes.watch_classes(Settings().kubernetes, Settings().classes)
+    with mock.patch.object(priority_class_watch, "KubeClient", return_value=server):
+        classes = priority_class_watch.PriorityClasses(Settings().classes)
+        watch = priority_class_watch.watch_of(classes, Settings().kubernetes)
     assert watch is not None
     attempt(lambda: follow(watch))
     # What the timekeeper asks the API server before it answers GET /api/v1/decisions.

@@ -13,15 +13,16 @@ from slicekeeper import names
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.config.settings import Settings, TimekeeperClientSettings, WebhookSettings
 from slicekeeper.wire.json_patch import escape
-from webhook import patch as patches
+from webhook import json_patch
 from webhook.admission import Admission
-from webhook.known_priority_classes import ClusterClasses, SettingsClasses
-from webhook.patch import value_at
+from webhook.admission_review import shortened
+from webhook.json_patch import value_at
+from webhook.priority_class_watch import PriorityClasses
+from webhook.refusal_status import status_of
 from webhook.review_inputs import Case, Standing
-from webhook.warnings import cut
 
 SETTINGS = Settings()
-ADMISSION = Admission(SETTINGS, SettingsClasses(SETTINGS.classes))
+ADMISSION = Admission(SETTINGS)
 SHARE = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 15}
 CASE = Case("research", NamespacePolicy())
 OVER = Case("research", NamespacePolicy(), Standing(over_budget=True))
@@ -74,7 +75,7 @@ def test_a_budget_enforced_hard_refuses_new_pods_over_it() -> None:
     hard = replace(OVER, standing=Standing(over_budget=True, hard=True, reason="nothing is left since noon"))
     refusal = ADMISSION.mutate(pod(), hard)
     assert "(nothing is left since noon); for example the same manifest, after a grant" in str(refusal.violations[0])
-    assert (refusal.violations[0].code, refusal.status) == ("budget-exhausted", 403)
+    assert (refusal.violations[0].code, status_of(refusal.violations)["code"]) == ("budget-exhausted", 403)
     assert codes(hard, admitted(OVER)) == ["budget-exhausted"]
     assert codes(replace(hard, standing=Standing(over_budget=True, hard=True, settled=False)), admitted()) == []
 
@@ -103,7 +104,7 @@ def test_safe_refuses_a_pod_without_a_deadline_of_its_own(deadline: Any) -> None
     refusal = ADMISSION.mutate(pod(activeDeadlineSeconds=deadline), SAFE)
     assert refusal.violations[0].code in ("deadline-missing", "manifest-malformed")
     assert refusal.violations[0].field == "spec.activeDeadlineSeconds"
-    assert refusal.status == 422
+    assert status_of(refusal.violations)["code"] == 422
     assert ADMISSION.mutate({"spec": {"containers": [{"name": "x"}]}}, SAFE).patch == [], "no GPU, no deadline"
 
 
@@ -132,7 +133,7 @@ def test_an_unknown_budget_is_taken_by_the_stale_mode_with_a_warning(mode: str, 
 def test_an_unknown_budget_denies_where_the_policy_says_so() -> None:
     case = Case("research", NamespacePolicy(stale="deny"), Standing(unknown=True))
     refusal = ADMISSION.mutate(pod(), case)
-    assert (refusal.violations[0].code, refusal.status) == ("budget-unknown", 503)
+    assert (refusal.violations[0].code, status_of(refusal.violations)["code"]) == ("budget-unknown", 503)
     assert ADMISSION.mutate({"spec": {"containers": [{"name": "x"}]}}, case).allowed
 
 
@@ -194,7 +195,7 @@ def test_a_gpu_that_a_limit_range_gave_to_our_sidecar_is_taken_off_it(default: d
     left = done["spec"]["initContainers"][0]["resources"]["limits"]
     gpus = {name: "0" for name in default if name != "cpu"}
     assert left == {**sidecar["resources"]["limits"], **default, **gpus}
-    assert verdict.warnings == ()
+    assert not verdict.warnings
     assert codes(CASE, done) == []
     assert ADMISSION.mutate(done, CASE).patch == []
 
@@ -208,7 +209,7 @@ def test_a_container_of_users_that_names_zero_is_refused_still() -> None:
 def test_a_re_applied_pod_may_not_trust_another_ca_in_our_volume() -> None:
     url = TimekeeperClientSettings(url="https://timekeeper.slicekeeper-system.svc:8444")
     settings = Settings(timekeeper_client=url)
-    judge = Admission(settings, SettingsClasses(settings.classes))
+    judge = Admission(settings)
     once = deepcopy(apply(pod(), judge.mutate(pod(), CASE).patch))
     assert judge.mutate(once, CASE).patch == []
     [token] = [v["projected"] for v in once["spec"]["volumes"] if v["name"] == "slicekeeper-token"]
@@ -219,7 +220,7 @@ def test_a_re_applied_pod_may_not_trust_another_ca_in_our_volume() -> None:
 
 
 def test_the_clusters_class_values_go_before_the_settings() -> None:
-    classes = ClusterClasses(SettingsClasses(SETTINGS.classes))
+    classes = PriorityClasses(SETTINGS.classes)
     classes.on_list(
         [
             {"metadata": {"name": "gpu-default-priority"}, "value": 7, "preemptionPolicy": "Never"},
@@ -251,16 +252,14 @@ def test_a_ceiling_that_was_lowered_since_the_first_pass_is_told() -> None:
 
 def test_report_interval_and_timekeeper_reach_the_sidecar() -> None:
     settings = Settings(webhook=WebhookSettings(report_seconds=2.5))
-    judge = Admission(settings, SettingsClasses(settings.classes))
+    judge = Admission(settings)
     env = apply(pod(), judge.mutate(pod(), CASE).patch)["spec"]["initContainers"][0]["env"]
     assert {"name": "SLICEKEEPER_SIDECAR_REPORT_SECONDS", "value": "2.5"} in env
 
 
 def test_warnings_are_cut_at_what_the_api_server_takes() -> None:
-    assert cut("x" * 256) == "x" * 256
-    assert len(cut("x" * 257)) == 256
-    long = Case("n" * 200, NamespacePolicy(), Standing(over_budget=True))
-    assert all(len(warning) <= 256 for warning in ADMISSION.mutate(pod(), long).warnings)
+    assert shortened("x" * 256) == "x" * 256
+    assert len(shortened("x" * 257)) == 256
 
 
 def test_pointers_are_escaped_and_read_back() -> None:
@@ -274,7 +273,7 @@ def test_pointers_are_escaped_and_read_back() -> None:
 def test_applying_a_patch_leaves_the_original_as_it_was() -> None:
     original = {"a": {"b": [1]}}
     patch = [{"op": "add", "path": "/a/b/0", "value": 0}, {"op": "replace", "path": "/a/b/1", "value": 2}]
-    assert patches.apply(original, patch) == {"a": {"b": [0, 2]}}
+    assert json_patch.apply(original, patch) == {"a": {"b": [0, 2]}}
     assert original == {"a": {"b": [1]}}
 
 

@@ -18,7 +18,6 @@ from webhook import metrics
 from webhook.admission import Admission
 from webhook.admission_review import Reviewer
 from webhook.app import make_shell
-from webhook.known_priority_classes import SettingsClasses
 from webhook.review_inputs import Case, Standing
 
 SHARE = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 15}
@@ -97,9 +96,7 @@ class Shell:
 
 def client(standing: Standing = IN_BUDGET, policy: NamespacePolicy = DEFAULT) -> Shell:
     settings = Settings()
-    reviewer = Reviewer(
-        Admission(settings, SettingsClasses(settings.classes)), lambda namespace: Case(namespace, policy, standing)
-    )
+    reviewer = Reviewer(Admission(settings), lambda namespace: Case(namespace, policy, standing))
     return Shell(make_shell(reviewer, BODY_LIMIT, lambda: {"status": "ready"}))
 
 
@@ -161,7 +158,7 @@ def test_a_namespace_that_is_only_in_the_request_is_used() -> None:
         seen.append(namespace)
         return Case(namespace, NamespacePolicy())
 
-    reviewer = Reviewer(Admission(settings, SettingsClasses(settings.classes)), case_of)
+    reviewer = Reviewer(Admission(settings), case_of)
     shell = Shell(make_shell(reviewer, BODY_LIMIT, dict))
     respond(shell, "/mutate", review({**pod(), "metadata": {"generateName": "train-"}}, namespace="team-a"))
     respond(shell, "/mutate", review({**pod(), "metadata": {"namespace": "team-b"}}, namespace=None))
@@ -195,11 +192,11 @@ def test_a_workload_whose_template_was_there_before_can_be_scaled() -> None:
 
 def test_a_template_over_budget_is_allowed_with_a_warning() -> None:
     kind = {"group": "batch", "version": "v1", "kind": "Job"}
-    response = respond(
-        client(Standing(over_budget=True)), "/validate", review({"spec": {"template": pod()}}, kind=kind)
-    )
+    spent = client(Standing(over_budget=True))
+    response = respond(spent, "/validate", review({"spec": {"template": pod()}}, kind=kind))
     assert response["allowed"]
     assert "over its GPU budget" in response["warnings"][0]
+    assert len(respond(spent, "/mutate", review(pod(), namespace="n" * 200))["warnings"][0]) == 256
 
 
 def test_a_template_in_a_spent_hard_namespace_is_told_that_its_pods_will_be_refused() -> None:
@@ -381,7 +378,7 @@ def test_what_nobody_expected_is_a_problem_that_tells_nothing(caplog: pytest.Log
         raise RuntimeError("a secret")
 
     settings = Settings()
-    reviewer = Reviewer(Admission(settings, SettingsClasses(settings.classes)), broken)
+    reviewer = Reviewer(Admission(settings), broken)
     shell = make_shell(reviewer, BODY_LIMIT, dict)
     sent: list[dict[str, Any]] = []
     with pytest.raises(RuntimeError, match="a secret"):  # for the server; the client has its answer by then

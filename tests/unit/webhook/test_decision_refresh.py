@@ -11,10 +11,9 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import WebhookSettings
 from slicekeeper.errors import Unavailable
 from slicekeeper.wire.timekeeper import Decision, DecisionList, State
-from webhook.decision_file import LastDecisions
 from webhook.decision_refresh import Decisions
 from webhook.review_inputs import Standing
-from webhook.shared_state_change import StateChangeBoard
+from webhook.shared_decisions import SharedDecisions
 
 POLICY = NamespacePolicy()
 
@@ -54,8 +53,8 @@ class Upstream:
         return (None if etag == tag else DecisionList(items=self.items, as_of="")), tag
 
 
-def cache(upstream: Upstream, clock: ManualClock, board: StateChangeBoard | None = None) -> Decisions:
-    return Decisions(upstream, clock, WebhookSettings(), board=board)
+def cache(upstream: Upstream, clock: ManualClock, shared: SharedDecisions | None = None) -> Decisions:
+    return Decisions(upstream, clock, WebhookSettings(), shared=shared)
 
 
 def later(clock: ManualClock, decisions: Decisions, seconds: int) -> None:
@@ -176,24 +175,24 @@ def test_a_namespace_that_was_over_budget_stays_so_while_the_timekeeper_is_silen
 
 
 def test_a_worker_that_replaces_another_knows_what_that_one_knew(tmp_path: Path) -> None:
-    upstream, clock, last = Upstream(), ManualClock(), LastDecisions(str(tmp_path))
+    upstream, clock, shared = Upstream(), ManualClock(), SharedDecisions(str(tmp_path))
     upstream.say("hard", spent="exhausted")
-    Decisions(upstream, clock, WebhookSettings(), last=last).refresh()
+    cache(upstream, clock, shared).refresh()
     clock.advance(100_000)
     upstream.up = False
-    fresh = Decisions(upstream, clock, WebhookSettings(), last=LastDecisions(str(tmp_path)))
+    fresh = cache(upstream, clock, shared)
     assert fresh.standing("spent", POLICY) == Standing(over_budget=True, hard=True, stale=True)
     upstream.up = True
     fresh.refresh()
     assert upstream.asked[-1] == ""
     assert not fresh.stale
     (tmp_path / "decisions.json").write_text("{")
-    assert Decisions(upstream, clock, WebhookSettings(), last=last).standing("spent", POLICY).unknown
+    assert cache(upstream, clock, shared).standing("spent", POLICY).unknown
 
 
 def test_a_worker_that_has_not_heard_of_anothers_flip_takes_either_class_until_it_fetches() -> None:
-    upstream, clock, board = Upstream(a="exhausted"), ManualClock(), StateChangeBoard()
-    quick, slow = cache(upstream, clock, board), cache(upstream, clock, board)
+    upstream, clock, shared = Upstream(a="exhausted"), ManualClock(), SharedDecisions()
+    quick, slow = cache(upstream, clock, shared), cache(upstream, clock, shared)
     quick.refresh()
     slow.refresh()
     for _ in range(31):

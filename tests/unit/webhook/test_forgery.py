@@ -15,11 +15,10 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.config.settings import Settings
 from webhook.admission import Admission
 from webhook.admission_review import Reviewer
-from webhook.known_priority_classes import SettingsClasses
 from webhook.review_inputs import Case
 
 SETTINGS = Settings()
-ADMISSION = Admission(SETTINGS, SettingsClasses(SETTINGS.classes))
+ADMISSION = Admission(SETTINGS)
 SHARE = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 15}
 FORGED = [
     {names.gpu_annotation("a"): "GPU-of-somebody-else"},

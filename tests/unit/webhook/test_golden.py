@@ -21,7 +21,6 @@ from slicekeeper.config.settings import Settings
 from slicekeeper.config.yaml_file import convert
 from webhook import offline_review
 from webhook.admission import Admission
-from webhook.known_priority_classes import SettingsClasses
 from webhook.review_inputs import Case, Standing
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -79,14 +78,14 @@ def test_admitted(file: Path) -> None:
 @pytest.mark.parametrize("file", ADMITTED, ids=name)
 def test_what_is_admitted_is_left_alone_and_validated(file: Path) -> None:
     case = Input(file)
-    admission = Admission(case.settings, SettingsClasses(case.settings.classes))
+    admission = Admission(case.settings)
     for outcome in case.outcomes():
         if outcome.before["kind"] != "Pod":
             continue
         namespace = outcome.before["metadata"].get("namespace", case.namespace)
         facts = Case(namespace, case.book.of(namespace), Standing(over_budget=case.over_budget))
         assert admission.mutate(outcome.admitted, facts).patch == []
-        assert admission.validate(outcome.admitted, facts).violations == ()
+        assert admission.validate(outcome.admitted, facts).allowed
         untouched: dict[str, Any] = dict(outcome.before)
         assert apply(untouched, outcome.verdict.patch) == outcome.admitted
 

@@ -9,7 +9,6 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import NodeAgentSettings, Settings, WebhookSettings
 from webhook.admission import Admission
 from webhook.host_access import canonical, protected_paths, reaches
-from webhook.known_priority_classes import SettingsClasses
 from webhook.review_inputs import Case
 
 SETTINGS = Settings()
@@ -19,7 +18,7 @@ SHARE = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 15}
 
 
 def codes(spec: dict[str, Any], settings: Settings = SETTINGS, case: Case = CASE) -> list[str]:
-    judge = Admission(settings, SettingsClasses(settings.classes))
+    judge = Admission(settings)
     return [violation.code for violation in judge.mutate({"metadata": {}, "spec": spec}, case).violations]
 
 

@@ -9,11 +9,10 @@ from support.json_patch import apply
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources, Settings, WebhookSettings
 from webhook.admission import Admission
-from webhook.known_priority_classes import SettingsClasses
 from webhook.review_inputs import Case
 
 SETTINGS = Settings()
-ADMISSION = Admission(SETTINGS, SettingsClasses(SETTINGS.classes))
+ADMISSION = Admission(SETTINGS)
 CASE = Case("team", NamespacePolicy())
 SHARE = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 15}
 DEVICES = {"nvidia.com/gpu": 1}
@@ -34,7 +33,7 @@ def gpu(limits: dict[str, int], **more: Any) -> dict[str, Any]:
 
 def injecting(injection: Any) -> Admission:
     settings = Settings(webhook=WebhookSettings(injection=injection))
-    return Admission(settings, SettingsClasses(settings.classes))
+    return Admission(settings)
 
 
 def codes(manifest: dict[str, Any], judge: Admission = ADMISSION, case: Case = CASE) -> list[str]:
@@ -79,7 +78,7 @@ def test_who_holds_another_device_of_nvidias_than_a_gpu_gets_void(name: str) -> 
 @pytest.mark.parametrize("name", ["gpu", "gpu.shared", "gpu-a100", "mig-1g.5gb", "mig-1g.5gb.shared"])
 def test_who_holds_a_gpu_of_the_plugin_keeps_its_variable_if_the_settings_do_not_name_it(name: str) -> None:
     settings = Settings(resources=Resources(device=()))
-    judge = Admission(settings, SettingsClasses(settings.classes))
+    judge = Admission(settings)
     manifest = pod(gpu(SHARE), {"name": "b", "resources": {"limits": {f"nvidia.com/{name}": 1}}})
     assert "env" not in apply(manifest, judge.mutate(manifest, CASE).patch)["spec"]["containers"][1]
 
@@ -204,7 +203,7 @@ def test_an_env_from_that_may_name_devices_is_refused_on_who_holds_devices_of_th
     assert codes(pod(gpu(DEVICES, envFrom=[source]))) == ([] if passes else ["env-from"])
     assert codes(pod(gpu(SHARE, envFrom=[source]))) == [], "there the webhook sets the variable itself, which wins"
     allowed = Settings(webhook=WebhookSettings(allow_env_from=True))
-    assert codes(pod(gpu(DEVICES, envFrom=[source])), Admission(allowed, SettingsClasses(allowed.classes))) == []
+    assert codes(pod(gpu(DEVICES, envFrom=[source])), Admission(allowed)) == []
 
 
 @pytest.mark.parametrize("path", ["/var/run/nvidia-container-devices/all", "/run//nvidia-container-devices/GPU-1/"])

@@ -14,10 +14,9 @@ from support.json_patch import apply
 from slicekeeper import names
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Settings, WebhookSettings
-from webhook import patch
+from webhook import json_patch
 from webhook.admission import Admission
 from webhook.admission_review import BadReview, Reviewer
-from webhook.known_priority_classes import SettingsClasses
 from webhook.review_inputs import Case, Standing
 
 CORE, MEMORY, DEVICE = "tencent.com/vcuda-core", "tencent.com/vcuda-memory", "nvidia.com/gpu"
@@ -29,7 +28,7 @@ relaxed = settings(
 
 def admission(injection: str = "limiter") -> Admission:
     chosen = Settings(webhook=WebhookSettings(injection=injection))  # type: ignore[arg-type]
-    return Admission(chosen, SettingsClasses(chosen.classes))
+    return Admission(chosen)
 
 
 admissions = st.sampled_from(["meter", "seats", "limiter"]).map(admission)
@@ -291,7 +290,7 @@ def test_a_patch_removes_and_reorders_nothing(judge: Admission, pod: Pod, case: 
     verdict = judge.mutate(pod, case)
     assert {operation["op"] for operation in verdict.patch} <= {"add", "replace"}
     assert keeps(pod, apply(pod, verdict.patch))
-    assert patch.apply(pod, verdict.patch) == apply(pod, verdict.patch)
+    assert json_patch.apply(pod, verdict.patch) == apply(pod, verdict.patch)
 
 
 @relaxed

@@ -16,13 +16,10 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Settings
 from webhook.admission import Admission
 from webhook.admission_review import Reviewer
-from webhook.known_priority_classes import SettingsClasses
 from webhook.review_inputs import Case
 
 SETTINGS = Settings()
-REVIEWER = Reviewer(
-    Admission(SETTINGS, SettingsClasses(SETTINGS.classes)), lambda namespace: Case(namespace, NamespacePolicy())
-)
+REVIEWER = Reviewer(Admission(SETTINGS), lambda namespace: Case(namespace, NamespacePolicy()))
 SPEC = {"amount": "2h", "period": "month"}
 OTHER = {**SPEC, "amount": "3h"}
 KINDS = ("GpuBudget", "ClusterGpuBudget", "GpuPolicy")

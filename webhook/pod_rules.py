@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check a pod against all rules except those of the request (`slicekeeper.gpu.pod_request`), and report all violations.
 
-Rules with a subject of their own are in `reserved_names`, `pod_priority`, `host_access` and `legacy_runtime`.
+Rules with a subject of their own are in `reserved_names`, `pod_priority`, `host_access`, `legacy_runtime` and
+`spent_budget`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.pod import controller_of
 from slicekeeper.untyped_json import as_map, show
 from webhook import host_access, legacy_runtime, pod_priority, reserved_names
+from webhook.field_types import malformed
 from webhook.mutation import DEFAULT_SCHEDULER
-from webhook.pod_shape import malformed
 from webhook.review_inputs import Case, ClusterContext
 
 _ANNOTATION_BYTES: Final = 256 * 1024
@@ -32,18 +33,18 @@ _GPU_BYTES: Final = 48
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
-def check_pod(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> tuple[PodRequest | None, list[Violation]]:
-    """Return what a pod asks for, None if that cannot be read, and every rule that it breaks."""
+def check_pod(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> tuple[PodRequest, list[Violation]]:
+    """Return what a pod asks for, nothing if that cannot be read, and every rule that it breaks."""
     violations = list(malformed(pod))
     if violations:
-        return None, violations
+        return PodRequest(), violations
     policy = case.policy
     resources = cluster.without_device if policy.nvidia_gpu == "ignored" else cluster.resources
     try:
         request = parse_pod(pod, resources, ceiling=policy.ceiling)
     except RequestRefused as error:
         # A wrong annotation must not avoid metering if pods are only observed.
-        readable = parse_admitted(pod, resources)[0] if policy.mode == "observe" else None
+        readable = parse_admitted(pod, resources)[0] if policy.mode == "observe" else PodRequest()
         return readable, list(error.violations)
     violations += reserved_names.of_metadata(pod, request)
     violations += _room_for_binding(pod, request)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pods are our business: all others are neither checked nor changed."""
+"""Which pods are checked and changed at all."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from webhook import reserved_names
 from webhook.review_inputs import Case, ClusterContext
 
 
-def is_untouched(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> bool:
-    """Whether no rule applies to a pod, and nothing is written on it."""
-    return case.policy.mode == "off" or reserved_names.is_mirror(pod) or not _concerns(pod, case, cluster)
+def is_relevant(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> bool:
+    """Whether the rules apply to a pod; if not, it is neither checked nor changed."""
+    return case.policy.mode != "off" and not reserved_names.is_mirror(pod) and _looks_ours(pod, case, cluster)
 
 
 def forges_mirror(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> bool:
     """Whether a GPU pod, or a template of one, says that it mirrors a static pod, as only a kubelet's pods do."""
-    return reserved_names.is_mirror(pod) and _concerns(pod, case, cluster)
+    return reserved_names.is_mirror(pod) and _looks_ours(pod, case, cluster)
 
 
 def is_gpu_pod(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> bool:
@@ -29,7 +29,7 @@ def is_gpu_pod(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> b
     return asks_for(pod, _asked(case, cluster))
 
 
-def _concerns(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> bool:
+def _looks_ours(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> bool:
     """Whether a pod asks for GPUs, or carries a name that only GPU pods have."""
     if asks_for(pod, (*_asked(case, cluster), cluster.resources.seat)):
         return True

@@ -18,32 +18,17 @@ from slicekeeper.kube.watch import Watch
 log = logging.getLogger(__name__)
 
 
-class SettingsClasses:
-    """The two classes of the settings and no others: outside a cluster, and until the watch has seen more."""
+class PriorityClasses:
+    """The cluster's classes, as a watch has shown them; those of the settings if it has shown none of that name."""
 
     def __init__(self, classes: Classes) -> None:
-        self._known = {known.name: known for known in (classes.in_budget, classes.over_budget)}
-
-    def get(self, name: str) -> PriorityClassSettings | None:
-        """Return a class of the settings."""
-        return self._known.get(name)
-
-    def is_default(self, name: str) -> bool:  # noqa: ARG002 - the twin of the cluster's
-        """Return False: which class is the cluster's default is not known."""
-        return False
-
-
-class ClusterClasses:
-    """The cluster's classes, as its watch shows them; the settings' if it shows none of that name."""
-
-    def __init__(self, fallback: SettingsClasses) -> None:
-        self._fallback = fallback
-        self._known: dict[str, PriorityClassSettings] = {}
+        self._of_settings = {known.name: known for known in (classes.in_budget, classes.over_budget)}
+        self._of_cluster: dict[str, PriorityClassSettings] = {}
         self._default = ""
 
     def get(self, name: str) -> PriorityClassSettings | None:
-        """Return a class by its name."""
-        return self._known.get(name) or self._fallback.get(name)
+        """Return a class with its exact value; None if it is not known."""
+        return self._of_cluster.get(name) or self._of_settings.get(name)
 
     def is_default(self, name: str) -> bool:
         """Whether pods that name no class get this one."""
@@ -52,37 +37,32 @@ class ClusterClasses:
     def on_list(self, objects: list[Object]) -> None:
         """Replace the whole state."""
         known = [_read(obj) for obj in objects]
-        self._known = {c.name: c for c in known if c is not None}
+        self._of_cluster = {c.name: c for c in known if c is not None}
         self._default = next((_name(obj) for obj in objects if obj.get("globalDefault") is True), "")
 
     def on_event(self, kind: str, obj: Object) -> None:
         """Apply one change."""
-        name, known = _name(obj), dict(self._known)
+        name, known = _name(obj), dict(self._of_cluster)
         known.pop(name, None)
         read = _read(obj)
         if kind != "DELETED" and read is not None:
             known[name] = read
-        self._known = known
+        self._of_cluster = known
         if kind != "DELETED" and obj.get("globalDefault") is True:
             self._default = name
         elif self._default == name:
             self._default = ""
 
 
-def watch_classes(
-    settings: KubernetesSettings, classes: Classes
-) -> tuple[ClusterClasses | SettingsClasses, Watch | None]:
-    """Return the classes and their watch, not started yet; without a cluster the settings' classes and None."""
-    fallback = SettingsClasses(classes)
+def watch_of(classes: PriorityClasses, settings: KubernetesSettings) -> Watch | None:
+    """Return the watch that keeps the classes up to date, not started yet; None without a cluster."""
     try:
-        client = KubeClient(settings)
+        return Watch(KubeClient(settings), PRIORITY_CLASSES, classes)
     except SettingsError:
         if settings.server:
             raise
         log.info("no cluster to watch: priority classes are those of the settings")
-        return fallback, None
-    known = ClusterClasses(fallback)
-    return known, Watch(client, PRIORITY_CLASSES, known)
+        return None
 
 
 def _name(obj: Object) -> str:
