@@ -23,9 +23,9 @@ from timekeeper.ledger import reservation
 from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.budget_rule import policy_rule, policy_version, version_of
 from timekeeper.ledger.standing import BudgetStanding
-from timekeeper.store import accounts, requested
+from timekeeper.store import accounts, idempotent_rows
 from timekeeper.store.accounts import BudgetAccount
-from timekeeper.store.requested import Row
+from timekeeper.store.idempotent_rows import Row
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class BudgetOwner(ABC):
         with self.service.books.database.reading() as session:
             rows: list[Row] = []
             if account := self.find(session):
-                rows = requested.page(session, kind, account.id, *conditions, before=before, limit=limit + 1)
+                rows = idempotent_rows.page(session, kind, account.id, *conditions, before=before, limit=limit + 1)
         return paging.page(rows, limit, lambda row: row.id)
 
 

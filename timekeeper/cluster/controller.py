@@ -35,7 +35,7 @@ from timekeeper.cluster.gate import Gates
 from timekeeper.cluster.lost_label import Strays
 from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings
-from timekeeper.cluster.threshold import Thresholds
+from timekeeper.cluster.threshold_notices import Thresholds
 from timekeeper.cluster.vanished_pod import Vanished
 from timekeeper.cluster.watches import ClusterNodes, Namespaces, Pods
 from timekeeper.core.record import AccountId

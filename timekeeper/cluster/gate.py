@@ -24,8 +24,8 @@ from timekeeper.cluster import pod_patch
 from timekeeper.cluster.opening import Openings, namespace_of
 from timekeeper.cluster.watches import Pods
 from timekeeper.core.coverage import Cover, Gap, planned
+from timekeeper.core.pod_need import Need, span_of
 from timekeeper.core.refusal import LedgerError
-from timekeeper.core.reservation import Need, span_of
 from timekeeper.ledger import coverage, reservation
 from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books

@@ -15,7 +15,7 @@ from slicekeeper.kube.break_glass_record import NAMESPACE_UID
 from slicekeeper.kube.client import NODES, RESOURCE_QUOTAS, KubeClient, Object
 from slicekeeper.units import Instant
 from timekeeper.cluster.watches import ClusterNodes, Namespaces
-from timekeeper.core import charged_fraction, interval, quota_weight, reservation
+from timekeeper.core import charged_fraction, interval, pod_need, quota_weight
 from timekeeper.core.rate import RateBook
 from timekeeper.ledger.workload import Opening
 from timekeeper.store import workloads
@@ -102,13 +102,13 @@ class Openings:
 
     def need(
         self, pod: Object, policy: NamespacePolicy, span: int, book: RateBook, now: Instant
-    ) -> reservation.Need | None:
+    ) -> pod_need.Need | None:
         """Return the reservation that a pod needs if it holds its GPUs for `span` milliseconds at most.
 
         None if no GPU is known that it could get. Raises Unavailable if the API server does not answer.
         """
         weight = self._settings.timekeeper.weight
-        return reservation.need_of(
+        return pod_need.need_of(
             charged_request(pod, policy, self._settings),
             span,
             gpus=self._inventory.values(),

@@ -17,7 +17,7 @@ from typing import Final
 from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
 from timekeeper.core import timeline
 from timekeeper.core.accumulated_charge import Claim
-from timekeeper.core.budget import BudgetState, rule_at
+from timekeeper.core.budget_state import BudgetState, rule_at
 from timekeeper.core.hierarchy import Tree, tree_of
 from timekeeper.core.record import AccountId, Forest
 

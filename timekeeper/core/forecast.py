@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from slicekeeper.units import Instant
-from timekeeper.core.budget import BudgetState
+from timekeeper.core.budget_state import BudgetState
 from timekeeper.core.record import AccountId, Forest
 from timekeeper.core.timeline import Run
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
 from timekeeper.core.accumulated_charge import Claim
-from timekeeper.core.allowance import BudgetLine
-from timekeeper.core.budget import BudgetState, period_allowance
+from timekeeper.core.budget_line import BudgetLine
+from timekeeper.core.budget_state import BudgetState, period_allowance
 from timekeeper.core.hierarchy import chain, parents_at
 from timekeeper.core.record import AccountId, Forest, Link, Posting, PostingKind, Records
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
-from timekeeper.core.budget import BudgetState
+from timekeeper.core.budget_state import BudgetState
 from timekeeper.core.hierarchy import Tree
 from timekeeper.core.record import AccountId, Records
-from timekeeper.store import memberships, timelines
+from timekeeper.store import hierarchy_links, timelines
 
 
 def anchored(session: Session, tree: Tree, before: Instant | None) -> tuple[Tree, dict[AccountId, BudgetState]]:
@@ -23,7 +23,7 @@ def anchored(session: Session, tree: Tree, before: Instant | None) -> tuple[Tree
     while True:
         anchor = timelines.anchor_before(session, tree.keys, before)
         # The anchor must also have the budgets that were linked then and no longer are, which it was chosen without.
-        wider = memberships.tree(session, tree.keys, instant_of(anchor))
+        wider = hierarchy_links.tree(session, tree.keys, instant_of(anchor))
         if wider.keys == tree.keys:
             return wider, anchor
         tree = wider

@@ -18,7 +18,7 @@ from timekeeper.core.hierarchy import IN_FORCE
 from timekeeper.core.record import AccountId, Forest, Revision
 from timekeeper.ledger.anchor import anchored, instant_of, rest_of
 from timekeeper.ledger.standing import BudgetStanding, TreeStanding
-from timekeeper.store import accounts, audit_chain, budget_objects, budget_rules, memberships, timelines
+from timekeeper.store import accounts, audit_chain, budget_objects, budget_rules, hierarchy_links, timelines
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.database import Database
 
@@ -96,12 +96,12 @@ class Books:
     def children(self, standing: BudgetStanding) -> list[BudgetStanding]:
         """Return the standings of the budgets directly below a team or an organisation, by name."""
         with self.database.reading() as session:
-            above = memberships.current(session, self.cluster)
+            above = hierarchy_links.current(session, self.cluster)
             below = accounts.named(session, [c for c, parent in above.items() if parent == standing.account.id])
             return self._standings_of(session, sorted(below.values(), key=lambda known: (known.name, known.id)))
 
     def _standings_of(self, session: Session, wanted: list[BudgetAccount]) -> list[BudgetStanding]:
-        above = memberships.current(session, self.cluster)
+        above = hierarchy_links.current(session, self.cluster)
         known = {account.id: account for account in wanted}
         known |= accounts.named(session, {*above.values()} - known.keys()) if above else {}
         return [self._standing(session, account, above, known) for account in wanted]
@@ -139,7 +139,7 @@ class Books:
             version, cached = self._trees.get(root.id, (None, None))
         if cached is not None and version == root.version:
             return cached
-        now = memberships.tree(session, [root.id], IN_FORCE)
+        now = hierarchy_links.tree(session, [root.id], IN_FORCE)
         tree, anchor = anchored(session, now, None)
         forest = Forest(timelines.records(session, tree.keys, instant_of(anchor), carry=self.carry), tree.links)
         settled = accounts.settled_until(session, tree.keys)

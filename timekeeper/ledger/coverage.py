@@ -12,7 +12,7 @@ from timekeeper.core.record import AccountId, Forest
 from timekeeper.ledger import settlement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.standing import BudgetStanding
-from timekeeper.store import memberships, reservations, timelines
+from timekeeper.store import hierarchy_links, reservations, timelines
 
 
 def known(session: Session, standing: BudgetStanding, now: Instant) -> Cover:
@@ -28,7 +28,7 @@ def settled(books: Books, session: Session, budget: AccountId, now: Instant) -> 
     Settling updates the row of the root, so two transactions cannot reserve the same time.
     """
     everything = settlement.settle_all(books, session, {budget: None}, now)
-    tree = memberships.tree(session, [budget], IN_FORCE)
+    tree = hierarchy_links.tree(session, [budget], IN_FORCE)
     at = everything[budget].at
     records = timelines.records(session, tree.keys, at, carry=False)  # either would do: a `Cover` ignores debts
     reserved = reservations.reserved(session, at, tree.keys)

@@ -17,8 +17,8 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant, format_instant
 from timekeeper.core import hierarchy, timeline
-from timekeeper.core.budget import rule_at
-from timekeeper.core.period_change import period_around
+from timekeeper.core.accounting_period import accounting_period
+from timekeeper.core.budget_state import rule_at
 from timekeeper.core.posting import difference, effect
 from timekeeper.core.record import AccountId, Forest, Posting
 from timekeeper.core.refusal import NamespaceUnknown
@@ -28,9 +28,9 @@ from timekeeper.store import (
     accounts,
     bookings,
     budget_rules,
+    hierarchy_links,
+    idempotent_rows,
     interval_corrections,
-    memberships,
-    requested,
     seals,
     timelines,
     workloads,
@@ -83,7 +83,7 @@ def _lines(session: Session, account: BudgetAccount, at: Instant, *, carry: bool
     causes = _Causes(session, account.id)
     yield from map(causes.of_booking, bookings.causes(session, account.id, sealed, at))
     # Computed from the records as settling would, up to `at`: what is not in the ledger is due.
-    tree, anchor = anchored(session, memberships.tree(session, [account.id], at), Instant(at + 1))
+    tree, anchor = anchored(session, hierarchy_links.tree(session, [account.id], at), Instant(at + 1))
     after = instant_of(anchor)
     forest = Forest(timelines.records(session, tree.keys, after, carry=carry, until=at), tree.links)
     start = timeline.begin_all(forest, at) | anchor
@@ -124,13 +124,13 @@ class _Causes:
         self._rules = [row.rule for row in budget_rules.rules(session, namespace)]
         self._children = {
             f"{CHILD}{key}": f"all under {account.title}"
-            for key, account in accounts.named(session, memberships.tree(session, [namespace], None).keys).items()
+            for key, account in accounts.named(session, hierarchy_links.tree(session, [namespace], None).keys).items()
         }
         self._corrected = interval_corrections.newest(session, namespace)
         self._grants: dict[str, BudgetGrant] = {
             f"{row.kind}:{row.id}": row
             for kind in ("grant", "refund", "adjustment", "transfer")
-            for row in requested.page(session, BudgetGrant, namespace, BudgetGrant.kind == kind)
+            for row in idempotent_rows.page(session, BudgetGrant, namespace, BudgetGrant.kind == kind)
         }
 
     def of_booking(self, booked: Caused) -> BalanceStep:
@@ -168,7 +168,7 @@ class _Causes:
         if posting.key.startswith(("period:", "debt:")):
             # What expires, or is owed, is of the period that ended then, in which another rule may have applied.
             rule = rule_at(self._rules, posting.at if posting.kind == "allowance" else Instant(posting.at - 1))
-            since = format_instant(period_around(self._rules, posting.at)[0])
+            since = format_instant(accounting_period(self._rules, posting.at)[0])
             if posting.kind == "expiry":
                 return f"left of {posting.key} ({rule.amount} per {rule.period}, {rule.zone})"
             return f"{rule.amount} per {rule.period}, {rule.zone}, since {since}"

@@ -22,7 +22,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import change_budget, refuse_kept
 from timekeeper.ledger.budget_rule import Change, rule_detail
 from timekeeper.ledger.settlement import ANCHOR_LAG_MS
-from timekeeper.store import accounts, memberships
+from timekeeper.store import accounts, hierarchy_links
 from timekeeper.store.accounts import BudgetAccount, HolderKind
 
 _AHEAD: Final = "a wrong clock had written it for an instant that is still to come"
@@ -114,9 +114,9 @@ def move_under(
     books: Books, session: Session, child: BudgetAccount, above: str | None, *, reason: str, actor: str, now: Instant
 ) -> bool:
     """Move an account below another budget, or below none, as `put_under` does."""
-    tree = memberships.tree(session, [child.id], IN_FORCE)
+    tree = hierarchy_links.tree(session, [child.id], IN_FORCE)
     target = None if above is None else accounts.require_parent(session, books.cluster, above)
-    other = memberships.tree(session, [] if target is None else [target.id], IN_FORCE)
+    other = hierarchy_links.tree(session, [] if target is None else [target.id], IN_FORCE)
     links = {link.child: link for link in (*tree.links, *other.links)}
     ahead = {link.child for link in links.values() if link.since > now + CLOCK_SKEW_MS}
     wanted = None if target is None else target.id
@@ -144,7 +144,7 @@ def move_under(
 
 def _put(books: Books, session: Session, link: Link, *, reason: str, actor: str, now: Instant) -> None:
     """Append a link, and write it into the audit log."""
-    memberships.put(session, link, actor=actor)
+    hierarchy_links.put(session, link, actor=actor)
     accounts.touch(session, link.child)
     named = accounts.named(session, [link.child, *([] if link.parent is None else [link.parent])])
     detail = {
@@ -161,7 +161,7 @@ def _check(session: Session, child: BudgetAccount, target: BudgetAccount, tree: 
         raise ParentRefused(
             f"parent: {child.title} cannot be under {target.title}; only teams and namespaces have a parent"
         )
-    chain = memberships.tree(session, [target.id], IN_FORCE).chain(target.id)
+    chain = hierarchy_links.tree(session, [target.id], IN_FORCE).chain(target.id)
     if child.id in chain:
         raise HierarchyCycle(
             f"parent: {target.title} is already under {child.title}, so this would be a cycle; "

@@ -20,7 +20,7 @@ from timekeeper.core.refusal import IntervalImplausible, PodRunning, PodUnknown
 from timekeeper.ledger import settlement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Order, repeated
-from timekeeper.store import interval_corrections, movements, requested, workloads
+from timekeeper.store import idempotent_rows, interval_corrections, movements, workloads
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import IntervalCorrectionRow, WorkloadRow
 
@@ -77,7 +77,7 @@ def _record(
 ) -> None:
     """Append the correction, apply it to the pod's interval, and write it to the audit log."""
     started_before, ended_before = pod.started_at, pod.ended_at
-    row = requested.add(
+    row = idempotent_rows.add(
         session,
         IntervalCorrectionRow,
         namespace_id=account.id,

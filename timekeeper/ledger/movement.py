@@ -32,10 +32,10 @@ from timekeeper.core.refusal import (
 from timekeeper.ledger import coverage, settlement
 from timekeeper.ledger.account import AccountRef, ensure_account
 from timekeeper.ledger.books import Books
-from timekeeper.store import budget_rules, memberships, movements, requested
+from timekeeper.store import budget_rules, hierarchy_links, idempotent_rows, movements
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import BudgetGrant
-from timekeeper.store.requested import Row
+from timekeeper.store.idempotent_rows import Row
 
 CLOCKS_MS: Final = 1_000
 """A grant may begin this long before now, because its sender's clock may be behind ours."""
@@ -150,7 +150,7 @@ def transfer(books: Books, source: AccountRef, target: AccountRef, order: Order,
         _refuse_beyond_rest(books, session, giver, order.amount, order.now)
         append(books, session, giver, order, "transfer", amount=GpuMilliseconds(-order.amount), counterpart=taker.title)
         key = movements.other_side(giver.id, order.key)
-        if requested.under(session, BudgetGrant, taker.id, key) is not None:
+        if idempotent_rows.under(session, BudgetGrant, taker.id, key) is not None:
             raise KeyReused(f"{taker.title} already has a movement under this Idempotency-Key; send another key")
         append(books, session, taker, order, "transfer", key=key, counterpart=giver.title, valid_to=valid_to)
         _refuse_if_uncovered(books, session, giver, order.now)
@@ -175,7 +175,7 @@ def once(
 
 def repeated(session: Session, table: type[Row], account: BudgetAccount, order: Order, kind: OrderKind) -> bool:
     """Return whether the same request was booked before under its key."""
-    before = requested.under(session, table, account.id, order.key)
+    before = idempotent_rows.under(session, table, account.id, order.key)
     if before is not None:
         KeyReused.check(order.key, before.request_hash, order.digest(kind))
     return before is not None
@@ -205,7 +205,7 @@ def _refuse_if_uncovered(books: Books, session: Session, account: BudgetAccount,
 
 def _refuse_if_related(session: Session, giver: BudgetAccount, taker: BudgetAccount) -> None:
     """Refuse a transfer between a budget and one of its ancestors."""
-    tree = memberships.tree(session, [giver.id], IN_FORCE)
+    tree = hierarchy_links.tree(session, [giver.id], IN_FORCE)
     for lower, upper in ((giver, taker), (taker, giver)):
         if upper.id in tree.keys and lower.id in tree.keys and upper.id in tree.chain(lower.id):
             raise TransferRefused(
@@ -236,7 +236,7 @@ def append(
     if movements.granted_in_all(session, account.id) + abs(given) > 10_000 * MAX_AMOUNT_MS:
         raise AmountOverflow(f"movements of {account.title} would exceed what the ledger can hold")
     since = order.now if valid_from is None else valid_from
-    row = requested.add(
+    row = idempotent_rows.add(
         session,
         BudgetGrant,
         namespace_id=account.id,

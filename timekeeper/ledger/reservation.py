@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant, format_instant
 from timekeeper.core.coverage import ReservedTime, planned
 from timekeeper.core.hierarchy import tree_of
+from timekeeper.core.pod_need import Need
 from timekeeper.core.record import AccountId
 from timekeeper.core.refusal import (
     BalanceInsufficient,
@@ -27,13 +28,12 @@ from timekeeper.core.refusal import (
     ReservationOfPod,
     ReservationUnknown,
 )
-from timekeeper.core.reservation import Need
 from timekeeper.ledger import coverage
 from timekeeper.ledger.account import AccountRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.standing import BudgetStanding
-from timekeeper.store import accounts, budget_rules, requested
+from timekeeper.store import accounts, budget_rules, idempotent_rows
 from timekeeper.store import reservations as store
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import ReservationRow
@@ -70,12 +70,12 @@ def open_for_pod(books: Books, ref: AccountRef, uid: str, name: str, need: Need,
     def change(session: Session) -> bool:
         account = ensure_account(books, session, ref, now)
         key = f"pod:{uid}"
-        if requested.under(session, ReservationRow, account.id, key) is not None:
+        if idempotent_rows.under(session, ReservationRow, account.id, key) is not None:
             return True
         more = planned("new", account.id, need.amount, need.span, now)
         if coverage.settled(books, session, account.id, now).lack(more) is not None:
             return False
-        requested.add(
+        idempotent_rows.add(
             session,
             ReservationRow,
             namespace_id=account.id,
@@ -117,7 +117,7 @@ def open_by_hand(books: Books, ref: AccountRef, order: Order, *, expires_at: Ins
         account = ensure_account(books, session, ref, order.now)
         key = key_of(order.key)
         digest = hashlib.sha256(order.body).hexdigest()
-        before = requested.under(session, ReservationRow, account.id, key)
+        before = idempotent_rows.under(session, ReservationRow, account.id, key)
         if before is not None:
             KeyReused.check(order.key, before.request_hash, digest)
             return before.id, False
@@ -127,7 +127,7 @@ def open_by_hand(books: Books, ref: AccountRef, order: Order, *, expires_at: Ins
         if status != "active":
             raise BudgetClosed(f"the budget of {account.name} is {status}")
         _check_free(books, session, account, order, expires_at)
-        row = requested.add(
+        row = idempotent_rows.add(
             session,
             ReservationRow,
             namespace_id=account.id,

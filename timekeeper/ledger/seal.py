@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
-from timekeeper.core.period_change import period_around
+from timekeeper.core.accounting_period import accounting_period
 from timekeeper.core.record import AccountId
 from timekeeper.core.refusal import PeriodNotOver
 from timekeeper.ledger import settlement
@@ -34,7 +34,7 @@ def seal_due(books: Books, grace_ms: int, now: Instant) -> None:
         all_accounts = accounts.of_cluster(session, books.cluster)
         rules = budget_rules.all_rules(session, books.cluster)
     over = Instant(now - grace_ms)
-    ends = {account.id: period_around(rules[account.id], over)[0] for account in all_accounts}
+    ends = {account.id: accounting_period(rules[account.id], over)[0] for account in all_accounts}
     wanted = [(account.id, ends[account.id]) for account in all_accounts if ends[account.id] > account.sealed_until]
     for start in range(0, len(wanted), _TOGETHER):
         _seal_together(books, wanted[start : start + _TOGETHER], now)
@@ -56,7 +56,7 @@ def seal(books: Books, account: BudgetAccount, until: Instant, *, reason: str, a
 
     def change(session: Session) -> None:
         rules = [row.rule for row in budget_rules.rules(session, account.id)]
-        if until > now or period_around(rules, Instant(until - 1))[1] != until:
+        if until > now or accounting_period(rules, Instant(until - 1))[1] != until:
             raise PeriodNotOver("until: no completed period ends at that instant")
         if until > seals.until(session, account.id):
             _seal(books, session, account.id, until, actor=actor, now=now)

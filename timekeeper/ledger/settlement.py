@@ -18,13 +18,13 @@ from sqlalchemy.orm import Session
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.units import GpuMilliseconds, Instant
 from timekeeper.core import timeline
-from timekeeper.core.budget import BudgetState
+from timekeeper.core.budget_state import BudgetState
 from timekeeper.core.hierarchy import IN_FORCE, Tree
 from timekeeper.core.posting import difference
 from timekeeper.core.record import AccountId, Forest
 from timekeeper.ledger.anchor import anchored, instant_of
 from timekeeper.ledger.books import Books
-from timekeeper.store import accounts, bookings, memberships, movements, seals, timelines, workloads
+from timekeeper.store import accounts, bookings, hierarchy_links, movements, seals, timelines, workloads
 
 ANCHOR_EVERY: Final = 256
 """Boundaries of the time line (starts and ends of pods and allowances) between two anchors."""
@@ -51,7 +51,7 @@ def settle_all(
     trees: dict[frozenset[AccountId], tuple[Tree, list[Instant]]] = {}
     for namespace in sorted(dirty):
         known = next((keys for keys in trees if namespace in keys), None)
-        tree = memberships.tree(session, [namespace], IN_FORCE) if known is None else trees[known][0]
+        tree = hierarchy_links.tree(session, [namespace], IN_FORCE) if known is None else trees[known][0]
         since = dirty[namespace]
         trees.setdefault(tree.keys, (tree, []))[1].extend([] if since is None else [since])
     states: dict[AccountId, BudgetState] = {}
@@ -96,7 +96,7 @@ def _continued_from(
     """Drop the anchors that rely on what has changed; return the budgets to settle, their anchor, and up to when."""
     if since is not None:
         # A link that ends at that instant has changed too: budgets that it affected have anchors that rely on it.
-        tree = memberships.tree(session, tree.keys, Instant(since - 1))
+        tree = hierarchy_links.tree(session, tree.keys, Instant(since - 1))
         timelines.drop_anchors(session, tree.keys, since)
     tree, anchor = anchored(session, tree, since)
     # A replica whose clock is ahead of ours may have settled further: what it booked is not reversed.
@@ -137,7 +137,7 @@ def pin(books: Books, session: Session, namespace: AccountId, at: Instant, now: 
     anchor is examined again.
     """
     settle_in(books, session, namespace, None, now)
-    tree, anchor = anchored(session, memberships.tree(session, [namespace], at), at)
+    tree, anchor = anchored(session, hierarchy_links.tree(session, [namespace], at), at)
     records = timelines.records(session, tree.keys, instant_of(anchor), carry=books.carry)
     forest = Forest(records, tree.links)
     start = timeline.begin_all(forest, now) | anchor

@@ -8,7 +8,7 @@ from collections import Counter
 
 from slicekeeper.units import Instant
 from timekeeper.core import forecast, hierarchy, timeline
-from timekeeper.core.budget import BudgetState, rule_at
+from timekeeper.core.budget_state import BudgetState, rule_at
 from timekeeper.core.record import AccountId, Forest, Posting
 from timekeeper.core.timeline import CHILD
 from timekeeper.store.accounts import BudgetAccount

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from slicekeeper.units import Instant
 from slicekeeper.wire.timekeeper import ReportOutcome, UsageReport
 from timekeeper.core.caller import Caller
-from timekeeper.core.usage_counter import (
+from timekeeper.core.usage_report import (
     POD_ARCHIVED,
     UNKNOWN_CONTAINER,
     UNKNOWN_POD,

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, aliased
 from slicekeeper.units import EPOCH, Instant
 from timekeeper.core import timeline
 from timekeeper.core.accumulated_charge import Claim
-from timekeeper.core.budget import BudgetState
+from timekeeper.core.budget_state import BudgetState
 from timekeeper.core.hierarchy import Tree
 from timekeeper.core.posting import Booked, difference
 from timekeeper.core.record import AccountId, Forest, Posting
@@ -22,8 +22,8 @@ from timekeeper.store import (
     audit_chain,
     audit_comparison,
     bookings,
+    hierarchy_links,
     interval_corrections,
-    memberships,
     movements,
     seals,
     sum_check,
@@ -69,7 +69,7 @@ def verify(engine: Engine, *, carry: bool) -> Verification:
         for account in everyone:
             differences += _balances(session, account)
             if account.id not in checked:
-                tree = memberships.tree(session, [account.id], None)
+                tree = hierarchy_links.tree(session, [account.id], None)
                 checked |= tree.keys
                 differences += _bookings(session, tree, known, carry=carry)
             differences += _refunds(session, account)

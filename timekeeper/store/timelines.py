@@ -14,9 +14,9 @@ from sqlalchemy.orm import Session
 from slicekeeper import typed_json
 from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
 from timekeeper.core.accumulated_charge import Claim
-from timekeeper.core.budget import BudgetState
+from timekeeper.core.budget_state import BudgetState
 from timekeeper.core.record import AccountId, Debt, GrantRecord, PostingKind, Records, Withdrawal
-from timekeeper.store import debts, memberships, rates
+from timekeeper.store import debts, hierarchy_links, rates
 from timekeeper.store.budget_rules import ruling_of_each
 from timekeeper.store.db.models import Anchor, BudgetGrant, BudgetRule, Membership, Namespace, WorkloadRow
 
@@ -176,8 +176,8 @@ def _births(session: Session, keys: Collection[AccountId]) -> dict[AccountId, In
             BudgetGrant.valid_from,
             BudgetGrant.namespace_id.in_(keys) & BudgetGrant.withdrawn_at.is_(None),
         ),
-        (Membership.child_id, Membership.effective_at, Membership.child_id.in_(keys) & memberships.APPLIES),
-        (Membership.parent_id, Membership.effective_at, Membership.parent_id.in_(keys) & memberships.APPLIES),
+        (Membership.child_id, Membership.effective_at, Membership.child_id.in_(keys) & hierarchy_links.APPLIES),
+        (Membership.parent_id, Membership.effective_at, Membership.parent_id.in_(keys) & hierarchy_links.APPLIES),
         (
             BudgetRule.namespace_id,
             BudgetRule.effective_at,

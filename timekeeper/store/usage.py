@@ -30,10 +30,10 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
-from timekeeper.core import usage_counter
+from timekeeper.core import usage_report
 from timekeeper.core.period import bounds
 from timekeeper.core.record import AccountId
-from timekeeper.core.usage_counter import HourUsed, in_this_hour
+from timekeeper.core.usage_report import HourUsed, in_this_hour
 from timekeeper.store import watermarks, workloads
 from timekeeper.store.db.models import Namespace, UsageHour, WatermarkRow, WorkloadRow
 
@@ -234,8 +234,8 @@ def archive(session: Session, uids: Collection[str], now: Instant) -> None:
     over = []
     for (uid, container), epochs in marks.items():
         over += [(uid, container, in_this_hour(mark)) for mark in epochs.values() if mark.hour]
-        totals.setdefault(uid, []).append(usage_counter.used(epochs))
-        peaks.setdefault(uid, []).append(usage_counter.peak_memory(epochs))
+        totals.setdefault(uid, []).append(usage_report.used(epochs))
+        peaks.setdefault(uid, []).append(usage_report.peak_memory(epochs))
     add(session, over)
     session.execute(
         update(WorkloadRow),
@@ -244,8 +244,8 @@ def archive(session: Session, uids: Collection[str], now: Instant) -> None:
                 "pod_uid": uid,
                 "archived_at": now,
                 "heard_at": heard.get(uid, pod.heard_at),
-                "used_ms": usage_counter.total(totals.get(uid, ())),
-                "peak_memory_mib": usage_counter.total(peaks.get(uid, ())),
+                "used_ms": usage_report.total(totals.get(uid, ())),
+                "peak_memory_mib": usage_report.total(peaks.get(uid, ())),
             }
             for uid, pod in pods.items()
         ],

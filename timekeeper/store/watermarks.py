@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
-from timekeeper.core.usage_counter import Watermark
+from timekeeper.core.usage_report import Watermark
 from timekeeper.store.db.models import RUNNING_INDEX
 
 MarkKey = tuple[str, str, int]

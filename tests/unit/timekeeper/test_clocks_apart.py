@@ -25,7 +25,7 @@ from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.rate import follow_settings, set_rate
 from timekeeper.ledger.verify import verify
 from timekeeper.ledger.workload import Closing
-from timekeeper.store import accounts, bookings, memberships
+from timekeeper.store import accounts, bookings, hierarchy_links
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 
@@ -200,7 +200,7 @@ def test_no_ring_of_parents_ever_comes_to_exist(
 def never_a_ring(books: Books) -> None:
     with books.database.reading() as session:
         keys = [place.id for place in accounts.all_accounts(session)]
-        links = memberships.tree(session, keys, None).links
+        links = hierarchy_links.tree(session, keys, None).links
     parents: dict[int, int | None] = {}
     for link in links:
         parents[link.child] = link.parent

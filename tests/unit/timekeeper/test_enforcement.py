@@ -27,7 +27,7 @@ from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.rate import set_rate
-from timekeeper.store import requested
+from timekeeper.store import idempotent_rows
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 from timekeeper.store.db.models import ReservationRow
@@ -124,7 +124,7 @@ class Stage:
 
     def outcomes(self) -> dict[str, str]:
         with self.books.database.reading() as session:
-            rows = requested.page(session, ReservationRow, self.books.require(NAMESPACE).account.id, limit=100)
+            rows = idempotent_rows.page(session, ReservationRow, self.books.require(NAMESPACE).account.id, limit=100)
         return {row.pod_name: reservation.outcome_of(row, self.clock.now_ms()) for row in rows}
 
     def grant(self, amount: int) -> None:

@@ -16,7 +16,7 @@ from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.gpu.inventory import Gpu
-from timekeeper.core.usage_counter import HourUsed
+from timekeeper.core.usage_report import HourUsed
 from timekeeper.ledger import rate, retention, workload
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.debt import follow_debt

@@ -14,8 +14,8 @@ from support.scripted_history import report
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.caller import OPERATOR
+from timekeeper.core.pod_need import Need
 from timekeeper.core.refusal import BalanceInsufficient, Conflicting
-from timekeeper.core.reservation import Need
 from timekeeper.ledger import movement, reservation, usage_report, workload
 from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books

@@ -24,7 +24,7 @@ from timekeeper.ledger.movement import Order
 from timekeeper.ledger.refund import refund_pod
 from timekeeper.ledger.verify import verify
 from timekeeper.ledger.workload import Closing
-from timekeeper.store import accounts, audit_chain, bookings, budget_rules, requested
+from timekeeper.store import accounts, audit_chain, bookings, budget_rules, idempotent_rows
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 from timekeeper.store.db.models import AuditRecord, BudgetGrant
@@ -209,7 +209,7 @@ def later(books: Books, key: str, place: AccountRef = TEAM, begins: int = T0 + 5
     with books.database.reading() as session:
         known = accounts.find(session, "default", place.uid)
         assert known is not None
-        row = requested.under(session, BudgetGrant, known.id, key)
+        row = idempotent_rows.under(session, BudgetGrant, known.id, key)
         assert row is not None
         return row.id
 

@@ -14,17 +14,17 @@ from slicekeeper import names
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.gpu.inventory import Gpu, MigSlice, by_uuid
 from slicekeeper.gpu.request import GpuRequest, PodRequest
+from timekeeper.core.pod_need import Need, need_of, span_of
 from timekeeper.core.rate import RateBook
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting, Unknown
-from timekeeper.core.reservation import Need, need_of, span_of
 from timekeeper.ledger import coverage, hierarchy, movement, reservation, workload
 from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.workload import Closing
-from timekeeper.store import accounts, audit_chain, requested
+from timekeeper.store import accounts, audit_chain, idempotent_rows
 from timekeeper.store import reservations as store
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import ReservationRow
@@ -53,7 +53,7 @@ def run(books: Books, uid: str, start: int, *, end: int | None = None, now: int,
 
 def outcomes(books: Books, now: int) -> dict[str, str]:
     with books.database.reading() as session:
-        rows = requested.page(session, ReservationRow, books.require("team").account.id, limit=100)
+        rows = idempotent_rows.page(session, ReservationRow, books.require("team").account.id, limit=100)
     return {row.pod_uid or row.reason: reservation.outcome_of(row, now) for row in rows}
 
 
@@ -177,7 +177,9 @@ def test_by_hand_it_is_made_once_and_released_or_expires(books: Books) -> None:
         reservation.release(books, find_team, "team", 999, actor="me", now=T0)
     assert reservation.open_for_pod(books, TEAM, "p", "p", Need(1, 1), T0 + 20_000)
     with books.database.reading() as session:
-        row: ReservationRow = requested.page(session, ReservationRow, books.require("team").account.id, limit=1)[0]
+        row: ReservationRow = idempotent_rows.page(session, ReservationRow, books.require("team").account.id, limit=1)[
+            0
+        ]
     with pytest.raises(Conflicting, match="ends with it"):
         reservation.release(books, find_team, "team", row.id, actor="me", now=T0)
 

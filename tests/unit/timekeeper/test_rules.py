@@ -12,8 +12,8 @@ from sqlalchemy import text
 from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
-from timekeeper.core.budget import BudgetState
-from timekeeper.core.period_change import period_around
+from timekeeper.core.accounting_period import accounting_period
+from timekeeper.core.budget_state import BudgetState
 from timekeeper.core.record import Posting, Rule
 from timekeeper.core.refusal import Conflicting
 from timekeeper.ledger import hierarchy, movement, rate, workload
@@ -236,8 +236,8 @@ def test_the_period_that_runs_ends_where_the_new_calendar_says(books: Books) -> 
     assert books.require("team").at(T0 + DAY).balance == 100 * SECOND
     with books.database.reading() as session:
         rules = [row.rule for row in budget_rules.rules(session, books.require("team").account.id)]
-    assert period_around(rules, T0 + 3 * HOUR) == period_around(rules, T0 + 1) == (T0, T0 + DAY)
-    assert period_around(rules, T0 + DAY + HOUR) == (T0 + DAY, T0 + 2 * DAY)
+    assert accounting_period(rules, T0 + 3 * HOUR) == accounting_period(rules, T0 + 1) == (T0, T0 + DAY)
+    assert accounting_period(rules, T0 + DAY + HOUR) == (T0 + DAY, T0 + 2 * DAY)
 
 
 def test_a_period_begins_there_and_then_where_that_is_asked_for(books: Books) -> None:
@@ -249,8 +249,8 @@ def test_a_period_begins_there_and_then_where_that_is_asked_for(books: Books) ->
         assert (state.used, state.balance) == (0, 100 * SECOND)
     with books.database.reading() as session:
         rules = [row.rule for row in budget_rules.rules(session, books.require("team").account.id)]
-    assert period_around(rules, at + 1) == (at, T0 + DAY)
-    assert period_around(rules, at - 2) == (T0, at - 2) or period_around(rules, at - 3) == (T0, at - 2)
+    assert accounting_period(rules, at + 1) == (at, T0 + DAY)
+    assert accounting_period(rules, at - 2) == (T0, at - 2) or accounting_period(rules, at - 3) == (T0, at - 2)
 
 
 def test_of_rules_of_one_instant_the_last_holds_and_a_period_that_one_asks_for_begins(books: Books) -> None:

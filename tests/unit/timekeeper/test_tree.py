@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.timeline_oracle import ForestOracle, forests, short_bounds
 
-from timekeeper.core import budget as budget_core
+from timekeeper.core import budget_state as budget_core
 from timekeeper.core.accumulated_charge import Claim
 from timekeeper.core.forecast import run_outs
 from timekeeper.core.hierarchy import chain

@@ -17,7 +17,7 @@ from support.databases import Databases
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.wire.timekeeper import UsageReport
 from timekeeper.core.caller import Caller
-from timekeeper.core.usage_counter import SILENCE_MS, HourUsed, Watermark, advance, in_this_hour
+from timekeeper.core.usage_report import SILENCE_MS, HourUsed, Watermark, advance, in_this_hour
 from timekeeper.ledger import retention, seal, workload
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.usage_report import take

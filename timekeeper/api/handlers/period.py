@@ -14,8 +14,8 @@ from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import BudgetOwner, owner_of
 from timekeeper.api.schemas.period import Period, PeriodList, SealBody
 from timekeeper.api.service import Service
-from timekeeper.core.budget import period_allowance, rule_at
-from timekeeper.core.period_change import period_around
+from timekeeper.core.accounting_period import accounting_period
+from timekeeper.core.budget_state import period_allowance, rule_at
 from timekeeper.core.record import Rule
 from timekeeper.ledger.seal import seal as seal_up
 from timekeeper.store import budget_rules, statements
@@ -65,7 +65,7 @@ def _periods(owner: BudgetOwner, limit: int, before: Instant | None) -> Response
 def _newest(rules: Sequence[Rule], at: Instant, first: Instant) -> Iterator[tuple[Instant, Instant]]:
     """Yield periods from the one around an instant back to that of the first record."""
     while at >= first:
-        start, end = period_around(rules, at)
+        start, end = accounting_period(rules, at)
         yield start, end
         at = Instant(start - 1)
 

@@ -15,7 +15,7 @@ from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.service import Service
 from timekeeper.api.views.statement_csv import csv_lines
 from timekeeper.core import posting
-from timekeeper.core.period_change import period_around
+from timekeeper.core.accounting_period import accounting_period
 from timekeeper.core.record import AccountId
 from timekeeper.core.timeline import CHILD
 from timekeeper.store import accounts, budget_rules, statements
@@ -32,7 +32,7 @@ def statement(service: Service, **path: str) -> Response:
     with service.books.database.reading() as session:
         account = owner.require(session)
         rules = [row.rule for row in budget_rules.rules(session, account.id)]
-        span = requests.interval(period_around(rules, service.clock.now_ms()))
+        span = requests.interval(accounting_period(rules, service.clock.now_ms()))
         if wanted == "csv":
             return _csv(service, account, span)
         opening, totals = (None, []) if after else _summed(session, account, span)

@@ -11,8 +11,8 @@ from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.units import Instant, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Workload
 from timekeeper.api.views.state import TRIES
-from timekeeper.core import usage_counter
-from timekeeper.core.usage_counter import Watermark, total
+from timekeeper.core import usage_report
+from timekeeper.core.usage_report import Watermark, total
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.standing import BudgetStanding
 from timekeeper.store import bookings, watermarks
@@ -88,7 +88,7 @@ def _workload(
         end=format_if_known(row.ended_at),
         charged_ms=charges.charged,
         over_budget_ms=charges.over_budget,
-        used_ms=row.used_ms if archived else total(map(usage_counter.used, watermarks)),
-        peak_memory_mib=row.peak_memory_mib if archived else total(map(usage_counter.peak_memory, watermarks)),
+        used_ms=row.used_ms if archived else total(map(usage_report.used, watermarks)),
+        peak_memory_mib=row.peak_memory_mib if archived else total(map(usage_report.peak_memory, watermarks)),
         flags=flags,
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a budget and its allowances at an instant, and the rule that is in force. Pure.
 
-`timekeeper.core.allowance` advances it along the time line.
+`timekeeper.core.budget_line` advances it along the time line.
 """
 
 from __future__ import annotations

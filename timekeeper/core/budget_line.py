@@ -12,7 +12,7 @@ from typing import Final
 
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
 from timekeeper.core.accumulated_charge import Claim
-from timekeeper.core.budget import Allowance, BudgetState, period_allowance, rule_at
+from timekeeper.core.budget_state import Allowance, BudgetState, period_allowance, rule_at
 from timekeeper.core.record import AccountId, Debt, GrantRecord, Posting, PostingKind, Records, Rule, Withdrawal
 
 _SCALE: Final = 2**40

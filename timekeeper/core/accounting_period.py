@@ -10,7 +10,7 @@ from timekeeper.core.period import PeriodName, bounds
 from timekeeper.core.record import Rule
 
 
-def period_around(rules: Sequence[Rule], at: Instant) -> tuple[Instant, Instant]:
+def accounting_period(rules: Sequence[Rule], at: Instant) -> tuple[Instant, Instant]:
     """Return the start and end of the accounting period around an instant, under the rules of a namespace.
 
     A rule with another calendar keeps the current period, and ends it when its own calendar does. A rule that begins a

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
-from timekeeper.core.budget import BudgetState
+from timekeeper.core.budget_state import BudgetState
 
 
 def period_of(state: BudgetState) -> Instant:

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.units import GpuMilliseconds, Instant
 from timekeeper.ledger.books import Books
-from timekeeper.store import thresholds
+from timekeeper.store import announced_thresholds
 from timekeeper.store.accounts import BudgetAccount
 
 
@@ -29,8 +29,8 @@ def note_thresholds(
     """
 
     def change(session: Session) -> None:
-        news = sorted(set(percents) - thresholds.announced(session, account.id, period))
-        thresholds.note(session, account.id, period, news, now)
+        news = sorted(set(percents) - announced_thresholds.announced(session, account.id, period))
+        announced_thresholds.note(session, account.id, period, news, now)
         for percent in news:
             detail = {"percent": percent, "usedMs": used, "limitMs": limit, "periodStartMs": period}
             books.note(session, actor="timekeeper", action="threshold", about=account, detail=detail, now=now)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slicekeeper.wire.timekeeper import UsageReport
-from timekeeper.core import usage_counter
-from timekeeper.core.usage_counter import Bounds, Watermark, advance, judge, used
+from timekeeper.core import usage_report
+from timekeeper.core.usage_report import Bounds, Watermark, advance, judge, used
 
 HOUR = 3_600_000
 NOW = 1_767_225_600_000
@@ -65,19 +65,19 @@ def test_loss_repeat_and_reorder_change_nothing(reports: list[UsageReport], data
 @pytest.mark.parametrize(
     ("reports", "reason"),
     [
-        ([report(1, 5_000), report(2, 4_999)], usage_counter.RAN_BACKWARDS),
-        ([report(2, 5_000), report(1, 6_000)], usage_counter.RAN_BACKWARDS),
-        ([report(1, 5_000, monotonic_ns=9), report(2, 6_000, monotonic_ns=8)], usage_counter.RAN_BACKWARDS),
-        ([report(1, HOUR + HOUR // 50 + usage_counter.SLACK_MS + 1)], usage_counter.TOO_FAST),
-        ([report(1, 0, monotonic_ns=0), report(2, 120_000, monotonic_ns=10**10)], usage_counter.TOO_FAST),
-        ([report(1, HOUR), report(1, HOUR, EPOCH + 1)], usage_counter.TOO_FAST),
-        ([report(1, -1)], usage_counter.BAD_COUNTER),
-        ([report(1, 2**63)], usage_counter.BAD_COUNTER),
-        ([report(0, 1)], usage_counter.BAD_COUNTER),
-        ([report(1, 1, monotonic_ns=-1)], usage_counter.BAD_COUNTER),
-        ([report(1, 1, 2**62)], usage_counter.BAD_EPOCH),
-        ([report(1, 1, -5)], usage_counter.BAD_EPOCH),
-        ([report(1, 0, EPOCH + n) for n in range(usage_counter.MAX_EPOCHS + 1)], usage_counter.TOO_MANY_EPOCHS),
+        ([report(1, 5_000), report(2, 4_999)], usage_report.RAN_BACKWARDS),
+        ([report(2, 5_000), report(1, 6_000)], usage_report.RAN_BACKWARDS),
+        ([report(1, 5_000, monotonic_ns=9), report(2, 6_000, monotonic_ns=8)], usage_report.RAN_BACKWARDS),
+        ([report(1, HOUR + HOUR // 50 + usage_report.SLACK_MS + 1)], usage_report.TOO_FAST),
+        ([report(1, 0, monotonic_ns=0), report(2, 120_000, monotonic_ns=10**10)], usage_report.TOO_FAST),
+        ([report(1, HOUR), report(1, HOUR, EPOCH + 1)], usage_report.TOO_FAST),
+        ([report(1, -1)], usage_report.BAD_COUNTER),
+        ([report(1, 2**63)], usage_report.BAD_COUNTER),
+        ([report(0, 1)], usage_report.BAD_COUNTER),
+        ([report(1, 1, monotonic_ns=-1)], usage_report.BAD_COUNTER),
+        ([report(1, 1, 2**62)], usage_report.BAD_EPOCH),
+        ([report(1, 1, -5)], usage_report.BAD_EPOCH),
+        ([report(1, 0, EPOCH + n) for n in range(usage_report.MAX_EPOCHS + 1)], usage_report.TOO_MANY_EPOCHS),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_reason_and_changes_nothing(reports: list[UsageReport], reason: str) -> None:
@@ -109,10 +109,10 @@ def test_the_most_memory_is_kept_whatever_is_repeated_refused_late_or_unknown() 
     assert [outcome for outcome, _ in outcomes] == ["accepted"] * 3 + ["duplicate"] * 3 + ["refused"] * 3 + [
         "accepted"
     ] * 2
-    assert outcomes[7:9] == [("refused", usage_counter.BAD_COUNTER)] * 2
+    assert outcomes[7:9] == [("refused", usage_report.BAD_COUNTER)] * 2
     assert [mark.peak_memory_mib for mark in marks.values()] == [2_048, 1_500]
-    assert usage_counter.peak_memory(marks) == 2_048
-    assert usage_counter.peak_memory({}) is None
+    assert usage_report.peak_memory(marks) == 2_048
+    assert usage_report.peak_memory({}) is None
     before, mark = marks[EPOCH], marks[EPOCH]._replace(seq=6, peak_memory_mib=4_096)
     for following, at in ((None, NOW), (before, NOW), (before._replace(hour=NOW - HOUR), NOW + HOUR)):
         assert advance(following, mark, at)[0].peak_memory_mib == 4_096
@@ -133,7 +133,7 @@ def test_what_was_counted_while_nobody_could_read_it_is_believed() -> None:
     assert {outcome for outcome, _ in outcomes} == {"accepted"}
     assert used(marks) == 20 * minute
     faster = report(4, 23 * minute, monotonic_ns=20 * minute * 1_000_000)
-    assert feed([*told[:3], faster])[0][-1] == ("refused", usage_counter.TOO_FAST)
+    assert feed([*told[:3], faster])[0][-1] == ("refused", usage_report.TOO_FAST)
 
 
 def test_time_in_which_a_counter_could_not_be_read_is_observed_only_if_it_was_short() -> None:

@@ -20,14 +20,14 @@ from slicekeeper.kube.client import KubeClient
 from slicekeeper.units import GpuMilliseconds, Instant, format_duration, format_instant
 from timekeeper.cluster import pod_patch
 from timekeeper.core import timeline
-from timekeeper.core.budget import BudgetState
+from timekeeper.core.budget_state import BudgetState
 from timekeeper.core.hierarchy import tree_of
 from timekeeper.core.record import AccountId
-from timekeeper.core.threshold import crossed, limit_of, period_of
+from timekeeper.core.threshold_crossing import crossed, limit_of, period_of
+from timekeeper.ledger.announced_threshold import note_thresholds
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.standing import BudgetStanding
-from timekeeper.ledger.threshold import note_thresholds
-from timekeeper.store import accounts, thresholds
+from timekeeper.store import accounts, announced_thresholds
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Thresholds:
         """Announce the thresholds that have not been announced yet; return whether all are."""
         account, period = standing.account, period_of(state)
         with self._books.database.reading() as session:
-            news = sorted(set(found) - thresholds.announced(session, account.id, period))
+            news = sorted(set(found) - announced_thresholds.announced(session, account.id, period))
         if not news:
             return True
         whose = "the budget" if account.kind == "namespace" else f"the budget of {account.title}"
