@@ -52,7 +52,7 @@ static uint64_t ask_at(const struct vc_stream *s, uint64_t since, uint64_t now) 
   if (s->lane.head == s->lane.tail) return now + nap(since, now, POLL_NS);
   const struct vc_note *n = &s->note[s->lane.head % VC_FENCES];
   uint64_t begin = n->since > s->last_done ? n->since : s->last_done;
-  uint64_t whole = n->duration ? n->duration->mean * n->launches : n->ns;
+  uint64_t whole = n->key ? vc_duration_of(n->key)->mean * n->launches : n->ns;
   uint64_t end = begin + whole - whole / 16; /* asked just before, it is measured exactly */
   uint64_t at = now + nap(begin, now, POLL_NS);
   return end > now && end < at ? end + 1 : at;
@@ -124,7 +124,8 @@ static bool wait_gate(struct wait *w) {
 
 enum room { FULL, STUCK, NOT_YET, ROOM };
 
-static enum room has_room(struct vc_stream *s, struct vc_duration *d, struct wait *w) {
+static enum room has_room(struct vc_stream *s, const void *key, struct wait *w) {
+  const struct vc_duration *d = vc_duration_of(key);
   uint64_t seen = vc_turn_seen();
   vc_lock(&s->lock);
   vc_stream_fold(s);
@@ -148,12 +149,12 @@ static enum room has_room(struct vc_stream *s, struct vc_duration *d, struct wai
 /* Wait a little for room; true if there is some. The wait is bounded in all, because the program may be about to let go
  * of something that a stream waits for. Its turn comes by itself, since others lose theirs if they take longer than
  * expected. */
-static bool wait_room(struct vc_stream *s, struct vc_duration *d, struct wait *w) {
-  if (has_room(s, d, w) == ROOM) return true;
+static bool wait_room(struct vc_stream *s, const void *key, struct wait *w) {
+  if (has_room(s, key, w) == ROOM) return true;
   uint64_t now = vc_now();
   if (!w->since) w->since = now;
   uint64_t until = watch(w->since, now, ask_others_at(w->since, now));
-  enum room room = has_room(s, d, w);
+  enum room room = has_room(s, key, w);
   if (room == ROOM) return true;
   if (room == NOT_YET)
     w->full_since = 0;
@@ -161,6 +162,7 @@ static bool wait_room(struct vc_stream *s, struct vc_duration *d, struct wait *w
     w->full_since = now;
   uint64_t patience = room == STUCK || vc_launch_blocked() ? BLOCKED_PATIENCE_NS : PATIENCE_NS;
   if (w->full_since && now - w->full_since > patience) {
+    const struct vc_duration *d = vc_duration_of(key);
     uint64_t depth = vc_flight_depth();
     w->turn = room == FULL && vc_room_is_long(d, depth);
     if (w->turn) vc_turn_force(vc_room_turn(d, depth), vc_room_load().ns, now);
@@ -174,7 +176,7 @@ static bool wait_room(struct vc_stream *s, struct vc_duration *d, struct wait *w
 /* With the lock held and the launch counted as begun: record a fence before it if one is due, and decide whether one
  * follows. */
 static void prepare(struct vc_ticket *t, struct vc_stream *s, enum vc_launch_kind kind) {
-  struct vc_duration *d = t->duration;
+  const struct vc_duration *d = vc_duration_of(t->key);
   uint64_t depth = vc_flight_depth();
   bool alone = kind == VC_GRAPH || vc_duration_doubted(d) || s->per_thread;
   uint64_t target = vc_room_fence(depth);
@@ -183,19 +185,18 @@ static void prepare(struct vc_ticket *t, struct vc_stream *s, enum vc_launch_kin
     vc_stream_fence(s, false, vc_now());
   if (!s->pending.launches) {
     s->pending.since = vc_now();
-    s->pending.duration = d;
-  } else if (s->pending.duration != d) {
-    s->pending.duration = NULL;
+    s->pending.key = t->key;
+  } else if (s->pending.key != t->key) {
+    s->pending.key = NULL;
   }
   t->fence = alone || s->pending.ns + d->longest >= target || s->pending.launches >= VC_STEP_MAX - 1;
   s->key = t->key;
   s->each = vc_room_expected(d, depth ? depth : VC_ROOM_ALONE_NS);
-  s->duration = d;
 }
 
 /* Another function than before, but a known one that the next fence still has room for. */
 static bool begin_known(struct vc_ticket *t, struct vc_stream *s) {
-  struct vc_duration *d = t->duration;
+  const struct vc_duration *d = vc_duration_of(t->key);
   uint64_t depth = vc_flight_depth();
   uint64_t target = vc_room_fence(depth);
   if (s->left <= 1 || vc_duration_doubted(d) || !vc_room_trusts() || atomic_load(&vc_deep_kernels)) return false;
@@ -206,10 +207,9 @@ static bool begin_known(struct vc_ticket *t, struct vc_stream *s) {
             s->pending.ns + 2 * d->longest < target;
   if (ok) {
     s->left--;
-    if (s->pending.duration != d) s->pending.duration = NULL;
+    if (s->pending.key != t->key) s->pending.key = NULL;
     s->key = t->key;
     s->each = d->longest;
-    s->duration = d;
   } else {
     vc_lane_abandon(&s->lane);
   }
@@ -223,7 +223,6 @@ CUresult vc_launch_begin(struct vc_ticket *t, CUstream handle, const void *key,
   struct vc_stream *s = vc_cached[vc_stream_slot(handle)];
   t->stream = NULL;
   t->quick = t->turn = false;
-  t->duration = vc_duration_of(key);
   t->key = key;
   if (kind == VC_KERNEL && s->handle == handle && s->key && s->context && begin_known(t, s)) {
     t->stream = s;
@@ -245,7 +244,7 @@ CUresult vc_launch_begin(struct vc_ticket *t, CUstream handle, const void *key,
     vc_unlock(&s->lock);
     atomic_thread_fence(memory_order_seq_cst);
     bool open = vc_gate_open();
-    if (open && wait_room(s, t->duration, &w)) break;
+    if (open && wait_room(s, key, &w)) break;
     vc_lane_abandon(&s->lane);
     if (open) continue;
     if (!wait_gate(&w)) {
@@ -271,9 +270,10 @@ void vc_launch_end(struct vc_ticket *t, CUresult result) {
   vc_stream_fold(s);
   uint64_t now = t->fence ? vc_now() : 0;
   if (result == CUDA_SUCCESS && t->fence) vc_stream_fence(s, false, now);
-  if (t->fence && vc_duration_known(t->duration)) show_unit(t->duration->longest);
+  const struct vc_duration *d = vc_duration_of(t->key);
+  if (t->fence && vc_duration_known(d)) show_unit(d->longest);
   /* The next launch after a fence is the first of what the next fence covers, and notes the time. */
-  s->left = t->fence ? 1 : vc_room_step(t->duration, vc_room_load(), vc_flight_depth());
+  s->left = t->fence ? 1 : vc_room_step(d, vc_room_load(), vc_flight_depth());
   atomic_store(&s->lane.armed, s->shown && s->left > 1);
   vc_unlock(&s->lock);
 }

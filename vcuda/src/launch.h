@@ -10,7 +10,6 @@ enum vc_launch_kind { VC_KERNEL, VC_GRAPH };
 
 struct vc_ticket {
   struct vc_stream *stream; /* NULL: not a launch on the GPU (a captured one) */
-  struct vc_duration *duration;
   const void *key;
   bool fence; /* record one right behind it */
   bool quick; /* only count it */

@@ -197,9 +197,9 @@ bool vc_stream_fence(struct vc_stream *s, bool wait, uint64_t now) {
   CUevent event = n->event;
   *n = s->pending;
   n->event = event;
-  n->fenced = now;
-  if (n->duration && n->since) vc_duration_asked(n->duration);
-  if (wait) n->duration = NULL;
+  n->made = now;
+  if (n->key && n->since) vc_duration_asked(vc_duration_of(n->key));
+  if (wait) n->key = NULL;
   s->pending = (struct vc_note){0};
   vc_lane_fenced(&s->lane, upto, wait);
   return true;
@@ -213,25 +213,33 @@ static uint64_t open_until(const struct vc_stream *s) {
   return s->last_open_at > s->open_at ? s->last_open_at : s->open_at;
 }
 
+/* The GPU cannot have begun with what a note is of before. */
+static uint64_t began(const struct vc_stream *s, const struct vc_note *n) {
+  return n->since > s->last_done ? n->since : s->last_done;
+}
+
+void vc_stream_measure(const struct vc_stream *s, const struct vc_note *n, uint64_t open_at, uint64_t now) {
+  uint64_t begin = began(s, n);
+  /* While the launches were still being made the GPU may have waited for the program. */
+  uint64_t made = n->made > begin ? n->made : begin, surely = open_at > made ? open_at - made : 0;
+  /* Of launches of the fast path it is unknown when the first began. */
+  if (!n->since || !n->launches || now <= begin) return;
+  if (n->key)
+    vc_duration_measured(vc_duration_of(n->key), surely, now - begin, n->launches, now);
+  else
+    vc_duration_compared(n->ns, surely, now - begin, n->launches, now);
+}
+
 /* The driver says now that the oldest fence is complete. Return when it was probably reached. */
 static uint64_t reached(struct vc_stream *s, uint64_t now) {
   struct vc_note *n = &s->note[s->lane.head % VC_FENCES];
-  uint64_t begin = n->since > s->last_done ? n->since : s->last_done, open_at = open_until(s);
-  uint64_t least = open_at > begin ? open_at : begin;
+  uint64_t begin = began(s, n), open_at = open_until(s), least = open_at > begin ? open_at : begin;
   /* It ended between the two looks, when it was expected to. Expected later, it ended as late as it can have;
    * expected before, it can have ended at any time. */
   uint64_t then = begin + n->ns;
   if (then < least) then = least + (now - least) / 2;
   if (then > now) then = now;
-  /* While the launches were still being made the GPU may have waited for the program. */
-  uint64_t made = n->fenced > begin ? n->fenced : begin, surely = least > made ? least - made : 0;
-  if (!n->since || !n->launches || now <= begin) {
-    /* Launches of the fast path: when the first began is unknown. */
-  } else if (n->duration) {
-    vc_duration_measured(n->duration, surely, now - begin, n->launches, now);
-  } else {
-    vc_duration_compared(n->ns, surely, now - begin, n->launches, now);
-  }
+  vc_stream_measure(s, n, open_at, now);
   uint64_t queued = s->queued;
   s->queued = queued > n->ns ? queued - n->ns : 0;
   vc_lane_reached(&s->lane);
@@ -281,6 +289,7 @@ void vc_stream_drained(struct vc_stream *s, uint64_t upto, uint64_t now) {
 void vc_stream_poll(struct vc_stream *s, uint64_t now) {
   uint64_t then = now;
   bool any = false;
+  if (!s->context) vc_stream_drained(s, vc_lane_covers(&s->lane), now);
   if (s->frozen || (s->lane.head == s->lane.tail && !s->refused)) {
     vc_stream_show(s, now, now);
     return;
@@ -364,17 +373,16 @@ void vc_stream_rename(CUcontext from, CUcontext to) {
   }
 }
 
+/* Its context is gone, with its events. Its thread may be in the middle of a launch: once that has ended, the next poll
+ * takes it for complete. */
 static void lose(struct vc_stream *s, uint64_t now) {
-  vc_lane_lost(&s->lane);
   atomic_store(&s->lane.armed, 0);
-  s->folded = vc_lane_covers(&s->lane);
-  for (uint32_t i = 0; i < VC_FENCES; i++) s->note[i] = (struct vc_note){0};
-  s->pending = (struct vc_note){0};
-  s->queued = 0;
   s->handle = GONE;
   s->key = NULL;
   s->context = NULL;
   s->frozen = s->refused = false;
+  vc_stream_drained(s, vc_lane_covers(&s->lane), now);
+  for (uint32_t i = 0; i < VC_FENCES; i++) s->note[i] = (struct vc_note){0};
   vc_stream_show(s, now, now);
 }
 
@@ -394,6 +402,9 @@ void vc_stream_reset(void) {
   for (struct vc_stream *s = atomic_load(&all); s; s = s->next) {
     atomic_store(&s->lock.word, 0);
     s->shown = false;
+    vc_lane_lost(&s->lane);
+    s->folded = vc_lane_covers(&s->lane);
+    s->pending = (struct vc_note){0};
     lose(s, 0);
     atomic_store(&s->owned, 0);
   }

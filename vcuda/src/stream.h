@@ -13,11 +13,14 @@
 #define VC_CACHED 16u
 #define VC_STEP_MAX 64u
 
-/* What a fence marks besides its place in the lane. */
+/* What a fence marks besides its place in the lane. The function and not what is known of it: while it is in flight,
+ * its place in the table of durations may be given to another one. */
 struct vc_note {
   CUevent event;
-  struct vc_duration *duration; /* NULL: launches of several functions */
-  uint64_t ns, since, fenced; /* what was expected of them; when the first was made, 0 if unknown; and the fence */
+  const void *key; /* NULL: launches of several functions */
+  uint64_t ns;     /* expected of them */
+  uint64_t since;  /* when the first was made; 0: unknown */
+  uint64_t made;   /* when all of them had been made */
   uint32_t launches;
 };
 
@@ -33,7 +36,6 @@ struct vc_stream {
   _Atomic bool shown; /* counted as active */
   bool refused;       /* the driver would not record; the stream itself is asked */
   _Atomic(CUcontext) context;
-  struct vc_duration *duration;
   uint64_t each;                     /* expected of one launch of `key` */
   uint64_t folded;                   /* launches counted in `pending` */
   struct vc_note pending;            /* what no fence covers */
@@ -65,6 +67,8 @@ bool vc_stream_fence(struct vc_stream *s, bool wait, uint64_t now);
 /* Ask the driver what is complete, and publish whether the lane is active; a time of 0 means now. */
 void vc_stream_poll(struct vc_stream *s, uint64_t now);
 void vc_stream_show(struct vc_stream *s, uint64_t then, uint64_t now);
+/* What the launches of a note say of their function: they were not all complete at `open_at`, and are now. */
+void vc_stream_measure(const struct vc_stream *s, const struct vc_note *note, uint64_t open_at, uint64_t now);
 /* All that the thread had launched is complete. */
 void vc_stream_drained(struct vc_stream *s, uint64_t upto, uint64_t now);
 

@@ -63,7 +63,7 @@ void vc_lane_fenced(struct vc_lane *l, uint64_t upto, bool wait);
 void vc_lane_reached(struct vc_lane *l);
 /* The driver says that everything in the stream is complete that was there when `upto` was read. */
 void vc_lane_drained(struct vc_lane *l, uint64_t upto);
-/* Its launches are over: the context is gone, or this is a forked child. */
+/* In a forked child: nothing of it is in flight, and its thread does not end what it began. */
 void vc_lane_lost(struct vc_lane *l);
 enum vc_lane_state vc_lane_state(const struct vc_lane *l);
 

@@ -20,16 +20,14 @@ static void synced(struct vc_stream *s, uint64_t since) {
   if (!s->shown && s->lane.head == s->lane.tail) return;
   uint64_t now = vc_now();
   vc_lock(&s->lock);
-  bool one = s->lane.head == s->lane.tail;
-  struct vc_note p = s->pending;
   /* The wait ended with the last launch, unless this whole process has not run for a while. */
   uint64_t looked = s->open_at > since ? s->open_at : since;
-  if (since && now - since > SYNC_NS && now < looked + LATE_NS) s->last_open_at = now;
-  vc_stream_poll(s, now);
+  bool waited = since && now - since > SYNC_NS && now < looked + LATE_NS;
+  if (waited) s->last_open_at = now;
   vc_stream_fold(s);
-  uint64_t begin = p.since > s->last_done ? p.since : s->last_done;
-  if (one && p.duration && p.since && s->pending.launches && now > begin)
-    vc_duration_measured(p.duration, now - begin, now - begin, s->pending.launches, now);
+  s->pending.made = since;
+  if (s->lane.head == s->lane.tail) vc_stream_measure(s, &s->pending, waited ? now : 0, now);
+  vc_stream_poll(s, now);
   vc_stream_drained(s, vc_lane_covers(&s->lane), now);
   atomic_store(&s->lane.armed, 0);
   vc_stream_show(s, now, now);

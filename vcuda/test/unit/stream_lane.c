@@ -4,10 +4,11 @@
  *
  * The thread runs every program of up to OPERATIONS operations: launches by the fast and by the slow
  * path, launches that the gate turns back, waits for the host, synchronisations, the end of its
- * stream, of its context, and a fork, after which the child goes on. Between any two steps the keeper
- * may record a fence, ask for one, and take the lane for idle; the arbiter may close and open the gate
- * and look whether the seat is active; the GPU may complete what is first in the stream; the host may
- * let go of a wait. In each state that can be reached it must hold that
+ * stream, and a fork, after which the child goes on. Between any two steps another thread may end the
+ * context, after which the lane is another stream's once it is idle; the keeper may record a fence, ask
+ * for one, and take the lane for idle; the arbiter may close and open the gate and look whether the seat
+ * is active; the GPU may complete what is first in the stream; the host may let go of a wait. In each
+ * state that can be reached it must hold that
  *
  *   - no launch is believed complete that the GPU has not completed;
  *   - work that the GPU can run is shown as in flight, or it is behind a wait;
@@ -48,6 +49,7 @@ struct state {
   unsigned char completed, recorded; /* launches by the GPU; fences before this stream's first */
   unsigned char shown, gate, handed_over, gone;
   unsigned char held, behind; /* the first wait is not over; the launch was begun behind one */
+  unsigned char lost;         /* its context is gone: no call of the driver succeeds there */
 };
 
 static struct state *states;
@@ -79,7 +81,7 @@ static void send(struct state *s, enum item item) {
 
 /* The driver records an event: it is complete when the GPU has come so far. */
 static void fence(struct state *s, bool wait) {
-  if (!room(s) || vc_lane_full(&s->lane) || s->gone) return;
+  if (!room(s) || vc_lane_full(&s->lane) || s->gone || s->lost) return;
   uint64_t upto = vc_lane_covers(&s->lane);
   send(s, FENCE);
   vc_lane_fenced(&s->lane, upto, wait);
@@ -95,7 +97,8 @@ static void launch_steps(const struct state *before) {
   struct state s = *before;
   switch (s.thread) {
   case READY:
-    if (s.operations == operations || s.gone) break;
+    if (s.lost && vc_lane_state(&s.lane) == VC_IDLE && !s.shown) s.lost = 0; /* for a stream of another context */
+    if (s.operations == operations || s.gone || s.lost) break;
     s.operations++;
     if (!room(&s)) break;
     vc_lane_begin(&s.lane); /* the fast path */
@@ -129,7 +132,10 @@ static void launch_steps(const struct state *before) {
   case GO_SLOW:
     if (!room(&s)) break;
     CHECK(!s.handed_over || s.behind);
-    send(&s, LAUNCH);
+    if (s.lost)
+      s.completed++; /* refused */
+    else
+      send(&s, LAUNCH);
     s.thread = s.thread == GO_FAST ? SENT_FAST : SENT_SLOW;
     push(&s);
     break;
@@ -160,8 +166,19 @@ static void launch_steps(const struct state *before) {
   }
 }
 
+/* Nothing of it runs any more. */
+static void empty(struct state *s, uint64_t completed) {
+  atomic_store(&s->lane.armed, 0);
+  s->completed = (unsigned char)completed;
+  s->first = s->last = 0;
+  s->held = s->keeper = 0;
+  memset(s->queue, 0, sizeof s->queue);
+  s->recorded = (unsigned char)s->lane.head;
+  show(s);
+}
+
 static void other_operations(const struct state *before) {
-  if (before->thread != READY || before->operations == operations || before->gone) return;
+  if (before->thread != READY || before->operations == operations || before->gone || before->lost) return;
   struct state s = *before;
   s.operations++;
   s.thread = SYNC;
@@ -189,16 +206,22 @@ static void other_operations(const struct state *before) {
     push(&s);
   }
 
-  s = *before; /* its context is destroyed, or a child is forked: nothing of it runs any more */
+  s = *before; /* a child is forked */
   s.operations++;
   vc_lane_lost(&s.lane);
-  atomic_store(&s.lane.armed, 0);
-  s.completed = (unsigned char)atomic_load(&s.lane.begun);
-  s.first = s.last = 0;
-  s.held = s.keeper = 0;
-  memset(s.queue, 0, sizeof s.queue);
-  s.recorded = (unsigned char)s.lane.head;
-  show(&s);
+  empty(&s, atomic_load(&s.lane.begun));
+  push(&s);
+}
+
+/* Another thread destroys the context, wherever this one is. */
+static void end_of_context(const struct state *before) {
+  struct state s = *before;
+  bool sent = s.thread == READY || s.thread == SYNC || s.thread == SENT_FAST || s.thread == SENT_SLOW;
+  if (s.operations == operations || s.lost || s.keeper) return;
+  s.operations++;
+  s.lost = 1;
+  vc_lane_drained(&s.lane, vc_lane_covers(&s.lane));
+  empty(&s, atomic_load(&s.lane.begun) - !sent);
   push(&s);
 }
 
@@ -219,6 +242,13 @@ static void keeper_steps(const struct state *before) {
       s.shown = 0;
       s.behind |= s.thread != READY;
     }
+    push(&s);
+    return;
+  }
+  if (s.lost) {
+    vc_lane_drained(&s.lane, vc_lane_covers(&s.lane));
+    atomic_store(&s.lane.armed, 0);
+    show(&s);
     push(&s);
     return;
   }
@@ -282,6 +312,7 @@ static void holds(const struct state *s) {
 /* If nothing new happens, the keeper alone brings the lane to rest. */
 static void comes_to_rest(struct state s) {
   if (s.thread != READY || s.held) return;
+  if (s.lost) vc_lane_drained(&s.lane, vc_lane_covers(&s.lane));
   for (int i = 0; i < 4 * ITEMS; i++) {
     while (s.first != s.last) s.completed += s.queue[s.first++] == LAUNCH;
     if (s.last == ITEMS) return; /* the model's stream is full, not the driver's */
@@ -307,6 +338,7 @@ int main(int argc, char **argv) {
     comes_to_rest(s);
     launch_steps(&s);
     other_operations(&s);
+    end_of_context(&s);
     keeper_steps(&s);
     world_steps(&s);
   }
