@@ -2,11 +2,11 @@
 /* Contexts, synchronising calls, and streams that are destroyed. */
 #include "context.h"
 #include "context_limit.h"
+#include "context_memory.h"
 #include "device.h"
 #include "launch.h"
 #include "memory.h"
 #include "memory_account.h"
-#include "overhead.h"
 #include "pool.h"
 #include "sync.h"
 #include "connection.h"
@@ -28,12 +28,12 @@ static CUresult switched(CUresult r) {
 }
 
 #define CREATE(device, call, out)                                                                  \
-  struct vc_making making_;                                                                        \
-  CUresult r_ = vc_device_admit(device);                                                                     \
+  CUresult r_ = vc_device_admit(device);                                                           \
   if (r_ != CUDA_SUCCESS) return r_;                                                               \
-  if (!vc_context_begin(&making_)) return CUDA_ERROR_OUT_OF_MEMORY;                                \
+  void *place_ = vc_context_begin();                                                               \
+  if (!place_) return CUDA_ERROR_OUT_OF_MEMORY;                                                    \
   r_ = switched(call);                                                                             \
-  vc_context_end(r_, r_ == CUDA_SUCCESS ? *(out) : NULL, &making_);                                  \
+  vc_context_end(r_, r_ == CUDA_SUCCESS ? *(out) : NULL, place_);                                  \
   return r_
 
 VC_HOOK CUresult cuCtxCreate(CUcontext *out, unsigned flags, CUdevice device) {
@@ -74,18 +74,19 @@ static bool is_active(CUdevice device) {
 static struct vc_lock making_primary;
 
 static CUresult retain(CUcontext *out, CUdevice device) {
-  struct vc_making making;
   bool makes = !is_active(device);
-  if (makes && !vc_context_begin(&making)) return CUDA_ERROR_OUT_OF_MEMORY;
+  void *place = makes ? vc_context_begin() : NULL;
+  if (makes && !place) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuDevicePrimaryCtxRetain)(out, device);
-  if (makes) vc_context_end(r, r == CUDA_SUCCESS ? *out : NULL, &making);
+  if (makes) vc_context_end(r, r == CUDA_SUCCESS ? *out : NULL, place);
   /* Another thread may have released it in between: then it was made again. */
   if (r != CUDA_SUCCESS || vc_context_known(*out)) return r;
-  if (!vc_context_begin(&making)) {
+  place = vc_context_begin();
+  if (!place) {
     VC_CALL(cuDevicePrimaryCtxRelease_v2)(device);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  vc_context_end(r, *out, &making);
+  vc_context_end(r, *out, place);
   return r;
 }
 
@@ -111,12 +112,11 @@ static _Atomic CUdevice green_device; /* of all green contexts: a seat has one G
 VC_HOOK CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUdevice device, unsigned flags) {
   CUresult r = vc_device_admit(device);
   if (r != CUDA_SUCCESS) return r;
-  struct vc_making making;
   vc_lock(&making_primary);
   bool makes = !is_active(device);
-  bool fits = !makes || vc_context_begin(&making);
-  r = fits ? VC_CALL(cuGreenCtxCreate)(out, resources, device, flags) : CUDA_ERROR_OUT_OF_MEMORY;
-  if (makes && fits) vc_context_end(r, primary_of(device), &making);
+  void *place = makes ? vc_context_begin() : NULL;
+  r = makes && !place ? CUDA_ERROR_OUT_OF_MEMORY : VC_CALL(cuGreenCtxCreate)(out, resources, device, flags);
+  if (place) vc_context_end(r, primary_of(device), place);
   vc_unlock(&making_primary);
   if (r == CUDA_SUCCESS) atomic_store(&green_device, device);
   return r;
@@ -146,7 +146,7 @@ static CUresult destroy(CUcontext context, CUresult (*real)(CUcontext)) {
   CUresult r = real(context);
   if (r == CUDA_SUCCESS) {
     vc_stream_forget(aside);
-    vc_memory_forget(aside);
+    vc_context_forget(aside);
   } else {
     rename_all(aside, context);
     vc_stream_freeze(context, false);
@@ -227,7 +227,7 @@ static CUresult may_have_ended(CUresult r, CUdevice device, CUcontext context) {
   if (r == CUDA_SUCCESS && !is_active(device)) {
     vc_stream_uncache();
     vc_stream_forget(context);
-    vc_memory_forget(context);
+    vc_context_forget(context);
   } else {
     vc_stream_freeze(context, false);
   }
@@ -254,7 +254,7 @@ static CUresult reset(CUdevice device, CUresult (*real)(CUdevice)) {
     vc_stream_uncache();
     if (is_active(device)) vc_context_again(context);
     vc_stream_forget(aside);
-    vc_memory_forget(aside);
+    vc_context_forget(aside);
   } else if (context) {
     rename_all(aside, context);
     vc_stream_freeze(context, false);

@@ -39,11 +39,6 @@ static void settle_free(CUresult result, const struct vc_item *item) {
     vc_table_put(*item);
 }
 
-void vc_memory_forget(CUcontext context) {
-  if (context) vc_table_sweep(context, 0, vc_give_back);
-  vc_pools_settle();
-}
-
 /* Another process may open it, and hold it when this one has given it back. */
 void vc_memory_exported(CUdeviceptr address) {
   CUdeviceptr base = address;

@@ -13,8 +13,6 @@ CUresult vc_memory_end(CUresult result, enum vc_kind kind, uint64_t key, uint64_
 bool vc_memory_take(uint64_t bytes, const void *context);
 /* Other processes can open what lies at this address from now on. */
 void vc_memory_exported(CUdeviceptr address);
-/* Give back everything that went with a context. */
-void vc_memory_forget(CUcontext context);
 /* Destroy a sparse array, and give back what was mapped into it. */
 CUresult vc_vmm_destroy(CUresult (*real)(void *), void *array);
 /* In a forked child. */

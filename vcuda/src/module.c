@@ -60,13 +60,10 @@ VC_HOOK CUresult cuModuleUnload(CUmodule module) {
 
 /* ---- libraries: an entry for each context, all under the library's handle ---- */
 
-static void rename_each(uint64_t from, uint64_t to) {
-  while (vc_table_rename(VC_MODULE, from, to)) continue;
-}
+struct vc_lock vc_libraries_lock;
 
-static void give_each(uint64_t key) {
-  struct vc_item item;
-  while (vc_table_take(VC_MODULE, key, &item)) vc_give_back(&item);
+void vc_libraries_reset(void) {
+  atomic_store(&vc_libraries_lock.word, 0);
 }
 
 bool vc_libraries_into(const void *context, bool forced) {
@@ -88,11 +85,31 @@ bool vc_libraries_into(const void *context, bool forced) {
   return ok;
 }
 
-static bool library_begin(uint64_t key, uint64_t bytes) {
+/* False if it is not known. */
+static bool library_rename(uint64_t from, uint64_t to) {
+  vc_lock(&vc_libraries_lock);
+  bool known = vc_table_rename(VC_LIBRARY, from, to);
+  while (known && vc_table_rename(VC_MODULE, from, to)) continue;
+  vc_unlock(&vc_libraries_lock);
+  return known;
+}
+
+/* With the lock held. */
+static void give_all(uint64_t key) {
+  struct vc_item item;
+  vc_table_take(VC_LIBRARY, key, &item);
+  while (vc_table_take(VC_MODULE, key, &item)) vc_give_back(&item);
+}
+
+static void library_forget(uint64_t key) {
+  vc_lock(&vc_libraries_lock);
+  give_all(key);
+  vc_unlock(&vc_libraries_lock);
+}
+
+/* With the lock held. */
+static bool into_contexts(uint64_t key, uint64_t bytes) {
   uint32_t count;
-  struct vc_item item = {.key = key, .bytes = bytes, .kind = VC_LIBRARY};
-  if (!bytes) return true;
-  if (!vc_seat_ready() || !vc_table_put(item)) return false;
   struct vc_item *list = vc_table_list(VC_CONTEXT, &count);
   bool ok = list || !count;
   for (uint32_t i = 0; list && i < count && ok; i++) {
@@ -101,22 +118,24 @@ static bool library_begin(uint64_t key, uint64_t bytes) {
     if (ok) vc_table_put((struct vc_item){.key = key, .bytes = bytes, .owner = context, .kind = VC_MODULE});
   }
   free(list);
-  if (ok) return true;
-  vc_table_take(VC_LIBRARY, key, &item);
-  give_each(key);
-  return false;
+  return ok;
+}
+
+static bool library_begin(uint64_t key, uint64_t bytes) {
+  if (!bytes) return true;
+  if (!vc_seat_ready()) return false;
+  vc_lock(&vc_libraries_lock);
+  bool ok = vc_table_put((struct vc_item){.key = key, .bytes = bytes, .kind = VC_LIBRARY}) && into_contexts(key, bytes);
+  if (!ok) give_all(key);
+  vc_unlock(&vc_libraries_lock);
+  return ok;
 }
 
 static CUresult library_end(CUresult r, CUlibrary *out, uint64_t key, uint64_t bytes) {
-  struct vc_item item;
-  if (!bytes) return r;
-  if (r != CUDA_SUCCESS) {
-    vc_table_take(VC_LIBRARY, key, &item);
-    give_each(key);
-    return r;
-  }
-  vc_table_rename(VC_LIBRARY, key, (uint64_t)(uintptr_t)*out);
-  rename_each(key, (uint64_t)(uintptr_t)*out);
+  if (bytes && r == CUDA_SUCCESS)
+    library_rename(key, (uint64_t)(uintptr_t)*out);
+  else if (bytes)
+    library_forget(key);
   return r;
 }
 
@@ -143,20 +162,15 @@ VC_HOOK CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, CUjit_o
   return r;
 }
 VC_HOOK CUresult cuLibraryUnload(CUlibrary library) {
-  struct vc_item item;
   uint64_t key = (uint64_t)(uintptr_t)library, aside = vc_table_place();
   /* Under another key first: once unloaded, the handle can be another library's at once. Until then a context that is
    * made gets the library too. */
-  bool known = vc_table_rename(VC_LIBRARY, key, aside);
-  if (known) rename_each(key, aside);
+  bool known = library_rename(key, aside);
   vc_context_limit_forget(library);
   CUresult r = VC_CALL(cuLibraryUnload)(library);
-  if (known && r == CUDA_SUCCESS) {
-    vc_table_take(VC_LIBRARY, aside, &item);
-    give_each(aside);
-  } else if (known) {
-    vc_table_rename(VC_LIBRARY, aside, key);
-    rename_each(aside, key);
-  }
+  if (known && r == CUDA_SUCCESS)
+    library_forget(aside);
+  else if (known)
+    library_rename(aside, key);
   return r;
 }

@@ -12,6 +12,7 @@
 #include "keeper_thread.h"
 #include "launch.h"
 #include "memory.h"
+#include "module.h"
 #include "nvml.h"
 #include "pool.h"
 
@@ -20,6 +21,7 @@ static void forget_parent(void) {
   vc_table_clear();
   vc_context_reset();
   vc_context_limit_reset();
+  vc_libraries_reset();
   vc_graph_reset();
   vc_vmm_reset();
   vc_pools_reset();
