@@ -29,8 +29,8 @@ from sqlalchemy import Engine, text
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.errors import Conflict
 from slicekeeper.wire.timekeeper import UsageReport
+from timekeeper.core.budget_record import Rule
 from timekeeper.core.caller import OPERATOR
-from timekeeper.core.record import Rule
 from timekeeper.ledger import movement, rate, seal, settlement, workload
 from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from timekeeper.core.accumulated_charge import Claim
-from timekeeper.core.record import Debt, Forest, GrantRecord, Link, Records, Rule, Withdrawal
+from timekeeper.core.budget_record import Debt, Forest, GrantRecord, Link, Records, Rule, Withdrawal
 
 SHORT = {"hour": 40, "day": 100, "week": 150, "month": 230}
 

@@ -14,7 +14,7 @@ from timekeeper.api import requests
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.budget import BudgetBody, BudgetPatch
 from timekeeper.api.service import Service
-from timekeeper.core.record import Rule
+from timekeeper.core.budget_record import Rule
 from timekeeper.ledger.budget_rule import Change
 
 T = TypeVar("T")

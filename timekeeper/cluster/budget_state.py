@@ -22,7 +22,7 @@ from timekeeper.cluster.eviction import Evictions
 from timekeeper.cluster.gate import Gates
 from timekeeper.cluster.opening import namespace_of
 from timekeeper.cluster.watches import Pods
-from timekeeper.core.record import AccountId
+from timekeeper.core.account import AccountId
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.standing import BudgetStanding
 

@@ -38,7 +38,7 @@ from timekeeper.cluster.opening import Openings
 from timekeeper.cluster.threshold_notices import Thresholds
 from timekeeper.cluster.vanished_pod import Vanished
 from timekeeper.cluster.watches import ClusterNodes, Namespaces, Pods
-from timekeeper.core.record import AccountId
+from timekeeper.core.account import AccountId
 from timekeeper.core.refusal import LedgerError, NamespaceUnknown
 from timekeeper.ledger import retention, seal, settlement
 from timekeeper.ledger.books import Books

@@ -20,9 +20,9 @@ from slicekeeper.kube.client import KubeClient
 from slicekeeper.units import GpuMilliseconds, Instant, format_duration, format_instant
 from timekeeper.cluster import pod_patch
 from timekeeper.core import timeline
+from timekeeper.core.account import AccountId
 from timekeeper.core.budget_state import BudgetState
 from timekeeper.core.hierarchy import tree_of
-from timekeeper.core.record import AccountId
 from timekeeper.core.threshold_crossing import crossed, limit_of, period_of
 from timekeeper.ledger.announced_threshold import note_thresholds
 from timekeeper.ledger.books import Books

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slicekeeper.units import EPOCH, Instant
+from timekeeper.core.budget_record import Rule
 from timekeeper.core.period import PeriodName, bounds
-from timekeeper.core.record import Rule
 
 
 def accounting_period(rules: Sequence[Rule], at: Instant) -> tuple[Instant, Instant]:

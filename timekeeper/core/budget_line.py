@@ -11,9 +11,11 @@ from dataclasses import replace
 from typing import Final
 
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
+from timekeeper.core.account import AccountId
 from timekeeper.core.accumulated_charge import Claim
+from timekeeper.core.budget_record import Debt, GrantRecord, Records, Rule, Withdrawal
 from timekeeper.core.budget_state import Allowance, BudgetState, period_allowance, rule_at
-from timekeeper.core.record import AccountId, Debt, GrantRecord, Posting, PostingKind, Records, Rule, Withdrawal
+from timekeeper.core.posting import Posting, PostingKind
 
 _SCALE: Final = 2**40
 """Parts of a GPU-millisecond in which estimates are kept: integers are far cheaper than fractions."""

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import msgspec
 
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
+from timekeeper.core.account import AccountId
+from timekeeper.core.budget_record import Rule
 from timekeeper.core.period import bounds
-from timekeeper.core.record import AccountId, Rule
 
 
 class Allowance(msgspec.Struct):

@@ -16,10 +16,11 @@ from typing import Final
 
 from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
 from timekeeper.core import timeline
+from timekeeper.core.account import AccountId
 from timekeeper.core.accumulated_charge import Claim
+from timekeeper.core.budget_record import Forest
 from timekeeper.core.budget_state import BudgetState, rule_at
 from timekeeper.core.hierarchy import Tree, tree_of
-from timekeeper.core.record import AccountId, Forest
 
 _MAX_CHANGES: Final = 200
 """The number of starts and ends of allowances that are examined: later ones of hourly budgets add nothing new."""

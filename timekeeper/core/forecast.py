@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from slicekeeper.units import Instant
+from timekeeper.core.account import AccountId
+from timekeeper.core.budget_record import Forest
 from timekeeper.core.budget_state import BudgetState
-from timekeeper.core.record import AccountId, Forest
 from timekeeper.core.timeline import Run
 
 _PERIODS_AHEAD = {"none": 1, "hour": 2, "day": 2, "week": 2, "month": 12, "year": 2}

@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Final
 
 from slicekeeper.units import Instant
-from timekeeper.core.record import AccountId, Forest, Link
+from timekeeper.core.account import AccountId
+from timekeeper.core.budget_record import Forest, Link
 
 IN_FORCE: Final = Instant(2**62)
 """Later than every instant: the end of links that are still in force."""

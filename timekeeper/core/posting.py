@@ -16,10 +16,23 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from slicekeeper.units import GpuMilliseconds, Instant
-from timekeeper.core.record import AccountId, Posting, PostingKind
+from timekeeper.core.account import AccountId
 
 AccountKind = Literal["issued", "budget", "charged", "over-budget", "unfunded", "expired", "transferred"]
 ACCOUNTS: Final[tuple[AccountKind, ...]] = get_args(AccountKind)
+
+PostingKind = Literal[
+    "charge",
+    "over-budget",
+    "allowance",
+    "expiry",
+    "adjustment",
+    "debt",
+    "refund",
+    "withdrawal",
+    "transfer-in",
+    "transfer-out",
+]
 
 _ROUTE: Final[dict[PostingKind, tuple[AccountKind, AccountKind]]] = {
     "charge": ("budget", "charged"),
@@ -33,6 +46,17 @@ _ROUTE: Final[dict[PostingKind, tuple[AccountKind, AccountKind]]] = {
     "transfer-in": ("transferred", "budget"),
     "transfer-out": ("budget", "transferred"),
 }
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Posting:
+    """A posting that the ledger must contain: `amount` GPU-milliseconds, settled at `at`; charges cover [start, at)."""
+
+    at: Instant
+    kind: PostingKind
+    key: str
+    start: Instant
+    amount: GpuMilliseconds
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
+from timekeeper.core.account import AccountId
 from timekeeper.core.accumulated_charge import Claim
 from timekeeper.core.budget_line import BudgetLine
+from timekeeper.core.budget_record import Forest, Link, Records
 from timekeeper.core.budget_state import BudgetState, period_allowance
 from timekeeper.core.hierarchy import chain, parents_at
-from timekeeper.core.record import AccountId, Forest, Link, Posting, PostingKind, Records
+from timekeeper.core.posting import Posting, PostingKind
 
 CHILD = "child:"
 """Prefix of the key of the budget below, in the subject of a posting that sums up its charges."""

@@ -9,9 +9,10 @@ from dataclasses import replace
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
+from timekeeper.core.account import AccountId
+from timekeeper.core.budget_record import Records
 from timekeeper.core.budget_state import BudgetState
 from timekeeper.core.hierarchy import Tree
-from timekeeper.core.record import AccountId, Records
 from timekeeper.store import hierarchy_links, timelines
 
 

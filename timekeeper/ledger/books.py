@@ -14,8 +14,9 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
 from timekeeper.core import timeline
+from timekeeper.core.account import AccountId, Revision
+from timekeeper.core.budget_record import Forest
 from timekeeper.core.hierarchy import IN_FORCE
-from timekeeper.core.record import AccountId, Forest, Revision
 from timekeeper.ledger.anchor import anchored, instant_of, rest_of
 from timekeeper.ledger.standing import BudgetStanding, TreeStanding
 from timekeeper.store import accounts, audit_chain, budget_objects, budget_rules, hierarchy_links, timelines

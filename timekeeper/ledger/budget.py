@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.config.policy import NamespacePolicy, Origin
 from slicekeeper.units import EPOCH, Instant
-from timekeeper.core.record import Rule
+from timekeeper.core.budget_record import Rule
 from timekeeper.core.refusal import BudgetClosed, BudgetKept, VersionMismatch
 from timekeeper.ledger.account import AccountRef, ensure_account
 from timekeeper.ledger.books import Books

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
-from timekeeper.core.record import Rule
+from timekeeper.core.budget_record import Rule
 from timekeeper.core.refusal import ObjectOutdated, VersionMismatch
 from timekeeper.ledger import hierarchy
 from timekeeper.ledger.account import AccountRef, ensure_account

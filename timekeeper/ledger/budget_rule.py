@@ -9,7 +9,7 @@ from typing import Final
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.config.policy import BudgetPolicy
 from slicekeeper.units import Instant
-from timekeeper.core.record import Rule
+from timekeeper.core.budget_record import Rule
 from timekeeper.store.budget_rules import RuleRow, Status
 
 ANY_VERSION: Final = "*"

@@ -6,9 +6,10 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
+from timekeeper.core.account import AccountId
+from timekeeper.core.budget_record import Forest
 from timekeeper.core.coverage import Cover
 from timekeeper.core.hierarchy import IN_FORCE
-from timekeeper.core.record import AccountId, Forest
 from timekeeper.ledger import settlement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.standing import BudgetStanding

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.units import EPOCH, Instant
-from timekeeper.core.record import Debt
+from timekeeper.core.budget_record import Debt
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.settlement import settle_all
 from timekeeper.store import accounts, debts, timelines

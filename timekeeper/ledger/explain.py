@@ -17,10 +17,11 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant, format_instant
 from timekeeper.core import hierarchy, timeline
+from timekeeper.core.account import AccountId
 from timekeeper.core.accounting_period import accounting_period
+from timekeeper.core.budget_record import Forest
 from timekeeper.core.budget_state import rule_at
-from timekeeper.core.posting import difference, effect
-from timekeeper.core.record import AccountId, Forest, Posting
+from timekeeper.core.posting import Posting, difference, effect
 from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.core.timeline import CHILD
 from timekeeper.ledger.anchor import anchored, instant_of

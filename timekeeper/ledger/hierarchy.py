@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.units import Instant
+from timekeeper.core.budget_record import Link, Rule
 from timekeeper.core.hierarchy import IN_FORCE, MOST_LEVELS, Tree, parents_at
-from timekeeper.core.record import Link, Rule
 from timekeeper.core.refusal import HierarchyCycle, HierarchyTooDeep, ParentRefused, VersionMismatch
 from timekeeper.ledger import settlement
 from timekeeper.ledger.account import AccountRef, ensure_account

@@ -16,10 +16,10 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant, format_instant
+from timekeeper.core.account import AccountId
 from timekeeper.core.coverage import ReservedTime, planned
 from timekeeper.core.hierarchy import tree_of
 from timekeeper.core.pod_need import Need
-from timekeeper.core.record import AccountId
 from timekeeper.core.refusal import (
     BalanceInsufficient,
     BudgetClosed,

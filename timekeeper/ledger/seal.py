@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
+from timekeeper.core.account import AccountId
 from timekeeper.core.accounting_period import accounting_period
-from timekeeper.core.record import AccountId
 from timekeeper.core.refusal import PeriodNotOver
 from timekeeper.ledger import settlement
 from timekeeper.ledger.books import Books

@@ -18,10 +18,11 @@ from sqlalchemy.orm import Session
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.units import GpuMilliseconds, Instant
 from timekeeper.core import timeline
+from timekeeper.core.account import AccountId
+from timekeeper.core.budget_record import Forest
 from timekeeper.core.budget_state import BudgetState
 from timekeeper.core.hierarchy import IN_FORCE, Tree
 from timekeeper.core.posting import difference
-from timekeeper.core.record import AccountId, Forest
 from timekeeper.ledger.anchor import anchored, instant_of
 from timekeeper.ledger.books import Books
 from timekeeper.store import accounts, bookings, hierarchy_links, movements, seals, timelines, workloads

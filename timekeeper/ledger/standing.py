@@ -8,8 +8,10 @@ from collections import Counter
 
 from slicekeeper.units import Instant
 from timekeeper.core import forecast, hierarchy, timeline
+from timekeeper.core.account import AccountId
+from timekeeper.core.budget_record import Forest
 from timekeeper.core.budget_state import BudgetState, rule_at
-from timekeeper.core.record import AccountId, Forest, Posting
+from timekeeper.core.posting import Posting
 from timekeeper.core.timeline import CHILD
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.budget_objects import AcceptedObject

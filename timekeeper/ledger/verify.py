@@ -12,11 +12,12 @@ from sqlalchemy.orm import Session, aliased
 
 from slicekeeper.units import EPOCH, Instant
 from timekeeper.core import timeline
+from timekeeper.core.account import AccountId
 from timekeeper.core.accumulated_charge import Claim
+from timekeeper.core.budget_record import Forest
 from timekeeper.core.budget_state import BudgetState
 from timekeeper.core.hierarchy import Tree
-from timekeeper.core.posting import Booked, difference
-from timekeeper.core.record import AccountId, Forest, Posting
+from timekeeper.core.posting import Booked, Posting, difference
 from timekeeper.store import (
     accounts,
     audit_chain,

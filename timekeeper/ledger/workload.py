@@ -14,7 +14,7 @@ from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import Instant
 from timekeeper.core import rate
-from timekeeper.core.record import AccountId
+from timekeeper.core.account import AccountId
 from timekeeper.ledger import vanished_pod
 from timekeeper.ledger.account import AccountRef, ensure_account
 from timekeeper.ledger.books import Books

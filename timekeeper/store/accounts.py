@@ -11,8 +11,9 @@ from sqlalchemy import bindparam, func, insert, literal, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import EPOCH, Instant
+from timekeeper.core.account import AccountId, Revision
+from timekeeper.core.budget_record import Rule
 from timekeeper.core.posting import ACCOUNTS
-from timekeeper.core.record import AccountId, Revision, Rule
 from timekeeper.core.refusal import NamespaceUnknown, ParentUnknown
 from timekeeper.store.budget_rules import add_rule
 from timekeeper.store.db.models import Account, Namespace

@@ -9,7 +9,7 @@ from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
-from timekeeper.core.record import AccountId
+from timekeeper.core.account import AccountId
 from timekeeper.store.db.models import Threshold
 
 

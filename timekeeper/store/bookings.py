@@ -12,8 +12,8 @@ from sqlalchemy import ColumnElement, Select, and_, case, func, insert, select, 
 from sqlalchemy.orm import Session, aliased
 
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
-from timekeeper.core.posting import AccountKind, Booked, entries, idempotency_key
-from timekeeper.core.record import AccountId, Posting, PostingKind
+from timekeeper.core.account import AccountId
+from timekeeper.core.posting import AccountKind, Booked, Posting, PostingKind, entries, idempotency_key
 from timekeeper.core.timeline import CHILD
 from timekeeper.store.db.chunks import chunks
 from timekeeper.store.db.models import Account, Entry, Transaction, WorkloadRow

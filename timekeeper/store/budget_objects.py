@@ -10,7 +10,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
-from timekeeper.core.record import AccountId
+from timekeeper.core.account import AccountId
 from timekeeper.store.db.models import BudgetObject
 
 

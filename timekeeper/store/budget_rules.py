@@ -11,8 +11,9 @@ from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
+from timekeeper.core.account import AccountId
+from timekeeper.core.budget_record import Rule, Used
 from timekeeper.core.period import PeriodName
-from timekeeper.core.record import AccountId, Rule, Used
 from timekeeper.store.db.models import BudgetRule, Namespace
 
 Status = Literal["active", "suspended", "closed"]

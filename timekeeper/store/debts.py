@@ -10,7 +10,8 @@ from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
-from timekeeper.core.record import AccountId, Debt
+from timekeeper.core.account import AccountId
+from timekeeper.core.budget_record import Debt
 from timekeeper.store.db.models import DebtRule, Namespace
 
 

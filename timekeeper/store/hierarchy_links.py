@@ -15,8 +15,9 @@ from sqlalchemy import bindparam, insert, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from slicekeeper.units import Instant
+from timekeeper.core.account import AccountId
+from timekeeper.core.budget_record import Link
 from timekeeper.core.hierarchy import IN_FORCE, Tree, parents_at
-from timekeeper.core.record import AccountId, Link
 from timekeeper.store.db.models import Membership, Namespace
 
 _LATER = aliased(Membership)

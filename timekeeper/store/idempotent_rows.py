@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, insert, select
 from sqlalchemy.orm import Session
 
-from timekeeper.core.record import AccountId
+from timekeeper.core.account import AccountId
 from timekeeper.store.db.models import BudgetGrant, IntervalCorrectionRow, ReservationRow
 
 Row = TypeVar("Row", BudgetGrant, IntervalCorrectionRow, ReservationRow)

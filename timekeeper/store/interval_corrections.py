@@ -9,7 +9,7 @@ from itertools import pairwise
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from timekeeper.core.record import AccountId
+from timekeeper.core.account import AccountId
 from timekeeper.store.db.models import IntervalCorrectionRow, WorkloadRow
 
 

@@ -13,9 +13,9 @@ from sqlalchemy import ColumnElement, case, or_, select, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
+from timekeeper.core.account import AccountId
 from timekeeper.core.coverage import ReservedTime, planned
 from timekeeper.core.rate import RateBook
-from timekeeper.core.record import AccountId
 from timekeeper.store import rates
 from timekeeper.store.db.chunks import chunks
 from timekeeper.store.db.models import Namespace, ReservationRow, WorkloadRow

@@ -12,7 +12,7 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
-from timekeeper.core.record import AccountId
+from timekeeper.core.account import AccountId
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import Account, Entry, Namespace, Seal, Transaction
 

@@ -15,8 +15,8 @@ from sqlalchemy import BigInteger, ColumnElement, Integer, and_, case, column, f
 from sqlalchemy.orm import Session, aliased
 
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
-from timekeeper.core.posting import effect
-from timekeeper.core.record import AccountId, PostingKind
+from timekeeper.core.account import AccountId
+from timekeeper.core.posting import PostingKind, effect
 from timekeeper.store import seals, timelines
 from timekeeper.store.db.models import BudgetGrant, IntervalCorrectionRow, Namespace, Transaction, WorkloadRow
 

@@ -13,9 +13,11 @@ from sqlalchemy.orm import Session
 
 from slicekeeper import typed_json
 from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
+from timekeeper.core.account import AccountId
 from timekeeper.core.accumulated_charge import Claim
+from timekeeper.core.budget_record import Debt, GrantRecord, Records, Withdrawal
 from timekeeper.core.budget_state import BudgetState
-from timekeeper.core.record import AccountId, Debt, GrantRecord, PostingKind, Records, Withdrawal
+from timekeeper.core.posting import PostingKind
 from timekeeper.store import debts, hierarchy_links, rates
 from timekeeper.store.budget_rules import ruling_of_each
 from timekeeper.store.db.models import Anchor, BudgetGrant, BudgetRule, Membership, Namespace, WorkloadRow

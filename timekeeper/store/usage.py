@@ -31,8 +31,8 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
 from timekeeper.core import usage_report
+from timekeeper.core.account import AccountId
 from timekeeper.core.period import bounds
-from timekeeper.core.record import AccountId
 from timekeeper.core.usage_report import HourUsed, in_this_hour
 from timekeeper.store import watermarks, workloads
 from timekeeper.store.db.models import Namespace, UsageHour, WatermarkRow, WorkloadRow

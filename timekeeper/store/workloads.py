@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.gpu.inventory import Gpu, MigSlice, is_slice
 from slicekeeper.units import Instant
-from timekeeper.core.record import AccountId
+from timekeeper.core.account import AccountId
 from timekeeper.store.db.chunks import chunks
 from timekeeper.store.db.models import GpuSeen, Namespace, WatchMark, WatermarkRow, WorkloadRow
 

@@ -24,7 +24,8 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy, Origin
 from slicekeeper.units import format_instant
 from timekeeper.core import timeline
 from timekeeper.core.accumulated_charge import Claim
-from timekeeper.core.record import Forest, Posting, Records, Rule
+from timekeeper.core.budget_record import Forest, Records, Rule
+from timekeeper.core.posting import Posting
 from timekeeper.core.refusal import KeyReused, VersionMismatch
 from timekeeper.ledger import movement, settlement, workload
 from timekeeper.ledger.account import AccountRef

@@ -16,7 +16,8 @@ from support.openings import opening
 
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
-from timekeeper.core.record import Posting, Rule
+from timekeeper.core.budget_record import Rule
+from timekeeper.core.posting import Posting
 from timekeeper.core.refusal import Conflicting
 from timekeeper.ledger import hierarchy, settlement, workload
 from timekeeper.ledger.account import AccountRef

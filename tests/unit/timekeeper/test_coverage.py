@@ -15,9 +15,9 @@ from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core import timeline
+from timekeeper.core.budget_record import Forest, GrantRecord, Link, Records, Rule
 from timekeeper.core.coverage import Cover, Gap, ReservedTime, planned
 from timekeeper.core.pod_need import Need
-from timekeeper.core.record import Forest, GrantRecord, Link, Records, Rule
 from timekeeper.core.refusal import Conflicting
 from timekeeper.ledger import hierarchy, movement, reservation, workload
 from timekeeper.ledger.account import AccountRef

@@ -9,7 +9,7 @@ from sqlalchemy import text
 from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
-from timekeeper.core.record import Rule
+from timekeeper.core.budget_record import Rule
 from timekeeper.ledger import hierarchy, movement, seal, workload
 from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books

@@ -15,7 +15,7 @@ from support.databases import Databases
 from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
-from timekeeper.core.record import Rule
+from timekeeper.core.budget_record import Rule
 from timekeeper.core.refusal import (
     Conflicting,
     HierarchyCycle,

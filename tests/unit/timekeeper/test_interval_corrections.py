@@ -14,7 +14,7 @@ from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.units import NO_TIME
-from timekeeper.core.record import Rule
+from timekeeper.core.budget_record import Rule
 from timekeeper.core.refusal import Conflicting, Unknown
 from timekeeper.ledger import hierarchy, seal, workload
 from timekeeper.ledger.account import AccountRef

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
-from timekeeper.core.record import Rule
+from timekeeper.core.budget_record import Rule
 from timekeeper.core.refusal import Conflicting, InstantOrder, Unknown
 from timekeeper.ledger import hierarchy, movement, rate, reservation, seal, workload
 from timekeeper.ledger.account import AccountRef

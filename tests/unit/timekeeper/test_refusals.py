@@ -18,7 +18,7 @@ from support.timekeeper_service import serving
 from slicekeeper import names
 from slicekeeper.kube.client import PODS
 from timekeeper.api.app import MAX_BODY_BYTES, routed
-from timekeeper.core.record import Rule
+from timekeeper.core.budget_record import Rule
 from timekeeper.ledger import hierarchy
 from timekeeper.store.db.database import Database
 

@@ -14,9 +14,9 @@ from slicekeeper import names
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.gpu.inventory import Gpu, MigSlice, by_uuid
 from slicekeeper.gpu.request import GpuRequest, PodRequest
+from timekeeper.core.budget_record import Rule
 from timekeeper.core.pod_need import Need, need_of, span_of
 from timekeeper.core.rate import RateBook
-from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting, Unknown
 from timekeeper.ledger import coverage, hierarchy, movement, reservation, workload
 from timekeeper.ledger.account import AccountRef

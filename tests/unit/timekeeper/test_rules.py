@@ -13,8 +13,9 @@ from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.accounting_period import accounting_period
+from timekeeper.core.budget_record import Rule
 from timekeeper.core.budget_state import BudgetState
-from timekeeper.core.record import Posting, Rule
+from timekeeper.core.posting import Posting
 from timekeeper.core.refusal import Conflicting
 from timekeeper.ledger import hierarchy, movement, rate, workload
 from timekeeper.ledger.account import AccountRef, ensure_account

@@ -18,8 +18,8 @@ from support.databases import Databases
 from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
+from timekeeper.core.budget_record import Rule
 from timekeeper.core.posting import effect
-from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting
 from timekeeper.ledger import movement, seal, settlement, workload
 from timekeeper.ledger.account import AccountRef

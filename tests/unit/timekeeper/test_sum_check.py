@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
-from timekeeper.core.record import Rule
+from timekeeper.core.budget_record import Rule
 from timekeeper.ledger import hierarchy, movement, workload
 from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books

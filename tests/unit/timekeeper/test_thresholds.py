@@ -21,8 +21,8 @@ from slicekeeper.errors import Forbidden, Unavailable
 from slicekeeper.kube.client import EVENTS, NAMESPACES
 from timekeeper.api.views import decision
 from timekeeper.cluster.controller import Controller
+from timekeeper.core.budget_record import Rule
 from timekeeper.core.period import PeriodName
-from timekeeper.core.record import Rule
 from timekeeper.ledger import hierarchy, movement, workload
 from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books

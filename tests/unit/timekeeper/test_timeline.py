@@ -16,9 +16,9 @@ from support.timeline_oracle import Oracle, histories, rounded, short_bounds
 from timekeeper.core import budget_state as budget_core
 from timekeeper.core import forecast, timeline
 from timekeeper.core.accumulated_charge import Claim
+from timekeeper.core.budget_record import Debt, Forest, GrantRecord, Records, Rule
 from timekeeper.core.budget_state import BudgetState
-from timekeeper.core.posting import entries
-from timekeeper.core.record import Debt, Forest, GrantRecord, Posting, Records, Rule
+from timekeeper.core.posting import Posting, entries
 from timekeeper.core.timeline import begin
 
 

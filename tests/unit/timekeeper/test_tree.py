@@ -12,9 +12,10 @@ from support.timeline_oracle import ForestOracle, forests, short_bounds
 
 from timekeeper.core import budget_state as budget_core
 from timekeeper.core.accumulated_charge import Claim
+from timekeeper.core.budget_record import Debt, Forest, Link, Records, Rule
 from timekeeper.core.forecast import run_outs
 from timekeeper.core.hierarchy import chain
-from timekeeper.core.record import Debt, Forest, Link, Posting, Records, Rule
+from timekeeper.core.posting import Posting
 from timekeeper.core.timeline import TimelineOutcome, advance, begin_all
 
 

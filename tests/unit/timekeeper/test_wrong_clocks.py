@@ -14,7 +14,8 @@ from support.openings import opening
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.api.views.workload import workload_views
-from timekeeper.core.record import Posting, Rule
+from timekeeper.core.budget_record import Rule
+from timekeeper.core.posting import Posting
 from timekeeper.ledger import hierarchy, settlement, workload
 from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books

@@ -13,7 +13,7 @@ from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.schemas.entry import EntryList, LedgerEntry
 from timekeeper.api.service import Service
-from timekeeper.core.record import AccountId
+from timekeeper.core.account import AccountId
 from timekeeper.core.timeline import CHILD
 from timekeeper.store import accounts, bookings
 from timekeeper.store.bookings import StatementEntry

@@ -15,8 +15,8 @@ from timekeeper.api.budget_owner import BudgetOwner, owner_of
 from timekeeper.api.schemas.period import Period, PeriodList, SealBody
 from timekeeper.api.service import Service
 from timekeeper.core.accounting_period import accounting_period
+from timekeeper.core.budget_record import Rule
 from timekeeper.core.budget_state import period_allowance, rule_at
-from timekeeper.core.record import Rule
 from timekeeper.ledger.seal import seal as seal_up
 from timekeeper.store import budget_rules, statements
 from timekeeper.store.accounts import BudgetAccount

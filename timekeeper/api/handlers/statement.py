@@ -15,8 +15,8 @@ from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.service import Service
 from timekeeper.api.views.statement_csv import csv_lines
 from timekeeper.core import posting
+from timekeeper.core.account import AccountId
 from timekeeper.core.accounting_period import accounting_period
-from timekeeper.core.record import AccountId
 from timekeeper.core.timeline import CHILD
 from timekeeper.store import accounts, budget_rules, statements
 from timekeeper.store.accounts import BudgetAccount

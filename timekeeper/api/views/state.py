@@ -9,8 +9,8 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import EPOCH, Instant, format_instant
 from slicekeeper.wire.timekeeper import State
 from timekeeper.core import timeline
+from timekeeper.core.budget_record import Records
 from timekeeper.core.budget_state import BudgetState, rule_at
-from timekeeper.core.record import Records
 from timekeeper.core.threshold_crossing import crossed, limit_of
 from timekeeper.ledger.budget_rule import policy_rule
 from timekeeper.ledger.standing import BudgetStanding

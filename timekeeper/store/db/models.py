@@ -22,8 +22,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from slicekeeper.units import GpuMilliseconds, Instant
+from timekeeper.core.account import AccountId, Revision
 from timekeeper.core.posting import ACCOUNTS
-from timekeeper.core.record import AccountId, Revision
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -125,7 +125,7 @@ class BudgetRule(Base):
     anchor_at: Mapped[Instant | None]
     """An instant at which a period begins, on the zone's wall clock."""
     used: Mapped[str] = mapped_column(String(8), server_default="counts")
-    """How usage of the current period is treated: `timekeeper.core.record.Used`."""
+    """How usage of the current period is treated: `timekeeper.core.budget_record.Used`."""
 
 
 class BudgetObject(Base):

@@ -13,7 +13,7 @@ from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import PolicySettings
 from slicekeeper.kube.client import EVENTS, PODS
 from slicekeeper.units import Instant
-from timekeeper.core.record import Debt
+from timekeeper.core.budget_record import Debt
 from timekeeper.ledger.budget import follow_policy
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.store import debts

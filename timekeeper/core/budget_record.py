@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records from which a time line is computed, and the postings that follow from it.
+"""The records of budgets, from which their time line is computed: rules, grants, withdrawals, pods' claims, links.
 
 Instants are milliseconds, UTC.
 """
@@ -8,32 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NewType
+from typing import Literal
 
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
+from timekeeper.core.account import AccountId
 from timekeeper.core.accumulated_charge import Claim
 from timekeeper.core.period import PeriodName
-
-PostingKind = Literal[
-    "charge",
-    "over-budget",
-    "allowance",
-    "expiry",
-    "adjustment",
-    "debt",
-    "refund",
-    "withdrawal",
-    "transfer-in",
-    "transfer-out",
-]
-
-
-AccountId = NewType("AccountId", int)
-"""The key of a budget account in the ledger: a namespace's, a team's or an organisation's."""
-
-Revision = NewType("Revision", int)
-"""The number of changes of an account: data read at an older revision is read again."""
-
+from timekeeper.core.posting import PostingKind
 
 Used = Literal["counts", "reset"]
 """How usage of the current period is treated when a rule begins in it: it counts in full, or a new period begins with
@@ -130,14 +111,3 @@ class Forest:
 
     records: Mapping[AccountId, Records]
     links: Sequence[Link] = ()
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Posting:
-    """A posting that the ledger must contain: `amount` GPU-milliseconds, settled at `at`; charges cover [start, at)."""
-
-    at: Instant
-    kind: PostingKind
-    key: str
-    start: Instant
-    amount: GpuMilliseconds
