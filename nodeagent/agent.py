@@ -12,21 +12,22 @@ from typing import Final
 import msgspec
 
 from nodeagent.arbiter_client import Arbiter
-from nodeagent.booked_gpus import SeatRefused
-from nodeagent.cdi import SeatFiles
-from nodeagent.device_plugin import PodResources, SeatPlugin
+from nodeagent.device_plugin import SeatPlugin
 from nodeagent.gpu_health_events import GpuHealthWatch
 from nodeagent.gpu_publisher import GpuPublisher
 from nodeagent.gpu_source import GpuSource
 from nodeagent.live_seats import Live
 from nodeagent.mounted_programs import limiter
 from nodeagent.node_pods import NodePods
-from nodeagent.offered_gpus import OwnGpus, gpu_of
+from nodeagent.other_plugin_gpus import OfferedGpus, gpu_of
+from nodeagent.pod_resources import PodResources
+from nodeagent.process_audit import AUDIT_SECONDS, Audit
 from nodeagent.run_folder import check_run_folder
+from nodeagent.seat_files import SeatFiles
+from nodeagent.seat_refused import SeatRefused
 from nodeagent.seat_store import SeatStore
 from nodeagent.seats import Seats, seat_ids
 from nodeagent.shares import Shares
-from nodeagent.stray_processes import AUDIT_SECONDS, Audit
 from nodeagent.usage_files import WRITE_SECONDS, UsageFiles
 from nodeagent.whole_gpu_usage import WholeGpus
 from slicekeeper import threads
@@ -65,7 +66,7 @@ class Agent:
         self._client = KubeClient(settings.kubernetes)
         kubelet = PodResources(Path(mine.pod_resources_socket), settings.resources.seat)
         devices = settings.resources.devices
-        own = OwnGpus(source, mine.gpus, devices, lambda: {gpu_of(device) for device in kubelet.devices(devices)})
+        own = OfferedGpus(source, mine.gpus, devices, lambda: {gpu_of(device) for device in kubelet.devices(devices)})
         self._source, self._own = source, own
         self._run_dir = Path(mine.run_dir)
         self._store = SeatStore(Path(mine.state_dir) / "seats")

@@ -69,7 +69,7 @@ class ArbiterSeat(msgspec.Struct, frozen=True, rename={"vclass": "class"}):
     memory_overhead: int = 0
 
 
-class StrayProcess(msgspec.Struct, frozen=True):
+class AuditFinding(msgspec.Struct, frozen=True):
     """A process that uses a GPU outside a slice, according to the arbiter."""
 
     pid: int
@@ -87,7 +87,7 @@ class Telemetry(msgspec.Struct, frozen=True):
     """The time of the answer, on its clock; a seat was set `wall_ns` before."""
     gpus: list[ArbiterGpu]
     seats: list[ArbiterSeat]
-    audit: list[StrayProcess] = []
+    audit: list[AuditFinding] = []
     rule: str = ""
     """The rule by which idle time is shared; an older arbiter does not report it."""
 

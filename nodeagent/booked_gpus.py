@@ -11,21 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nodeagent.seat_refused import SeatRefused
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
-from slicekeeper.errors import SlicekeeperError
 from slicekeeper.gpu.inventory import Gpu, MigSlice, is_slice, slices
 from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers, sharing_mode
 from slicekeeper.gpu.pod_request import parse_admitted
 from slicekeeper.kube.pod import full_name, has_ended
 from slicekeeper.units import CORES_PER_GPU
 from slicekeeper.untyped_json import as_list, as_map
-
-
-class SeatRefused(SlicekeeperError):
-    """A container does not get its seat; the message is shown in the pod's events."""
-
-    code = "seat-refused"
 
 
 @dataclass(frozen=True)
@@ -79,7 +73,9 @@ def _preloads(pod: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def check(pod: Mapping[str, Any], others: Iterable[Mapping[str, Any]], gpus: list[Gpu], resources: Resources) -> None:
+def check_gpus(
+    pod: Mapping[str, Any], others: Iterable[Mapping[str, Any]], gpus: list[Gpu], resources: Resources
+) -> None:
     """Check that every GPU of `pod` exists, is healthy, and is not allocated twice.
 
     Raises SeatRefused saying which GPU is at fault and who holds it.
@@ -162,11 +158,6 @@ def _sum(held: Iterable[ContainerHold], gpu: Gpu) -> tuple[int, int]:
             whole = hold.core == CORES_PER_GPU
             memory += gpu.memory_mib if whole else hold.memory_mib
     return core, memory
-
-
-def may_start(pod: Mapping[str, Any]) -> bool:
-    """Whether kubelet may still start a container of the pod."""
-    return not has_ended(pod) and not pod["metadata"].get("deletionTimestamp")
 
 
 def _rank(pod: Mapping[str, Any]) -> tuple[str, str]:

@@ -13,7 +13,6 @@ import logging
 import socket
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,31 +20,26 @@ from typing import Any, Final, NoReturn
 
 import grpc
 
-from nodeagent.booked_gpus import SeatRefused
 from nodeagent.kubelet_protocol import (
+    CALL_SECONDS,
     DEVICE_PLUGIN_SERVICE,
-    GET_ALLOCATABLE_RESOURCES,
     HEALTHY,
-    LIST_POD_RESOURCES,
     MESSAGE_BYTES,
     REGISTER,
     VERSION,
+    call,
     plugin,
-    pod_resources,
+    serialise,
 )
-from nodeagent.seats import Owner, Seats
-from nodeagent.shared_call import SharedCall
+from nodeagent.seat_refused import SeatRefused
+from nodeagent.seats import Seats
 from slicekeeper import threads
-from slicekeeper.config.resource_names import is_named
 
 log = logging.getLogger(__name__)
 
 SOCKET: Final = "slicekeeper-seat.sock"
-CALL_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.02
 """Pause between two checks for a new kubelet; there is none while it has the seats."""
-BUSY_SECONDS: Final = 0.02
-"""Pause before a request is repeated that kubelet refused because of too many requests in this second."""
 OTHER_CALLS: Final = 8
 """Maximum number of simultaneous calls that start no container: kubelet's stream, one that is ending, short ones."""
 
@@ -151,9 +145,7 @@ class SeatPlugin:
         """Return the calls of kubelet that the plugin answers."""
 
         def unary(kind: Any, method: Callable[[Any, grpc.ServicerContext], Any]) -> grpc.RpcMethodHandler[Any, Any]:
-            return grpc.unary_unary_rpc_method_handler(
-                method, kind.FromString, lambda message: message.SerializeToString()
-            )
+            return grpc.unary_unary_rpc_method_handler(method, kind.FromString, serialise)
 
         methods = {
             "GetDevicePluginOptions": unary(plugin.Empty, lambda _request, _context: _options()),
@@ -163,7 +155,7 @@ class SeatPlugin:
             "Allocate": unary(plugin.AllocateRequest, self._allocate),
             "PreStartContainer": unary(plugin.PreStartContainerRequest, self._pre_start),
             "ListAndWatch": grpc.unary_stream_rpc_method_handler(
-                lambda _request, context: self._list_and_watch(context), plugin.Empty.FromString, _serialise
+                lambda _request, context: self._list_and_watch(context), plugin.Empty.FromString, serialise
             ),
         }
         return grpc.method_handlers_generic_handler(DEVICE_PLUGIN_SERVICE, methods)
@@ -210,91 +202,6 @@ class SeatPlugin:
                 log.warning("seat %s: %s", seat_id, _what(error))
                 _abort(context, _what(error))
         return plugin.PreStartContainerResponse()
-
-
-class PodResources:
-    """Client of kubelet: which container holds a seat, and what other plugins allocate.
-
-    kubelet answers 100 requests a second of all clients together, 10 of them at once, and refuses the others.
-    """
-
-    def __init__(self, socket: Path, resource: str) -> None:
-        self._target = f"unix://{socket}"
-        self._resource = resource
-        self._by_seat = SharedCall(self._listed_by_seat)
-
-    def owners(self, seat_id: str) -> list[Owner]:
-        """Return every container that holds the seat, from a list that kubelet made after this call began.
-
-        Raises grpc.RpcError if kubelet does not answer.
-        """
-        return self._by_seat().get(seat_id, [])
-
-    def devices(self, resources: tuple[str, ...]) -> set[str]:
-        """Return all devices of these resources: those on offer, and those that containers hold.
-
-        Raises grpc.RpcError if kubelet does not answer.
-        """
-        with self._channel() as channel:
-            held = _listed(channel)
-            offered = _asked(
-                channel,
-                GET_ALLOCATABLE_RESOURCES,
-                pod_resources.AllocatableResourcesRequest(),
-                pod_resources.AllocatableResourcesResponse,
-            )
-        in_containers = (
-            device for pod in held.pod_resources for container in pod.containers for device in container.devices
-        )
-        return {
-            device_id
-            for device in (*offered.devices, *in_containers)
-            if is_named(device.resource_name, resources)
-            for device_id in device.device_ids
-        }
-
-    def _listed_by_seat(self) -> dict[str, list[Owner]]:
-        with self._channel() as channel:
-            answer = _listed(channel)
-        owners = defaultdict(list)
-        for pod in answer.pod_resources:
-            for container in pod.containers:
-                for device in container.devices:
-                    if device.resource_name == self._resource:
-                        for seat_id in device.device_ids:
-                            owners[seat_id].append((pod.namespace, pod.name, container.name))
-        return dict(owners)
-
-    def _channel(self) -> grpc.Channel:
-        return grpc.insecure_channel(self._target, options=[("grpc.max_receive_message_length", 4 * MESSAGE_BYTES)])
-
-
-def _listed(channel: grpc.Channel) -> Any:
-    return _asked(
-        channel, LIST_POD_RESOURCES, pod_resources.ListPodResourcesRequest(), pod_resources.ListPodResourcesResponse
-    )
-
-
-def _asked(channel: grpc.Channel, method: str, request: Any, answer: Any) -> Any:
-    """Send a request to PodResources; return the answer, for which it may have to be sent again."""
-    end = time.monotonic() + CALL_SECONDS
-    while True:
-        try:
-            return call(channel, method, request, answer)
-        except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED or time.monotonic() > end:
-                raise
-        time.sleep(BUSY_SECONDS)
-
-
-def call(channel: grpc.Channel, method: str, request: Any, answer: Any) -> Any:
-    """Send one unary request; return its answer."""
-    stub: grpc.UnaryUnaryMultiCallable[Any, Any] = channel.unary_unary(method, _serialise, answer.FromString)
-    return stub(request, timeout=CALL_SECONDS)
-
-
-def _serialise(message: Any) -> bytes:
-    return bytes(message.SerializeToString())
 
 
 def _options() -> Any:

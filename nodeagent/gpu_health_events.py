@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from nodeagent.booked_gpus import holds, may_start
+from nodeagent.booked_gpus import holds
 from nodeagent.gpu_source import GpuList, GpuSource
-from nodeagent.node_pods import NodePods
+from nodeagent.node_pods import NodePods, may_start
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.inventory import is_slice
 from slicekeeper.kube.client import Object

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import yaml
 
-from nodeagent.booked_gpus import SeatRefused
+from nodeagent.seat_refused import SeatRefused
 from slicekeeper import typed_json
 from slicekeeper.gpu.inventory import is_slice
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _STRING: Final = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
@@ -101,3 +102,16 @@ HEALTHY: Final = "Healthy"
 
 # kubelet refuses larger messages, so we need not allow them either.
 MESSAGE_BYTES: Final = 4 << 20
+
+CALL_SECONDS: Final = 5.0
+
+
+def call(channel: grpc.Channel, method: str, request: Any, answer: Any) -> Any:
+    """Send one unary request; return its answer."""
+    stub: grpc.UnaryUnaryMultiCallable[Any, Any] = channel.unary_unary(method, serialise, answer.FromString)
+    return stub(request, timeout=CALL_SECONDS)
+
+
+def serialise(message: Any) -> bytes:
+    """Return a message as it is sent."""
+    return bytes(message.SerializeToString())

@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 from nodeagent.arbiter_client import Arbiter, ArbiterAway, ArbiterSeat
 from nodeagent.gpu_source import GpuList, GpuSource
 from nodeagent.live_seats import Live
+from nodeagent.process_audit import Audit
 from nodeagent.seat_store import Seat, SeatStore
-from nodeagent.stray_processes import Audit
 
 LABELS: Final = ("gpu", "UUID", "modelName", "Hostname", "namespace", "pod", "container")
 

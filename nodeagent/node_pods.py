@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
 
-from nodeagent.booked_gpus import may_start
 from slicekeeper import names
 from slicekeeper.kube.client import PODS, KubeClient, Object
+from slicekeeper.kube.pod import has_ended
 from slicekeeper.kube.watch import Watch
 
 PodKey = tuple[str, str]
@@ -117,3 +117,8 @@ class NodePods:
 
 def _key(pod: Object) -> PodKey:
     return pod["metadata"]["namespace"], pod["metadata"]["name"]
+
+
+def may_start(pod: Mapping[str, Any]) -> bool:
+    """Whether kubelet may still start a container of the pod."""
+    return not has_ended(pod) and not pod["metadata"].get("deletionTimestamp")

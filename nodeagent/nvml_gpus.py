@@ -20,11 +20,11 @@ from typing import Any, Final
 import msgspec
 import pynvml
 
-from nodeagent.booked_gpus import SeatRefused
 from nodeagent.gpu_health_rules import DriverReport, judge, judge_slices, judge_xid
 from nodeagent.host_cdi import Devices, Edits, Index
 from nodeagent.mig import SliceFound, slices_of
 from nodeagent.nvml_call import UNKNOWN, ask
+from nodeagent.seat_refused import SeatRefused
 from nodeagent.withdrawn_gpus import WithdrawnGpus
 from slicekeeper.gpu.inventory import Gpu
 

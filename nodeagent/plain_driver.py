@@ -20,9 +20,9 @@ from typing import Any, Final
 
 import pynvml
 
-from nodeagent.booked_gpus import SeatRefused
 from nodeagent.host_cdi import Devices, Edits, Index
 from nodeagent.mounted_programs import mount
+from nodeagent.seat_refused import SeatRefused
 from slicekeeper.gpu.inventory import is_slice
 
 log = logging.getLogger(__name__)

@@ -19,10 +19,11 @@ from typing import Final
 import msgspec
 
 from nodeagent.arbiter_client import ArbiterAway, ArbiterRefused
-from nodeagent.booked_gpus import ContainerHold, SeatRefused, check, holds, may_start, slice_memory
-from nodeagent.cdi import SeatFiles
+from nodeagent.booked_gpus import ContainerHold, check_gpus, holds, slice_memory
 from nodeagent.gpu_source import GpuList
-from nodeagent.node_pods import NodePods
+from nodeagent.node_pods import NodePods, may_start
+from nodeagent.seat_files import SeatFiles
+from nodeagent.seat_refused import SeatRefused
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shares import Shares
 from slicekeeper import names
@@ -246,5 +247,5 @@ class Seats:
                 f"container {container} has a seat and no GPU: only Slicekeeper's scheduler gives out GPUs; "
                 "delete the pod and leave the seat out of its manifest"
             )
-        check(pod, self._pods.all(), self._source.gpus(), self._resources)
+        check_gpus(pod, self._pods.all(), self._source.gpus(), self._resources)
         return hold

@@ -15,9 +15,9 @@ from typing import Any, Final
 import msgspec
 
 from nodeagent.arbiter_client import Arbiter, ArbiterAway, ArbiterRefused, ArbiterSeat, SeatPolicy
+from nodeagent.coalesced_call import CoalescedCall
 from nodeagent.node_pods import PodsOfNode
 from nodeagent.seat_store import Seat, SeatStore
-from nodeagent.shared_call import SharedCall
 from slicekeeper import names, threads
 from slicekeeper.config.settings import RULES, Rule
 from slicekeeper.gpu.pod_manifest import annotations_of
@@ -50,7 +50,7 @@ class Shares:
     ) -> None:
         """`ceiling_of` returns a namespace's ceiling, None while it is not known."""
         self._arbiter = arbiter
-        self._read_for_starts = SharedCall(arbiter.read)
+        self._read_for_starts = CoalescedCall(arbiter.read)
         self._store = store
         self._limits = limits
         self._ceiling_of = ceiling_of

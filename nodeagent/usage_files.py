@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 
 from nodeagent.arbiter_client import Arbiter, ArbiterAway
-from nodeagent.cdi import SeatFiles
 from nodeagent.container_usage import Count, of_arbiter
 from nodeagent.live_seats import Live
+from nodeagent.seat_files import SeatFiles
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.whole_gpu_usage import WholeGpus
 from slicekeeper import names

@@ -15,9 +15,9 @@ from typing import Final
 
 import msgspec
 
-from nodeagent.cdi import SeatFiles
 from nodeagent.container_usage import Count
 from nodeagent.gpu_source import GpuSource
+from nodeagent.seat_files import SeatFiles
 from nodeagent.seat_store import Seat
 from slicekeeper import typed_json
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from simulator import admission_plugins
-from simulator.errors import ApiError, Denied, Invalid
+from simulator.api_errors import ApiError, Denied, Invalid
 from simulator.kinds import BY_RESOURCE
 from simulator.patch import PatchError, apply, clone
 from simulator.store import Store

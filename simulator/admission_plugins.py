@@ -10,7 +10,7 @@ import re
 import secrets
 from typing import Any, Final
 
-from simulator.errors import Denied, Invalid
+from simulator.api_errors import Denied, Invalid
 from simulator.store import Store
 from slicekeeper.kube.client import PRIORITY_CLASSES, Object
 from slicekeeper.units import parse_quantity

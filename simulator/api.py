@@ -22,8 +22,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
+from simulator.api_errors import ApiError, Expired, Invalid, Malformed, ObjectNotFound
 from simulator.cluster import Cluster
-from simulator.errors import ApiError, Expired, Invalid, Malformed, ObjectNotFound
 from simulator.identities import access_review
 from simulator.kinds import BY_PATH, ObjectKind
 from simulator.patch import PatchError, apply, clone, merge

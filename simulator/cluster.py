@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from simulator.admission import Attributes, SimulatedAdmission
-from simulator.errors import Malformed, ObjectConflict, ObjectNotFound
+from simulator.api_errors import Malformed, ObjectConflict, ObjectNotFound
 from simulator.identities import USER, TokenBook
 from simulator.kinds import BY_RESOURCE, check_types
 from simulator.patch import clone

@@ -14,8 +14,8 @@ import time
 import uuid
 from typing import Any, Final
 
+from simulator.api_errors import ApiError, ObjectNotFound
 from simulator.cluster import Cluster
-from simulator.errors import ApiError, ObjectNotFound
 from simulator.loop import Loop
 from simulator.patch import clone
 from simulator.store import phase

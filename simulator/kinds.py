@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from simulator.errors import Malformed
+from simulator.api_errors import Malformed
 from slicekeeper import typed_json
 from slicekeeper.kube import client
 from slicekeeper.kube.client import Object, Resource

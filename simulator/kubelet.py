@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from simulator.api_errors import ObjectNotFound
 from simulator.cluster import Cluster, set_condition
-from simulator.errors import ObjectNotFound
 from simulator.loop import TICK_SECONDS, Loop
-from simulator.pod_run import PodRun
 from simulator.processes import Spawner
 from simulator.sidecar_process import SidecarProcess
+from simulator.simulated_pod import SimulatedPod
 from slicekeeper import names
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import RequestRefused
@@ -42,7 +42,7 @@ SIDECAR_GRACE_SECONDS: Final = 4.0
 class _RunningPod:
     """A pod that is on its node."""
 
-    run: PodRun
+    simulated: SimulatedPod
     folder: Path
     cores: dict[str, int]
     sidecar: SidecarProcess | None = None
@@ -104,11 +104,11 @@ class Kubelet:
         held = self._pods.get(uid)
         if held is None:
             held = self._admit(uid, pod, now_ms)
-        changed = held.run.step(now_ms, deleting=deleting)
+        changed = held.simulated.step(now_ms, deleting=deleting)
         changed |= self._sync_sidecar(held, pod, now_ms)
         if changed:
             self._write_status(held, pod)
-        if held.run.stage == "ended":
+        if held.simulated.stage == "ended":
             self._drop(uid)
             if deleting:
                 self._delete(pod)
@@ -123,20 +123,20 @@ class Kubelet:
         folder = self._folder / uid
         folder.mkdir(parents=True, exist_ok=True)
         cores = {r.container: r.core for r in request.requests} if request else {}
-        held = _RunningPod(PodRun(pod, now_ms), folder, cores)
+        held = _RunningPod(SimulatedPod(pod, now_ms), folder, cores)
         with self._store.changed:
             self._pods[uid] = held
         return held
 
     def _sync_sidecar(self, held: _RunningPod, pod: Object, now_ms: int) -> bool:
         """Start, feed, restart or stop the pod's sidecar; return whether its status changed."""
-        if held.run.stage == "stopping":
+        if held.simulated.stage == "stopping":
             if held.sidecar is not None:
                 self._write_usage(held, now_ms)
                 held.sidecar.stop(self._grace(pod))
                 if not held.sidecar.has_ended():
                     return False
-            held.run.stage = "ended"
+            held.simulated.stage = "ended"
             return True
         if held.sidecar is None:
             container = next((c for c in pod["spec"].get("initContainers") or [] if c["name"] == names.SIDECAR), None)
@@ -159,7 +159,7 @@ class Kubelet:
         """Count the usage of simulated programs: exactly their requests, as long as they run."""
         used = {
             c.name: c.ran_ms(now_ms) * held.cores[c.name] // CORES_PER_GPU
-            for c in held.run.containers
+            for c in held.simulated.containers
             if c.name in held.cores
         }
         if held.sidecar is not None:
@@ -192,18 +192,18 @@ class Kubelet:
 
         def change(old: Object) -> Object:
             status = old.setdefault("status", {})
-            status["phase"] = held.run.phase()
-            if held.run.overdue:
+            status["phase"] = held.simulated.phase()
+            if held.simulated.overdue:
                 status["reason"] = "DeadlineExceeded"
-            status.setdefault("startTime", format_seconds(held.run.bound_ms))
-            status["containerStatuses"] = [container.status() for container in held.run.containers]
+            status.setdefault("startTime", format_seconds(held.simulated.bound_ms))
+            status["containerStatuses"] = [container.status() for container in held.simulated.containers]
             status["initContainerStatuses"] = [
                 _sidecar_status(c, held) for c in old["spec"].get("initContainers") or [] if is_native_sidecar(c)
             ]
-            ready = "True" if held.run.stage == "running" else "False"
-            ended = held.run.stage == "ended"
+            ready = "True" if held.simulated.stage == "running" else "False"
+            ended = held.simulated.stage == "ended"
             set_condition(old, "PodReadyToStartContainers", "False" if ended else "True", now_ms)
-            set_condition(old, "Initialized", "False" if held.run.stage == "creating" else "True", now_ms)
+            set_condition(old, "Initialized", "False" if held.simulated.stage == "creating" else "True", now_ms)
             set_condition(old, "ContainersReady", ready, now_ms)
             set_condition(old, "Ready", ready, now_ms)
             return old
@@ -214,8 +214,8 @@ class Kubelet:
 
 def _sidecar_status(container: Object, held: _RunningPod) -> dict[str, Any]:
     """Return the status of a native sidecar; only ours is a process, others are taken to run as long as the pod."""
-    ended = held.run.stage == "ended"
-    started = format_seconds(held.run.bound_ms)
+    ended = held.simulated.stage == "ended"
+    started = format_seconds(held.simulated.bound_ms)
     state: dict[str, Any] = {"running": {"startedAt": started}}
     if ended:
         state = {"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": started}}

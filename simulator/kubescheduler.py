@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
+from simulator.api_errors import ApiError
 from simulator.cluster import Cluster, set_condition
 from simulator.controllers import write_event
-from simulator.errors import ApiError
 from simulator.loop import Loop
 from simulator.store import phase
 from slicekeeper.errors import ServiceError

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from simulator.errors import Expired, Invalid, ObjectConflict, ObjectNotFound
+from simulator.api_errors import Expired, Invalid, ObjectConflict, ObjectNotFound
 from simulator.kinds import check_types
 from simulator.patch import clone
 from slicekeeper.clock import Clock

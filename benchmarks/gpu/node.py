@@ -33,7 +33,7 @@ import pynvml
 from one_node import ASKED, NODE, TRAIN, Node, Pod, Skip, TooLong, child_of, milliseconds, until
 from verdicts import need, total, verdict
 
-from nodeagent.cdi import IN_CONTAINER
+from nodeagent.seat_files import IN_CONTAINER
 from slicekeeper import names
 from slicekeeper.gpu import inventory, node_setup
 from slicekeeper.kube.client import NODES

@@ -36,8 +36,8 @@ from support.small_cluster import NAMESPACE, SmallCluster
 
 from nodeagent import fake_driver, plain_driver
 from nodeagent.arbiter_client import Arbiter, ArbiterAway, ArbiterSeat, Telemetry
-from nodeagent.cdi import IN_CONTAINER
 from nodeagent.host_cdi import own_files
+from nodeagent.seat_files import IN_CONTAINER
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.gpu import inventory

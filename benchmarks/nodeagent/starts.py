@@ -29,10 +29,11 @@ from typing import Any, Final
 import grpc
 
 from nodeagent.arbiter_client import Arbiter
-from nodeagent.cdi import SeatFiles
-from nodeagent.device_plugin import PodResources, SeatPlugin
+from nodeagent.device_plugin import SeatPlugin
 from nodeagent.host_cdi import Edits
 from nodeagent.kubelet_protocol import DEVICE_PLUGIN_SERVICE, plugin, pod_resources
+from nodeagent.pod_resources import PodResources
+from nodeagent.seat_files import SeatFiles
 from nodeagent.seat_store import SeatStore
 from nodeagent.seats import Seats
 from nodeagent.shares import Shares

@@ -15,7 +15,7 @@ import pytest
 from support.charge_oracle import charges, instant, interval
 from support.local_cluster import PATIENCE, delete_all, kill, namespace, pod, pods, records, start, until
 
-from simulator.errors import ObjectNotFound
+from simulator.api_errors import ObjectNotFound
 from simulator.initial_objects import MODELS
 from simulator.local import LocalCluster
 from slicekeeper import names

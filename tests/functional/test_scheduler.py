@@ -16,7 +16,7 @@ import pytest
 from support.ports import free_port
 from support.small_cluster import Api, binding, small_cluster, wait_for
 
-from simulator.errors import ApiError
+from simulator.api_errors import ApiError
 from simulator.kubescheduler import KubeScheduler
 from slicekeeper import names
 from slicekeeper.errors import NotFound

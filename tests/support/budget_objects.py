@@ -18,8 +18,8 @@ from support.timekeeper_service import serving
 from objects.budgets.keeper import Keeper
 from objects.budgets.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS, ONLY_NAME
 from simulator import kinds
+from simulator.api_errors import ObjectNotFound
 from simulator.cluster import Cluster
-from simulator.errors import ObjectNotFound
 from simulator.kinds import ObjectKind
 from simulator.store import Store
 from slicekeeper import names

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from simulator.errors import ObjectNotFound
+from simulator.api_errors import ObjectNotFound
 from simulator.local import LocalCluster, Options
 from slicekeeper.kube.client import NAMESPACES, PODS, KubeClient, Object
 

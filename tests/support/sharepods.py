@@ -22,8 +22,8 @@ from objects.sharepods.keeper import SharePodKeeper
 from objects.sharepods.template import SHAREPODS
 from simulator import kinds
 from simulator.api import Api
+from simulator.api_errors import ObjectNotFound
 from simulator.cluster import Cluster
-from simulator.errors import ObjectNotFound
 from simulator.kinds import ObjectKind
 from simulator.store import Store
 from slicekeeper.config.settings import Resources

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from simulator.api import Api, ApiServer, Call
+from simulator.api_errors import ApiError
 from simulator.cluster import Cluster
-from simulator.errors import ApiError
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import KubernetesSettings

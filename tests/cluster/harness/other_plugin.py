@@ -15,8 +15,7 @@ from typing import Any, Final
 
 import grpc
 
-from nodeagent.device_plugin import call
-from nodeagent.kubelet_protocol import DEVICE_PLUGIN_SERVICE, HEALTHY, REGISTER, VERSION, plugin
+from nodeagent.kubelet_protocol import DEVICE_PLUGIN_SERVICE, HEALTHY, REGISTER, VERSION, call, plugin
 
 FOLDER: Final = Path("/var/lib/kubelet/device-plugins")
 RESOURCE: Final = "nvidia.com/gpu"

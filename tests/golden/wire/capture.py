@@ -27,8 +27,9 @@ from pathlib import Path
 
 import grpc
 
-from nodeagent.device_plugin import SOCKET, PodResources, call
-from nodeagent.kubelet_protocol import REGISTER, VERSION, plugin
+from nodeagent.device_plugin import SOCKET
+from nodeagent.kubelet_protocol import REGISTER, VERSION, call, plugin
+from nodeagent.pod_resources import PodResources
 
 HERE = Path(__file__).parent
 NVIDIA = ("nvidia.com/gpu",)

@@ -13,7 +13,7 @@ from support.small_cluster import NAMESPACE, FailingApi, SmallCluster
 
 from certificates.namespace_bundles import BundlePublisher
 from simulator.api import Call
-from simulator.errors import ApiError
+from simulator.api_errors import ApiError
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.errors import NotFound, ServiceError

@@ -19,10 +19,11 @@ from support.vcuda_programs import built
 
 from nodeagent.arbiter_client import Arbiter, ArbiterAway, Telemetry
 from nodeagent.arbiter_keeper import ArbiterKeeper
-from nodeagent.cdi import SeatFiles
-from nodeagent.device_plugin import PodResources, SeatPlugin
+from nodeagent.device_plugin import SeatPlugin
 from nodeagent.fake_driver import install
 from nodeagent.host_cdi import Edits
+from nodeagent.pod_resources import PodResources
+from nodeagent.seat_files import SeatFiles
 from nodeagent.seat_store import SeatStore
 from nodeagent.seats import Seats
 from nodeagent.shares import Shares
@@ -218,7 +219,7 @@ class Bench:
 
 
 class Arrivals:
-    """Counts who has come to a SharedCall, by its lock: each takes it once, and whoever makes the call once more."""
+    """Counts who has come to a CoalescedCall, by its lock: each takes it once, and whoever makes the call once more."""
 
     def __init__(self, shared: Any) -> None:
         self._lock, self._taken = shared._lock, 0

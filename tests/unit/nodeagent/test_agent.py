@@ -17,8 +17,8 @@ from support.ports import free_port
 from support.small_cluster import NAMESPACE, SmallCluster, small_cluster, wait_for
 
 from nodeagent.agent import Agent
-from nodeagent.booked_gpus import SeatRefused
 from nodeagent.run_folder import RunFolderRemoved
+from nodeagent.seat_refused import SeatRefused
 from slicekeeper.clock import Clock
 from slicekeeper.config.policy import NamespacePolicy, PolicyBook
 from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings, WebhookSettings

@@ -14,13 +14,13 @@ import pytest
 import yaml
 from support.vcuda_programs import built
 
-from nodeagent.booked_gpus import SeatRefused
-from nodeagent.cdi import SeatFiles
 from nodeagent.cdi_spec_read import FirstRead, Inotify
 from nodeagent.fake_driver import FakeDevices
 from nodeagent.host_cdi import Edits, HostCdi, joined
 from nodeagent.mounted_programs import limiter
 from nodeagent.nvml_gpus import NvmlGpus
+from nodeagent.seat_files import SeatFiles
+from nodeagent.seat_refused import SeatRefused
 from nodeagent.seat_store import Seat
 
 NVIDIA = {

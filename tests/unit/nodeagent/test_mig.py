@@ -17,16 +17,16 @@ from support.vcuda_programs import built
 
 from nodeagent import plain_driver
 from nodeagent.arbiter_client import ArbiterGpu
-from nodeagent.booked_gpus import SeatRefused
 from nodeagent.fake_driver import FakeDevices, parse
 from nodeagent.gpu_health_events import GpuHealthWatch
 from nodeagent.gpu_publisher import wanted
 from nodeagent.host_cdi import HostCdi
 from nodeagent.nvml_gpus import NvmlGpus
-from nodeagent.offered_gpus import OwnGpus, gpu_of
+from nodeagent.other_plugin_gpus import OfferedGpus, gpu_of
 from nodeagent.plain_driver import PlainDriver
+from nodeagent.process_audit import Stray, judge
+from nodeagent.seat_refused import SeatRefused
 from nodeagent.seat_store import Seat
-from nodeagent.stray_processes import Stray, judge
 from nodeagent.whole_gpu_usage import WholeGpus
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
@@ -198,10 +198,10 @@ def test_fake_gpus_can_be_divided(driver: Any, gpus: NvmlGpus, tmp_path: Path) -
 def test_a_gpu_of_which_another_plugin_has_a_slice_is_offered_by_that_alone(gpus: NvmlGpus, device: str) -> None:
     gpu = gpus.gpus()[1]
     taken = {gpu_of(device.format(uuid=gpu.mig[1].uuid, gpu=gpu.uuid))}
-    own = OwnGpus(gpus, (), Resources().devices, lambda: taken)
+    own = OfferedGpus(gpus, (), Resources().devices, lambda: taken)
     own.look_at({"status": {}})
     assert [one.uuid for one in own.gpus()] == [one.uuid for one in gpus.gpus() if one.uuid != gpu.uuid]
-    listed = OwnGpus(gpus, ("1",), Resources().devices, set)
+    listed = OfferedGpus(gpus, ("1",), Resources().devices, set)
     listed.look_at({"status": {"capacity": {"nvidia.com/mig-1g.5gb": "1"}}})
     assert [one.uuid for one in listed.gpus()] == [gpu.uuid], "a divided node serves both"
 

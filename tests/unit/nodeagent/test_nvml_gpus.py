@@ -13,14 +13,14 @@ import pynvml
 import pytest
 from support.small_cluster import small_cluster, wait_for
 
-from nodeagent.booked_gpus import SeatRefused
 from nodeagent.fake_driver import DEFAULT_MODEL, MODELS, parse
 from nodeagent.gpu_health_events import GpuHealthWatch
 from nodeagent.gpu_health_rules import DriverReport, judge, judge_xid
 from nodeagent.gpu_publisher import GpuPublisher
 from nodeagent.host_cdi import HostCdi
 from nodeagent.nvml_gpus import NvmlGpus
-from nodeagent.offered_gpus import OwnGpus
+from nodeagent.other_plugin_gpus import OfferedGpus
+from nodeagent.seat_refused import SeatRefused
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import SettingsError
@@ -204,7 +204,7 @@ def test_a_gpu_that_is_left_out_gives_no_other_its_number(
     found = [gpu.uuid for gpu in gpus.gpus()]
     assert [gpus.indexes()[uuid] for uuid in found] == [1, 2, 3]
     assert gpus.edits(found[:1]).content == {"deviceNodes": [{"path": "/dev/nvidia1"}]}
-    listed = OwnGpus(gpus, ["1"], (), set)
+    listed = OfferedGpus(gpus, ["1"], (), set)
     assert [gpu.uuid for gpu in listed.gpus()] == found[:1]
 
 

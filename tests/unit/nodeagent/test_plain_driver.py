@@ -20,10 +20,10 @@ from support.vcuda_programs import built
 from nodeagent import plain_driver
 from nodeagent.arbiter_client import Arbiter, ArbiterAway
 from nodeagent.arbiter_keeper import ArbiterKeeper
-from nodeagent.booked_gpus import SeatRefused
 from nodeagent.host_cdi import HostCdi
 from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.plain_driver import PlainDriver, libraries, links
+from nodeagent.seat_refused import SeatRefused
 
 VERSION = "580.65.06"
 LINKS = {

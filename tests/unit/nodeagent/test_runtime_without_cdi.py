@@ -71,7 +71,7 @@ def test_a_sidecar_that_starts_again_is_no_proof(bench: Any, monkeypatch: pytest
     bench.pods.add("one", gpu=0)
     bench.start_sidecar("seat-0000", "one")
     _read_all(bench)
-    monkeypatch.setattr("nodeagent.cdi.START_SECONDS", -1.0)
+    monkeypatch.setattr("nodeagent.seat_files.START_SECONDS", -1.0)
     bench.seats.tidy()
     assert bench.specs() == []
     bench.kubelet.pre_start("seat-0000")  # the runtime may still know what it read before

@@ -18,10 +18,10 @@ from support.small_cluster import wait_for
 from support.vcuda_programs import built
 
 from nodeagent.arbiter_client import Arbiter
-from nodeagent.cdi import SeatFiles
 from nodeagent.host_cdi import HostCdi
 from nodeagent.live_seats import Live
 from nodeagent.nvml_gpus import NvmlGpus
+from nodeagent.seat_files import SeatFiles
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shares import Shares
 from nodeagent.usage_files import UsageFiles

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cdi import SeatFiles
+from nodeagent.seat_files import SeatFiles
 from nodeagent.seat_store import Seat
 from nodeagent.whole_gpu_usage import LONGEST_US, WholeGpus
 

@@ -21,8 +21,9 @@ import pytest
 from support.small_cluster import wait_for
 
 from nodeagent.arbiter_client import Arbiter, ArbiterRefused, SeatPolicy
-from nodeagent.device_plugin import SOCKET, PodResources, call
-from nodeagent.kubelet_protocol import REGISTER, VERSION, plugin
+from nodeagent.device_plugin import SOCKET
+from nodeagent.kubelet_protocol import REGISTER, VERSION, call, plugin
+from nodeagent.pod_resources import PodResources
 
 WIRE = Path(__file__).parents[2] / "golden" / "wire"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

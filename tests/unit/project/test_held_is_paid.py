@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.manual_clock import ManualClock
 
-from nodeagent.booked_gpus import may_start
+from nodeagent.node_pods import may_start
 from scheduler.held_places import HoldKind
 from scheduler.placement.learner import Learner
 from scheduler.state import SchedulerState

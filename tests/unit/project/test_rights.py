@@ -22,7 +22,7 @@ from certificates.namespace_bundles import BundlePublisher
 from certificates.tls_secrets import CertificateKeeper
 from nodeagent.gpu_publisher import GpuPublisher
 from nodeagent.node_pods import NodePods
-from nodeagent.stray_processes import Audit
+from nodeagent.process_audit import Audit
 from objects.budgets.keeper import Keeper
 from objects.budgets.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS
 from objects.policies.keeper import PolicyKeeper

@@ -18,7 +18,7 @@ from scheduler.binder import REQUEST_SECONDS
 from scheduler.extender import filter_nodes, gpu_pod
 from scheduler.service import Scheduler
 from simulator.api import Api
-from simulator.errors import ApiError
+from simulator.api_errors import ApiError
 from slicekeeper import names
 from slicekeeper.config.settings import KubernetesSettings, SchedulerSettings, Settings
 from slicekeeper.kube.client import LEASES, NODES, PODS

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.json_server import JsonServer
 
+from simulator.api_errors import ApiError, Denied, Invalid
 from simulator.cluster import Cluster
-from simulator.errors import ApiError, Denied, Invalid
 from simulator.initial_objects import fill
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Settings

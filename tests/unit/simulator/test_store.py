@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.manual_clock import ManualClock
 
-from simulator.errors import Expired, Invalid, ObjectConflict, ObjectNotFound
+from simulator.api_errors import Expired, Invalid, ObjectConflict, ObjectNotFound
 from simulator.store import Store
 from slicekeeper.kube.client import NAMESPACES, PODS, Object
 

@@ -22,7 +22,7 @@ from support.databases import Databases
 from support.operators import Call, Operator
 
 from objects.budgets.resources import ONLY_NAME
-from simulator.errors import ObjectNotFound
+from simulator.api_errors import ObjectNotFound
 from simulator.store import Change
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.errors import Conflict, NotFound

@@ -10,7 +10,7 @@ from scheduler.extender import filter_nodes, gpu_pod
 from scheduler.held_places import HoldKind
 from scheduler.service import Scheduler
 from simulator import kinds
-from simulator.errors import ApiError
+from simulator.api_errors import ApiError
 from simulator.kinds import ObjectKind
 from slicekeeper import names
 from slicekeeper.config.settings import KubernetesSettings, SchedulerSettings, Settings

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from nodeagent.arbiter_client import Arbiter, ArbiterAway, ArbiterGpu, Telemetry
-from nodeagent.booked_gpus import holds, may_start
+from nodeagent.booked_gpus import holds
 from nodeagent.gpu_source import GpuList
-from nodeagent.node_pods import PodsOfNode
+from nodeagent.node_pods import PodsOfNode, may_start
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Conflict, Forbidden, NotFound, ServiceError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.small_cluster import wait_for
 
-from nodeagent.shared_call import SharedCall
+from nodeagent.coalesced_call import CoalescedCall
 
 
 class Source:
@@ -35,7 +35,7 @@ class Source:
 
 def test_all_who_come_while_a_call_is_made_share_the_next_one(arrivals: type[Any]) -> None:
     source = Source()
-    shared = SharedCall(source.call)
+    shared = CoalescedCall(source.call)
     came = arrivals(shared)
     with ThreadPoolExecutor(50) as pool:
         first = pool.submit(shared)
@@ -62,7 +62,7 @@ def test_no_answer_is_older_than_its_question(switching: None) -> None:
         time.sleep(0.001)
         return began
 
-    shared = SharedCall(call)
+    shared = CoalescedCall(call)
 
     def ask(number: int) -> bool:
         for _ in range(20):

@@ -20,12 +20,12 @@ import msgspec
 
 from nodeagent import cdi_spec_read
 from nodeagent.atomic_write import replace_file
-from nodeagent.booked_gpus import SeatRefused
 from nodeagent.cdi_probe import CdiProbe
 from nodeagent.cdi_spec_read import FirstRead, Inotify
 from nodeagent.gpu_source import GpuSource
 from nodeagent.host_cdi import Edits, joined, own_files
 from nodeagent.mounted_programs import mount
+from nodeagent.seat_refused import SeatRefused
 from nodeagent.seat_store import Seat
 
 log = logging.getLogger(__name__)

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from simulator.container_program import Program, program_of
-from simulator.pod_run import PULL_MS, PodRun
+from simulator.simulated_pod import PULL_MS, SimulatedPod
 from slicekeeper import names
 
 BOUND = 1_000_000_123
 
 
-def make(*commands: list[str], policy: str = "Never", init: list[Any] | None = None) -> PodRun:
+def make(*commands: list[str], policy: str = "Never", init: list[Any] | None = None) -> SimulatedPod:
     containers = [{"name": f"c{i}", "command": command} for i, command in enumerate(commands)]
     pod = {"metadata": {}, "spec": {"restartPolicy": policy, "containers": containers, "initContainers": init or []}}
-    return PodRun(pod, BOUND)
+    return SimulatedPod(pod, BOUND)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pod on its node: which containers run, since when, until when. Pure: it is given the instant and reads nothing.
+"""A pod on its node as simulated: which containers run, since when, until when. Pure: the instant is given to it.
 
 All instants are the cluster clock's milliseconds. A container's program ends at the instant computed when it started,
 however late it is observed, as a real one would.
@@ -26,7 +26,7 @@ TERMINATED: Final = 143
 
 
 @dataclass
-class ContainerRun:
+class SimulatedContainer:
     """One app container's runs."""
 
     name: str
@@ -105,7 +105,7 @@ class ContainerRun:
 Stage = Literal["creating", "running", "stopping", "ended"]
 
 
-class PodRun:
+class SimulatedPod:
     """One pod's life on its node, up to the end of its app containers; its sidecars' end is given to it."""
 
     def __init__(self, pod: Object, now_ms: int) -> None:
@@ -119,7 +119,9 @@ class PodRun:
         """Whether its `activeDeadlineSeconds` have passed: whatever still ran then was ended."""
         inits = [c for c in spec.get("initContainers") or [] if not is_native_sidecar(c)]
         self.init_ms = sum(program_of(c, pod).run_ms or 0 for c in inits)
-        self.containers = [ContainerRun(c["name"], c.get("image", ""), program_of(c, pod)) for c in spec["containers"]]
+        self.containers = [
+            SimulatedContainer(c["name"], c.get("image", ""), program_of(c, pod)) for c in spec["containers"]
+        ]
 
     def step(self, now_ms: int, *, deleting: bool) -> bool:
         """Bring the pod to the instant; return whether anything changed."""
@@ -151,7 +153,7 @@ class PodRun:
                 container.start(now_ms)
             self.stage = "running"
 
-    def _step_container(self, container: ContainerRun, now_ms: int, *, deleting: bool) -> None:
+    def _step_container(self, container: SimulatedContainer, now_ms: int, *, deleting: bool) -> None:
         program = container.program
         if container.restart_ms is not None and (deleting or now_ms >= container.restart_ms):
             restart_ms, container.restart_ms = container.restart_ms, None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make one call for many callers that ask at the same time and can share its answer.
+"""Coalesce calls: make one for many callers that ask at the same time and can share its answer.
 
 No answer is older than its question: a caller never gets the answer of a call that had already begun. The next call
 serves all callers that come before it begins.
@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class SharedCall(Generic[T]):
+class CoalescedCall(Generic[T]):
     """A call shared by all callers that wait for it, and never made twice at the same time."""
 
     def __init__(self, call: Callable[[], T]) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from support.small_cluster import SmallCluster, small_cluster
 
-from nodeagent import offered_gpus as module
-from nodeagent.device_plugin import PodResources
+from nodeagent import other_plugin_gpus as module
 from nodeagent.gpu_publisher import GpuPublisher
-from nodeagent.offered_gpus import OwnGpus, gpu_of
+from nodeagent.other_plugin_gpus import OfferedGpus, gpu_of
+from nodeagent.pod_resources import PodResources
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import NODES
@@ -31,7 +31,7 @@ class Bench:
     def agent(self, *listed: str) -> None:
         devices = Resources().devices
         kubelet = PodResources(self.kubelet.folder / "pods.sock", "slicekeeper.io/seat")
-        self.own = OwnGpus(
+        self.own = OfferedGpus(
             self.source, listed, devices, lambda: {gpu_of(device) for device in kubelet.devices(devices)}
         )
         self.publisher = GpuPublisher(self.small.client, "node-1", self.own, Resources(), 1.0, seen=self.own.look_at)
@@ -113,6 +113,6 @@ def test_a_plugin_that_is_away_for_a_while_is_still_there(bench: Bench, monkeypa
 
 def test_the_node_of_an_agent_that_offers_nothing_yet_is_left_alone(bench: Bench, tmp_path: Path) -> None:
     kubelet = PodResources(tmp_path / "none.sock", "slicekeeper.io/seat")
-    own = OwnGpus(bench.source, (), Resources().devices, lambda: kubelet.devices(Resources().devices))
+    own = OfferedGpus(bench.source, (), Resources().devices, lambda: kubelet.devices(Resources().devices))
     own.look_at({"status": {}})
     assert len(own.gpus()) == 3, "a kubelet that does not answer yet has no other plugin either"

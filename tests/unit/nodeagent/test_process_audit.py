@@ -14,12 +14,12 @@ import pytest
 from support.small_cluster import NAMESPACE, SmallCluster, protected, small_cluster, wait_for
 from support.vcuda_programs import built
 
-from nodeagent import stray_processes as module
-from nodeagent.arbiter_client import ArbiterAway, ArbiterGpu, StrayProcess, Telemetry
+from nodeagent import process_audit as module
+from nodeagent.arbiter_client import ArbiterAway, ArbiterGpu, AuditFinding, Telemetry
 from nodeagent.host_cdi import HostCdi
 from nodeagent.metrics import StrayMetrics
 from nodeagent.nvml_gpus import NvmlGpus
-from nodeagent.stray_processes import Audit, owner
+from nodeagent.process_audit import Audit, owner
 from slicekeeper import names, threads
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources
@@ -37,7 +37,7 @@ class Bench:
     def __init__(self, small: SmallCluster, made: Any) -> None:
         self.small = small
         self.source = made(2)
-        self.findings: list[StrayProcess] = []
+        self.findings: list[AuditFinding] = []
         self.away = False
         self.policy = NamespacePolicy()
         self.watched: list[Object] = []
@@ -100,7 +100,7 @@ class Bench:
     def finds(self, pod: Object | None, memory: int = 100, gpu: int = 0, cgroup: str = "", **more: Any) -> None:
         if pod is not None:
             cgroup = f"0::/kubepods/burstable/pod{pod['metadata']['uid']}/x"
-        self.findings.append(StrayProcess(len(self.findings) + 1, gpu, memory * MIB, cgroup, **more))
+        self.findings.append(AuditFinding(len(self.findings) + 1, gpu, memory * MIB, cgroup, **more))
 
     def looks(self, times: int = 2) -> list[str]:
         for _ in range(times):

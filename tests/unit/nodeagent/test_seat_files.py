@@ -51,19 +51,19 @@ def test_a_started_container_has_its_spec_and_folder(bench: Any) -> None:
 def test_that_a_container_was_started_is_known_when_it_must_have_been(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nodeagent.cdi.START_SECONDS", -1.0)
+    monkeypatch.setattr("nodeagent.seat_files.START_SECONDS", -1.0)
     assert not bench.files.has_started_one()
     bench.pods.add("one", gpu=1)
     bench.start("seat-0002", "one")
     assert bench.files.has_started_one()
-    monkeypatch.setattr("nodeagent.cdi.START_SECONDS", 1e9)
+    monkeypatch.setattr("nodeagent.seat_files.START_SECONDS", 1e9)
     assert not bench.files.has_started_one(), "its runtime may not have been asked for it yet"
 
 
 def test_a_container_that_was_refused_is_not_taken_for_a_started_one(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nodeagent.cdi.START_SECONDS", -1.0)
+    monkeypatch.setattr("nodeagent.seat_files.START_SECONDS", -1.0)
     shutil.rmtree(bench.folder / "cdi")
     bench.pods.add("one", gpu=1)
     with pytest.raises(grpc.RpcError, match="No such file"):
@@ -79,7 +79,7 @@ def test_a_spec_is_there_only_while_its_container_starts(bench: Any, monkeypatch
     text = file.read_bytes()
     bench.seats.tidy()
     assert bench.specs() == [file], "kubelet may not have created the container yet"
-    monkeypatch.setattr("nodeagent.cdi.START_SECONDS", -1.0)
+    monkeypatch.setattr("nodeagent.seat_files.START_SECONDS", -1.0)
     bench.seats.tidy()
     assert bench.specs() == []
     bench.kubelet.pre_start("seat-0000")  # it is started again

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide which GPUs of the machine Slicekeeper offers, beside another plugin that allocates whole GPUs.
+"""Leave GPUs to another device plugin that allocates whole GPUs, such as NVIDIA's, and offer the others.
 
-Nothing is offered that another plugin has: if there is such a plugin, only GPUs that the settings name are offered, and
-none of them that kubelet lists for another plugin. kubelet shows a plugin's resource with the amount 0 while the plugin
-is away, and forever after it is gone: only an amount that stays 0 for longer than a plugin's absence means that there
-is none.
+If the node has such a plugin, only GPUs that the settings name are offered, and none of them that kubelet lists for
+another plugin. kubelet shows a plugin's resource with the amount 0 while the plugin is away, and forever after it is
+gone: only an amount that stays 0 for longer than a plugin's absence means that there is none.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ AWAY_SECONDS: Final = 600.0
 """Twice the 5 minutes after which kubelet forgets the devices of an absent plugin, for plugins that start slowly."""
 
 
-class OwnGpus:
-    """A source's GPUs without those of others."""
+class OfferedGpus:
+    """The GPUs of the machine that Slicekeeper offers."""
 
     def __init__(
         self, source: GpuSource, listed: Sequence[str], devices: tuple[str, ...], handed_out: Callable[[], set[str]]
