@@ -40,6 +40,8 @@ CaseOf = Callable[[str], Case]
 class BadReview(Exception):
     """The body is not an AdmissionReview that can be answered; `code` is stable."""
 
+    status = 400
+
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code

@@ -164,22 +164,16 @@ def _log_refusal(endpoint: str, answer: Answer) -> None:
 
 async def _problem(request: Request, error: Exception) -> Response:
     """Return an error as a problem document."""
-    status, headers = 400, None
-    if isinstance(error, BadReview):
-        code, detail = error.code, str(error)
-        metrics.count_bad_request(code)
-    elif isinstance(error, BodyRefused):
+    headers = None
+    if isinstance(error, BadReview | BodyRefused | TooComplex):
         status, code, detail = error.status, error.code, str(error)
         if isinstance(error, BodyTooLarge):
             detail += "; that is webhook.maxBodyBytes"
         metrics.count_bad_request(code)
-    elif isinstance(error, TooComplex):
-        status, code, detail = 413, "review-too-complex", str(error)
-        metrics.count_bad_request(code)
     elif isinstance(error, HTTPException):
         status, code, detail, headers = error.status_code, _CODES[error.status_code], error.detail, error.headers
     elif isinstance(error, ClientDisconnect):
-        code, detail = "bad-request", "The connection ended before the body."
+        status, code, detail = 400, "bad-request", "The connection ended before the body."
     else:
         log.error("a request failed", exc_info=error)
         status, code, detail = 500, "internal-server-error", "The webhook failed; its log says why."

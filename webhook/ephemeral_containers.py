@@ -22,7 +22,7 @@ def missing(pod: Mapping[str, Any], old: Mapping[str, Any], case: Case, cluster:
     patch = PatchBuilder()
     if case.policy.mode == "enforce" and not any(malformed(pod)) and is_gpu_pod(pod, case, cluster):
         for index, container in _added(pod, old):
-            if legacy_runtime.needs_void(container, None, cluster):
+            if legacy_runtime.needs_void(container, cluster):
                 pointer = f"/spec/ephemeralContainers/{index}/env"
                 patch.append(container.get("env"), pointer, [legacy_runtime.VOID_VARIABLE])
     return patch.operations
@@ -52,7 +52,7 @@ def check(pod: Mapping[str, Any], old: Mapping[str, Any], case: Case, cluster: C
             yield from host_access.of_container(path, name, container, cluster.webhook)
             yield from legacy_runtime.of_container(path, name, container, None, cluster)
             yield from reserved_names.of_env(path, name, container, preload=False)
-            if legacy_runtime.needs_void(container, None, cluster):
+            if legacy_runtime.needs_void(container, cluster):
                 yield Violation(
                     code="not-as-admitted",
                     container=name,

@@ -37,6 +37,9 @@ _OTHERS: Final = bytes(set(range(256)) - set(_MARKS) - {ord('"')})
 class TooComplex(Exception):
     """A body would take more memory than a review may."""
 
+    status = 413
+    code = "review-too-complex"
+
 
 class ForkedLock:
     """A lock for all processes that are forked after its creation; it is released if its holder dies."""

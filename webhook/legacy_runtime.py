@@ -11,7 +11,6 @@ would override the plugin's own value.
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ from slicekeeper.errors import Violation
 from slicekeeper.gpu.pod_manifest import annotations_of, is_zero
 from slicekeeper.gpu.request import GpuRequest
 from slicekeeper.untyped_json import as_list, as_map, show
+from webhook.host_access import canonical
 from webhook.review_inputs import ClusterContext
 from webhook.sidecar_container import covers
 
@@ -37,8 +37,7 @@ _OTHER_VARIABLES: Final = (
 )
 """Variables for which the runtime gives devices too. NVIDIA_DRIVER_CAPABILITIES gives none by itself."""
 
-_FOLDER: Final = "nvidia-container-devices"
-_MOUNTS: Final = (f"/var/run/{_FOLDER}", f"/run/{_FOLDER}")
+_DEVICE_FOLDER: Final = "/run/nvidia-container-devices"
 _RUNTIME_ANNOTATIONS: Final = ("io.kubernetes.cri-o.Devices",)
 
 
@@ -69,9 +68,9 @@ def _chosen(gpu: GpuRequest) -> dict[str, Any]:
     return {"name": VISIBLE_DEVICES, "valueFrom": {"fieldRef": {"fieldPath": field}}}
 
 
-def needs_void(container: Mapping[str, Any], gpu: GpuRequest | None, cluster: ClusterContext) -> bool:
-    """Whether `void` is missing in a container that holds no GPU."""
-    if gpu is not None or holds_device(container, cluster):
+def needs_void(container: Mapping[str, Any], cluster: ClusterContext) -> bool:
+    """Whether `void` is missing in a container that holds no GPU of ours: it must hold none of the plugin's either."""
+    if holds_device(container, cluster):
         return False
     return not any(as_map(entry).get("name") == VISIBLE_DEVICES for entry in as_list(container.get("env")))
 
@@ -111,7 +110,7 @@ def of_container(
             )
     for index, mount in enumerate(as_list(container.get("volumeMounts"))):
         target = as_map(mount).get("mountPath")
-        if isinstance(target, str) and _is_device(target):
+        if isinstance(target, str) and f"{canonical(target)}/".startswith(f"{_DEVICE_FOLDER}/"):
             yield Violation(
                 code="device-mount",
                 container=name,
@@ -123,13 +122,6 @@ def of_container(
             )
     if held and not cluster.webhook.allow_env_from:
         yield from _env_from(path, name, container)
-
-
-def _is_device(target: str) -> bool:
-    if _FOLDER not in target:
-        return False
-    plain = posixpath.normpath("/" + target.strip().lstrip("/"))
-    return any(plain == root or plain.startswith(root + "/") for root in _MOUNTS)
 
 
 def _visible_devices(

@@ -29,19 +29,16 @@ DEFAULT_SCHEDULER: Final = "default-scheduler"
 def patch_pod(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext) -> JsonPatch:
     """Return what is missing in a pod that holds GPUs; empty if nothing is."""
     patch = PatchBuilder()
-    enforced = case.policy.mode == "enforce"
     _metadata(patch, pod, request, case)
     spec = as_map(pod.get("spec"))
-    if enforced:
+    if case.policy.mode == "enforce":
         pod_priority.set_class(patch, spec, request, case, cluster)
     if case.policy.reserves and gate_index(pod) is None:
         patch.append(spec.get("schedulingGates"), "/spec/schedulingGates", [{"name": names.GATE}])
-    if enforced:
-        _void(patch, spec, request, cluster)
+    _containers(patch, spec, request, case, cluster)
     if request.requests:
         if not spec.get("nodeName") and spec.get("schedulerName") in (None, "", DEFAULT_SCHEDULER):
             patch.member(spec, "/spec", "schedulerName", cluster.webhook.scheduler_name)
-        _gpu_containers(patch, spec, request, case, cluster)
         sidecar_injection.inject(patch, spec, request, case, cluster)
     return patch.operations
 
@@ -63,32 +60,26 @@ def _metadata(patch: PatchBuilder, pod: Mapping[str, Any], request: PodRequest, 
         patch.append(finalizers, "/metadata/finalizers", [names.FINALIZER])
 
 
-def _gpu_containers(
+def _containers(
     patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext
 ) -> None:
+    """Give each container its GPUs, and keep NVIDIA's runtime from giving any to those without one.
+
+    That runtime reads the variable from the image and `envFrom`, too, unless the container itself sets it.
+    """
     by_name = {r.container: r for r in request.requests}
     preload = cluster.wants_preload(case)
-    seat = cluster.resources.seat if cluster.gives_seats else ""
     for key in ("initContainers", "containers"):
         for index, entry in enumerate(as_list(spec.get(key))):
-            container = as_map(entry)
+            container, pointer = as_map(entry), f"/spec/{key}/{index}"
             gpu = by_name.get(container_name(container))
             if gpu is not None:
-                pointer = f"/spec/{key}/{index}"
-                if seat:
-                    _seat(patch, container["resources"], f"{pointer}/resources", seat)
+                if cluster.gives_seats:
+                    _seat(patch, container["resources"], f"{pointer}/resources", cluster.resources.seat)
                 devices = devices_variable(gpu, cluster)
                 _env(patch, container, f"{pointer}/env", gpu, devices, preload=preload and request.is_limited(gpu))
-
-
-def _void(patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, cluster: ClusterContext) -> None:
-    """Prevent NVIDIA's runtime from giving GPUs to containers without one, whatever their image and `envFrom` say."""
-    by_name = {r.container: r for r in request.requests}
-    for key in ("initContainers", "containers"):
-        for index, entry in enumerate(as_list(spec.get(key))):
-            container = as_map(entry)
-            if needs_void(container, by_name.get(container_name(container)), cluster):
-                patch.append(container.get("env"), f"/spec/{key}/{index}/env", [VOID_VARIABLE])
+            elif case.policy.mode == "enforce" and needs_void(container, cluster):
+                patch.append(container.get("env"), f"{pointer}/env", [VOID_VARIABLE])
 
 
 def _seat(patch: PatchBuilder, resources: Mapping[str, Any], pointer: str, seat: str) -> None:

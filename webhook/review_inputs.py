@@ -11,12 +11,11 @@ from typing import Any
 
 import msgspec
 
-from slicekeeper import names
 from slicekeeper.config.policy import NamespacePolicy, SidecarPolicy
 from slicekeeper.config.settings import Settings
 from webhook.host_access import protected_paths
 from webhook.priority_class_watch import PriorityClasses
-from webhook.sidecar_container import sidecar_container, volumes
+from webhook.sidecar_container import CONTAINERS_VARIABLE, sidecar_container, volumes
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class ClusterContext:
         template = self._sidecars.get(policy)
         if template is None:
             template = self._sidecars[policy] = sidecar_container(self._settings, policy)
-        reported = {"name": names.ENV_PREFIX + "SIDECAR_CONTAINERS", "value": containers}
+        reported = {"name": CONTAINERS_VARIABLE, "value": containers}
         return {**template, "env": [*template["env"], reported]}
 
     def wants_preload(self, case: Case) -> bool:

@@ -18,8 +18,8 @@ from webhook.legacy_runtime import VOID_VARIABLE
 from webhook.review_inputs import Case, ClusterContext
 from webhook.sidecar_container import CONTAINERS_VARIABLE
 
-TOKEN_PATH: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a path
-TOKEN_VOLUME: Final = "kube-api-access-"  # noqa: S105 - a name
+_API_TOKEN_PATH: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a path
+_API_TOKEN_VOLUME: Final = "kube-api-access-"  # noqa: S105 - the beginning of its name
 
 
 def inject(
@@ -58,7 +58,7 @@ def _token_mount(spec: Mapping[str, Any]) -> dict[str, Any] | None:
         for container in as_list(spec.get(key)):
             for mount in as_list(as_map(container).get("volumeMounts")):
                 name, path = as_map(mount).get("name"), as_map(mount).get("mountPath")
-                if path == TOKEN_PATH and isinstance(name, str) and name.startswith(TOKEN_VOLUME):
+                if path == _API_TOKEN_PATH and isinstance(name, str) and name.startswith(_API_TOKEN_VOLUME):
                     return {"name": name, "readOnly": True, "mountPath": path}
     return None
 
