@@ -24,7 +24,7 @@ from timekeeper.core.account import AccountId
 from timekeeper.core.budget_state import BudgetState
 from timekeeper.core.hierarchy import tree_of
 from timekeeper.core.threshold_crossing import crossed, limit_of, period_of
-from timekeeper.ledger.announced_threshold import note_thresholds
+from timekeeper.ledger.announced_threshold import record_announcement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.standing import BudgetStanding
 from timekeeper.store import accounts, announced_thresholds
@@ -138,7 +138,7 @@ class Thresholds:
                 return False
             except ServiceError as error:  # trying again would not help, and the audit log has it
                 log.warning("threshold %d %% of %s: no event: %s", percent, account.title, error)
-        note_thresholds(
+        record_announcement(
             self._books, account, period, news, now, used=GpuMilliseconds(state.used), limit=limit_of(state)
         )
         return True
@@ -147,5 +147,5 @@ class Thresholds:
         """Return the namespaces on which an event is written: those under the budget that the cluster still has."""
         keys = tree_of(standing.tree_standing.forest).below(standing.account.id)
         with self._books.database.reading() as session:
-            below = accounts.named(session, keys).values()
+            below = accounts.by_id(session, keys).values()
         return [account.name for account in below if self._uid_of(account.name) == account.uid]

@@ -13,7 +13,7 @@ from timekeeper.store import announced_thresholds
 from timekeeper.store.accounts import BudgetAccount
 
 
-def note_thresholds(
+def record_announcement(
     books: Books,
     account: BudgetAccount,
     period: Instant,
@@ -30,9 +30,9 @@ def note_thresholds(
 
     def change(session: Session) -> None:
         news = sorted(set(percents) - announced_thresholds.announced(session, account.id, period))
-        announced_thresholds.note(session, account.id, period, news, now)
+        announced_thresholds.add(session, account.id, period, news, now)
         for percent in news:
             detail = {"percent": percent, "usedMs": used, "limitMs": limit, "periodStartMs": period}
-            books.note(session, actor="timekeeper", action="threshold", about=account, detail=detail, now=now)
+            books.audit(session, actor="timekeeper", action="threshold", about=account, detail=detail, now=now)
 
     books.database.write(change)

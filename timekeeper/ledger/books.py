@@ -38,7 +38,7 @@ class Books:
         self._trees: dict[AccountId, tuple[Revision, TreeStanding]] = {}
         self._standings: dict[AccountId, BudgetStanding] = {}
 
-    def note(
+    def audit(
         self,
         session: Session,
         *,
@@ -98,13 +98,13 @@ class Books:
         """Return the standings of the budgets directly below a team or an organisation, by name."""
         with self.database.reading() as session:
             above = hierarchy_links.current(session, self.cluster)
-            below = accounts.named(session, [c for c, parent in above.items() if parent == standing.account.id])
+            below = accounts.by_id(session, [c for c, parent in above.items() if parent == standing.account.id])
             return self._standings_of(session, sorted(below.values(), key=lambda known: (known.name, known.id)))
 
     def _standings_of(self, session: Session, wanted: list[BudgetAccount]) -> list[BudgetStanding]:
         above = hierarchy_links.current(session, self.cluster)
         known = {account.id: account for account in wanted}
-        known |= accounts.named(session, {*above.values()} - known.keys()) if above else {}
+        known |= accounts.by_id(session, {*above.values()} - known.keys()) if above else {}
         return [self._standing(session, account, above, known) for account in wanted]
 
     def _standing(

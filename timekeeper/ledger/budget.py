@@ -67,7 +67,7 @@ def change_budget(
         return
     _refuse_stale(account, row, if_match)
     _append_rule(books, session, account, rule, row.status, actor=actor, source="own")
-    books.note(session, actor=actor, action="budget", about=account, detail=rule_detail(rule), now=rule.since)
+    books.audit(session, actor=actor, action="budget", about=account, detail=rule_detail(rule), now=rule.since)
 
 
 def _refuse_stale(account: BudgetAccount, row: RuleRow, if_match: frozenset[str] | None) -> None:
@@ -104,7 +104,7 @@ def change_status(
     rule = replace(row.rule, since=since, open=status == "active", used="counts")
     _append_rule(books, session, account, rule, status, actor=actor, source=row.source)
     detail = {"status": status, "reason": reason}
-    books.note(session, actor=actor, action="status", about=account, detail=detail, now=since)
+    books.audit(session, actor=actor, action="status", about=account, detail=detail, now=since)
 
 
 def _append_rule(
@@ -132,7 +132,7 @@ def unset_budget(
         rule = fall_back(books, session, account, ref.policy, now, actor=actor)
         if rule is not None:
             detail = {**rule_detail(rule), "source": "policy", "reason": reason}
-            books.note(session, actor=actor, action="budget", about=account, detail=detail, now=rule.since)
+            books.audit(session, actor=actor, action="budget", about=account, detail=detail, now=rule.since)
 
     books.database.write(change)
 
@@ -181,7 +181,7 @@ def follow_policy(
             if not row.rule.says_the_same(rule):
                 _append_rule(books, session, account, rule, row.status, actor="policy", source="policy")
                 detail = {**rule_detail(rule), "source": "policy", **_origin_detail(origin_of(account.name))}
-                books.note(session, actor="policy", action="policy", about=account, detail=detail, now=rule.since)
+                books.audit(session, actor="policy", action="policy", about=account, detail=detail, now=rule.since)
 
     books.database.write(change)
 

@@ -50,7 +50,7 @@ def keep(books: Books, ref: AccountRef, desired: Desired) -> None:
     """Accept a generation of an object that keeps a namespace's budget.
 
     Raises VersionMismatch if another state was accepted since the operator looked, ObjectOutdated if the object's
-    generation goes back, LedgerError as `set_budget` and `put_under` do.
+    generation goes back, LedgerError as `set_budget` and `set_parent` do.
     """
 
     def change(session: Session) -> None:
@@ -73,7 +73,7 @@ def keep_parent(books: Books, name: str, kind: HolderKind, desired: Desired) -> 
         found = accounts.find(session, books.cluster, accounts.parent_uid(name))
         if found is not None and not _is_new(session, found, desired):
             return
-        account, _ = hierarchy.change_parent(
+        account, _ = hierarchy.change_parent_budget(
             books, session, name, kind, desired.rule, actor=desired.actor, if_match=None
         )
         _note(books, session, account, desired)
@@ -94,11 +94,11 @@ def release(books: Books, ref: AccountRef, uid: str, *, actor: str, now: Instant
         found = None if account is None else _last(session, account)
         if account is None or found is None or found.uid != uid or found.released is not None:
             return
-        accounts.touch(session, account.id)
+        accounts.bump_version(session, account.id)
         ended = AcceptedObject(found.uid, found.created, found.generation, None, now)
         budget_objects.put(session, account.id, ended)
         detail = {"uid": uid, "generation": found.generation, "deleted": "true"}
-        books.note(session, actor=actor, action="object", about=account, detail=detail, now=now)
+        books.audit(session, actor=actor, action="object", about=account, detail=detail, now=now)
         if account.kind == "namespace":
             fall_back(books, session, account, ref.policy, now)
 
@@ -140,14 +140,14 @@ def _last(session: Session, account: BudgetAccount) -> AcceptedObject | None:
 
 
 def _note(books: Books, session: Session, account: BudgetAccount, desired: Desired) -> None:
-    accounts.touch(session, account.id)
+    accounts.bump_version(session, account.id)
     budget_objects.put(session, account.id, desired.object)
     by = {"reportedBy": desired.reporter} if desired.writer else {"changedBy": "not known"}
     detail = {"uid": desired.object.uid, "generation": desired.object.generation, **by}
-    books.note(session, actor=desired.actor, action="object", about=account, detail=detail, now=desired.now)
+    books.audit(session, actor=desired.actor, action="object", about=account, detail=detail, now=desired.now)
 
 
 def _move(books: Books, session: Session, account: BudgetAccount, desired: Desired) -> None:
     if desired.object.parent is not None:
         above, reason = desired.object.parent or None, f"generation {desired.object.generation} of its object"
-        hierarchy.move_under(books, session, account, above, reason=reason, actor=desired.actor, now=desired.now)
+        hierarchy.move_below(books, session, account, above, reason=reason, actor=desired.actor, now=desired.now)

@@ -30,9 +30,9 @@ def follow_debt(books: Books, now: Instant) -> None:
         debts.add(session, books.cluster, Debt(since, books.carry))
         if right:
             mine = {account.id for account in accounts.of_cluster(session, books.cluster)}
-            touched = mine.intersection(timelines.touched_by(session, since))
+            touched = mine.intersection(timelines.holders_since(session, since))
             settle_all(books, session, dict.fromkeys(touched, since), now)
             detail = {"debt": debts.word(books.carry), "effectiveAt": since}
-            books.note(session, actor="settings", action="debt", about=None, detail=detail, now=now)
+            books.audit(session, actor="settings", action="debt", about=None, detail=detail, now=now)
 
     books.database.write(change)

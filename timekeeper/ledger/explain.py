@@ -125,7 +125,7 @@ class _Causes:
         self._rules = [row.rule for row in budget_rules.rules(session, namespace)]
         self._children = {
             f"{CHILD}{key}": f"all under {account.title}"
-            for key, account in accounts.named(session, hierarchy_links.tree(session, [namespace], None).keys).items()
+            for key, account in accounts.by_id(session, hierarchy_links.tree(session, [namespace], None).keys).items()
         }
         self._corrected = interval_corrections.newest(session, namespace)
         self._grants: dict[str, BudgetGrant] = {

@@ -29,7 +29,7 @@ _AHEAD: Final = "a wrong clock had written it for an instant that is still to co
 """Reason, in the audit log, of a link that replaces one ahead of all clocks."""
 
 
-def put_parent(
+def put_parent_budget(
     books: Books, name: str, kind: HolderKind, rule: Rule, *, actor: str, if_match: frozenset[str] | None
 ) -> bool:
     """Create a team or an organisation, or change its budget; return whether it was created.
@@ -42,12 +42,12 @@ def put_parent(
         account = accounts.find(session, books.cluster, accounts.parent_uid(name))
         if account is not None:
             refuse_kept(session, account)
-        return change_parent(books, session, name, kind, rule, actor=actor, if_match=if_match)[1]
+        return change_parent_budget(books, session, name, kind, rule, actor=actor, if_match=if_match)[1]
 
     return books.database.write(change)
 
 
-def change_parent(
+def change_parent_budget(
     books: Books,
     session: Session,
     name: str,
@@ -57,7 +57,7 @@ def change_parent(
     actor: str,
     if_match: frozenset[str] | None,
 ) -> tuple[BudgetAccount, bool]:
-    """Create a team or an organisation, or change its budget, as `put_parent` does."""
+    """Create a team or an organisation, or change its budget, as `put_parent_budget` does."""
     uid = accounts.parent_uid(name)
     account = accounts.find(session, books.cluster, uid)
     if account is None:
@@ -65,37 +65,37 @@ def change_parent(
             raise VersionMismatch(f"budget of {kind} {name}: there is none yet")
         account = accounts.open_account(session, books.cluster, uid, name, rule, rule.since, kind=kind, actor=actor)
         settlement.settle_in(books, session, account.id, rule.since, rule.since)
-        books.note(session, actor=actor, action=kind, about=account, detail=rule_detail(rule), now=rule.since)
+        books.audit(session, actor=actor, action=kind, about=account, detail=rule_detail(rule), now=rule.since)
         return account, True
-    _same_kind(account, kind)
+    _require_kind(account, kind)
     change_budget(books, session, account, rule, actor=actor, if_match=if_match)
     return account, False
 
 
-def patch_parent(
+def patch_parent_budget(
     books: Books, name: str, kind: HolderKind | None, change: Change, *, actor: str, if_match: frozenset[str] | None
 ) -> None:
     """Change the budget of a team or an organisation.
 
-    Raises Unknown if there is none of that name, LedgerError as `put_parent` does.
+    Raises Unknown if there is none of that name, LedgerError as `put_parent_budget` does.
     """
 
     def work(session: Session) -> None:
         account = accounts.require_parent(session, books.cluster, name)
         refuse_kept(session, account)
-        _same_kind(account, kind or account.kind)
+        _require_kind(account, kind or account.kind)
         change_budget(books, session, account, change, actor=actor, if_match=if_match)
 
     books.database.write(work)
 
 
-def _same_kind(account: BudgetAccount, kind: str) -> None:
+def _require_kind(account: BudgetAccount, kind: str) -> None:
     if account.kind != kind:
         message = f"kind: {account.name} is {_a(account.kind)}, not {_a(kind)}; choose another name"
         raise ParentRefused(message, "kind")
 
 
-def put_under(books: Books, ref: AccountRef, above: str | None, *, reason: str, actor: str, now: Instant) -> bool:
+def set_parent(books: Books, ref: AccountRef, above: str | None, *, reason: str, actor: str, now: Instant) -> bool:
     """Move a namespace or a team below another budget from now on, or below none; return False if it is there already.
 
     Raises Unknown if there is no such parent, Conflicting if it is an organisation, would be above itself, the chain
@@ -105,15 +105,15 @@ def put_under(books: Books, ref: AccountRef, above: str | None, *, reason: str, 
     def change(session: Session) -> bool:
         account = ensure_account(books, session, ref, now)
         refuse_kept(session, account, what="parent")
-        return move_under(books, session, account, above, reason=reason, actor=actor, now=now)
+        return move_below(books, session, account, above, reason=reason, actor=actor, now=now)
 
     return books.database.write(change)
 
 
-def move_under(
+def move_below(
     books: Books, session: Session, child: BudgetAccount, above: str | None, *, reason: str, actor: str, now: Instant
 ) -> bool:
-    """Move an account below another budget, or below none, as `put_under` does."""
+    """Move an account below another budget, or below none, as `set_parent` does."""
     tree = hierarchy_links.tree(session, [child.id], IN_FORCE)
     target = None if above is None else accounts.require_parent(session, books.cluster, above)
     other = hierarchy_links.tree(session, [] if target is None else [target.id], IN_FORCE)
@@ -123,7 +123,7 @@ def move_under(
     if tree.parents.get(child.id) == wanted and child.id not in ahead:
         return False
     if target is not None:
-        _check(session, child, target, tree)
+        _refuse_unless_hierarchy(session, child, target, tree)
     # From now on the two are settled together, from an anchor that both must have.
     for account in (child, target):
         if account is not None:
@@ -137,25 +137,25 @@ def move_under(
     for one in sorted(ahead | {child.id}, key=lambda one: (len(moved.chain(one)), one)):
         mine = one == child.id
         why, by = (reason, actor) if mine else (_AHEAD, "timekeeper")
-        _put(books, session, Link(one, parents.get(one), since), reason=why, actor=by, now=now)
+        _append_link(books, session, Link(one, parents.get(one), since), reason=why, actor=by, now=now)
     settlement.settle_all(books, session, dict.fromkeys(ahead | {child.id}, since), since)
     return True
 
 
-def _put(books: Books, session: Session, link: Link, *, reason: str, actor: str, now: Instant) -> None:
+def _append_link(books: Books, session: Session, link: Link, *, reason: str, actor: str, now: Instant) -> None:
     """Append a link, and write it into the audit log."""
     hierarchy_links.put(session, link, actor=actor)
-    accounts.touch(session, link.child)
-    named = accounts.named(session, [link.child, *([] if link.parent is None else [link.parent])])
+    accounts.bump_version(session, link.child)
+    named = accounts.by_id(session, [link.child, *([] if link.parent is None else [link.parent])])
     detail = {
         "parent": "" if link.parent is None else named[link.parent].name,
         "effectiveAt": link.since,
         "reason": reason,
     }
-    books.note(session, actor=actor, action="parent", about=named[link.child], detail=detail, now=now)
+    books.audit(session, actor=actor, action="parent", about=named[link.child], detail=detail, now=now)
 
 
-def _check(session: Session, child: BudgetAccount, target: BudgetAccount, tree: Tree) -> None:
+def _refuse_unless_hierarchy(session: Session, child: BudgetAccount, target: BudgetAccount, tree: Tree) -> None:
     """Refuse links that would not form a hierarchy."""
     if child.kind == "organisation":
         raise ParentRefused(

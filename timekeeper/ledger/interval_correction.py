@@ -97,7 +97,7 @@ def _record(
     detail = {"id": row, "podUid": pod.pod_uid, "startMs": start, "startedMs": started_before, "reason": order.reason}
     if end is not None and ended_before is not None:
         detail |= {"endMs": end, "endedMs": ended_before}
-    books.note(session, actor=order.actor, action="interval", about=account, detail=detail, now=order.now)
+    books.audit(session, actor=order.actor, action="interval", about=account, detail=detail, now=order.now)
 
 
 def _check(session: Session, pod: WorkloadRow, start: Instant, end: Instant | None, wanted: RequestedInterval) -> None:

@@ -109,7 +109,7 @@ def withdraw(
             )
         movements.withdraw_grant(session, key, now)
         detail = {"id": key, "amountMs": row.amount_ms, "reason": reason}
-        books.note(session, actor=actor, action="withdraw", about=account, detail=detail, now=now)
+        books.audit(session, actor=actor, action="withdraw", about=account, detail=detail, now=now)
         settlement.settle_in(books, session, account.id, row.valid_from, now)
         _refuse_if_uncovered(books, session, account, now)
 
@@ -253,5 +253,5 @@ def append(
         counterpart=counterpart,
     )
     detail = {"id": row, "amountMs": given, "reason": order.reason, "counterpart": counterpart}
-    books.note(session, actor=order.actor, action=kind, about=account, detail=detail, now=order.now)
+    books.audit(session, actor=order.actor, action=kind, about=account, detail=detail, now=order.now)
     settlement.settle_in(books, session, account.id, since, order.now)

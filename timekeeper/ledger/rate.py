@@ -39,9 +39,9 @@ def set_rate(
             raise RateExists(f"{model} has the rate {there.rate} from that instant on; choose another instant")
         rates.add(session, model, rate, at, "rest", now=at if since is None else now)
         detail = {"model": model, "rate": str(rate), "effectiveAt": at, "reason": reason}
-        books.note(session, actor=actor, action="rate", about=None, detail=detail, now=now)
+        books.audit(session, actor=actor, action="rate", about=None, detail=detail, now=now)
         settled = max(now, at) if since is None else now
-        settlement.settle_all(books, session, dict.fromkeys(timelines.touched_by(session, at), at), settled)
+        settlement.settle_all(books, session, dict.fromkeys(timelines.holders_since(session, at), at), settled)
         return at, True
 
     return books.database.write(change)
@@ -58,6 +58,6 @@ def follow_settings(books: Books, wanted: dict[str, Fraction], now: Instant) -> 
             rates.add(session, model, rate, instants[-1], "settings", now=instants[-1])
         if instants:
             since = min(instants)
-            settlement.settle_all(books, session, dict.fromkeys(timelines.touched_by(session, since), since), now)
+            settlement.settle_all(books, session, dict.fromkeys(timelines.holders_since(session, since), since), now)
 
     books.database.write(change)

@@ -97,10 +97,10 @@ def end_pods(books: Books, pods: Mapping[str, tuple[str, str]], now: Instant) ->
 
     def change(session: Session) -> None:
         for row, paid in store.exceeded(session, pods):
-            account = accounts.named(session, [row.namespace_id])[row.namespace_id]
+            account = accounts.by_id(session, [row.namespace_id])[row.namespace_id]
             _, name = pods[str(row.pod_uid)]
             detail = {"podUid": row.pod_uid, "podName": name, "amountMs": row.amount_ms, "paidMs": paid}
-            books.note(session, actor=CONTROLLER, action="reservation-exceeded", about=account, detail=detail, now=now)
+            books.audit(session, actor=CONTROLLER, action="reservation-exceeded", about=account, detail=detail, now=now)
         store.end_pods(session, pods, now)
 
     books.database.write(change)
@@ -140,7 +140,7 @@ def open_by_hand(books: Books, ref: AccountRef, order: Order, *, expires_at: Ins
             expires_at=expires_at,
         )
         detail = {"id": row, "amountMs": order.amount, "expiresAt": expires_at, "reason": order.reason}
-        books.note(session, actor=order.actor, action="reservation", about=account, detail=detail, now=order.now)
+        books.audit(session, actor=order.actor, action="reservation", about=account, detail=detail, now=order.now)
         return row, True
 
     row, made = books.database.write(change)
@@ -187,7 +187,7 @@ def release(
         if row.ended_at is None and row.expires_at is not None and now < row.expires_at:
             store.release(session, key, now)
             detail = {"id": key, "amountMs": row.amount_ms}
-            books.note(session, actor=actor, action="release", about=account, detail=detail, now=now)
+            books.audit(session, actor=actor, action="release", about=account, detail=detail, now=now)
 
     books.database.write(change)
     return _read(books, key)

@@ -61,7 +61,7 @@ def seal(books: Books, account: BudgetAccount, until: Instant, *, reason: str, a
         if until > seals.until(session, account.id):
             _seal(books, session, account.id, until, actor=actor, now=now)
             detail = {"until": until, "reason": reason}
-            books.note(session, actor=actor, action="seal", about=account, detail=detail, now=now)
+            books.audit(session, actor=actor, action="seal", about=account, detail=detail, now=now)
 
     books.database.write(change)
 

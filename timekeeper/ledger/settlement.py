@@ -72,7 +72,7 @@ def _settle(
     tree, anchor, until = _continued_from(session, tree, since, now)
     # Rows are locked from the top and in one order, so that two writers wait for each other without a deadlock.
     for root in tree.roots:
-        accounts.touch(session, root)
+        accounts.bump_version(session, root)
     after = instant_of(anchor)
     forest = Forest(timelines.records(session, tree.keys, after, carry=books.carry), tree.links)
     start = timeline.begin_all(forest, until) | anchor
@@ -171,9 +171,9 @@ def reverse_future(books: Books, now: Instant) -> None:
     def change(session: Session) -> None:
         dirty: dict[AccountId, Instant | None] = dict.fromkeys(accounts.settled_after(session, books.cluster, latest))
         for workload in workloads.ended_after(session, books.cluster, latest):
-            account = accounts.named(session, [workload.namespace_id])[workload.namespace_id]
+            account = accounts.by_id(session, [workload.namespace_id])[workload.namespace_id]
             detail = {"podUid": workload.pod_uid, "toldMs": workload.ended_at, "endMs": latest}
-            books.note(session, actor="timekeeper", action="end-held", about=account, detail=detail, now=now)
+            books.audit(session, actor="timekeeper", action="end-held", about=account, detail=detail, now=now)
             workloads.limit_end(session, workload, latest)
             dirty[workload.namespace_id] = latest
         settle_all(books, session, dirty, now)

@@ -21,7 +21,7 @@ LAST_CONFIRMED: Final = "last-confirmed"
 
 def note(books: Books, session: Session, workload: WorkloadRow, end: Instant, now: Instant) -> None:
     """Log an interval that was closed although no record of the pod shows its end."""
-    account = accounts.named(session, [workload.namespace_id])[workload.namespace_id]
+    account = accounts.by_id(session, [workload.namespace_id])[workload.namespace_id]
     detail = {"podUid": workload.pod_uid, "podName": workload.pod_name, "endMs": end}
     log.warning("pod %s/%s (%s) is gone, its record too: closed", account.name, workload.pod_name, workload.pod_uid)
-    books.note(session, actor="timekeeper", action="orphan-closed", about=account, detail=detail, now=now)
+    books.audit(session, actor="timekeeper", action="orphan-closed", about=account, detail=detail, now=now)

@@ -121,7 +121,7 @@ def parents(session: Session, cluster: str, after: str, limit: int | None) -> li
     return [BudgetAccount(*row) for row in session.execute(query.order_by(Namespace.name).limit(limit))]
 
 
-def named(session: Session, ids: Collection[AccountId]) -> dict[AccountId, BudgetAccount]:
+def by_id(session: Session, ids: Collection[AccountId]) -> dict[AccountId, BudgetAccount]:
     """Return accounts by id."""
     return {row.id: BudgetAccount(*row) for row in session.execute(select(*_COLUMNS).where(Namespace.id.in_(ids)))}
 
@@ -168,7 +168,7 @@ def settled_after(session: Session, cluster: str, at: Instant) -> list[AccountId
     return list(session.scalars(query.order_by(Namespace.id)))
 
 
-def touch(session: Session, key: AccountId) -> None:
+def bump_version(session: Session, key: AccountId) -> None:
     """Increment an account's version: other processes read it again, and any other writer now waits, or fails."""
     session.execute(update(Namespace).where(Namespace.id == key).values(version=Namespace.version + 1))
 

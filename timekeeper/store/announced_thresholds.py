@@ -19,7 +19,7 @@ def announced(session: Session, namespace: AccountId, period: Instant) -> set[in
     return set(session.scalars(query))
 
 
-def note(session: Session, namespace: AccountId, period: Instant, percents: Collection[int], now: Instant) -> None:
+def add(session: Session, namespace: AccountId, period: Instant, percents: Collection[int], now: Instant) -> None:
     """Record that thresholds were announced. If two processes do this at once, one fails, and reads them again."""
     if percents:
         rows = [

@@ -39,10 +39,10 @@ def findings(session: Session) -> Iterator[str]:
     for finding, query in _WRONG.items():
         yield from (finding.format(key) for (key,) in session.execute(text(_BOOKED + query)))
     for key, name in session.execute(text("SELECT id, name FROM namespace ORDER BY id")).all():
-        yield from (f"budget {name} ({key}): {finding}" for finding in _of_budget(session, key))
+        yield from (f"budget {name} ({key}): {finding}" for finding in _overcharged_periods(session, key))
 
 
-def _of_budget(session: Session, key: int) -> Iterator[str]:
+def _overcharged_periods(session: Session, key: int) -> Iterator[str]:
     """Yield the periods whose charges exceed amount, rollover and credit by more than their grants can pay."""
     rules, gifts, moved = (session.execute(text(_BOOKED + q), {"key": key}).all() for q in (_RULES, _GIFTS, _MOVED))
     periods = [(due, of[7:]) for due, kind, of, _ in moved if kind == "allowance" and of.startswith("period:")]

@@ -139,7 +139,7 @@ def _openings(session: Session, keys: Collection[AccountId]) -> dict[AccountId, 
     return {row.id: row.opened_at for row in session.execute(query)}
 
 
-def touched_by(session: Session, since: Instant) -> list[AccountId]:
+def holders_since(session: Session, since: Instant) -> list[AccountId]:
     """Return the namespaces that have a pod which held GPUs at an instant or later."""
     query = select(WorkloadRow.namespace_id).where(or_(WorkloadRow.ended_at.is_(None), WorkloadRow.ended_at > since))
     return sorted(session.scalars(query.distinct()))

@@ -88,7 +88,7 @@ class GroupUsage:
     unobserved: int
 
 
-def by_time(session: Session, wanted: UsageQuery, after: tuple[int, str], limit: int) -> list[GroupUsage]:
+def by_interval(session: Session, wanted: UsageQuery, after: tuple[int, str], limit: int) -> list[GroupUsage]:
     """Return usage by interval and group, in that order, beginning after a position.
 
     The statement has three steps: `span` (the intervals), `held` (a row for each interval and each pod that held GPUs

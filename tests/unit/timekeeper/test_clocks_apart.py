@@ -46,12 +46,12 @@ def replica(books: Books, database_url: str) -> Iterator[Books]:
 
 
 def parent(books: Books, name: str, at: int = T0, kind: Any = "team") -> None:
-    hierarchy.put_parent(books, name, kind, Rule(at, 10**10, "none", "UTC"), actor="me", if_match=None)
+    hierarchy.put_parent_budget(books, name, kind, Rule(at, 10**10, "none", "UTC"), actor="me", if_match=None)
 
 
 def under(books: Books, child: AccountRef | str, above: str | None, at: int) -> bool:
     place = AccountRef(accounts.parent_uid(child), child, POLICY) if isinstance(child, str) else child
-    return hierarchy.put_under(books, place, above, reason="r", actor="me", now=at)
+    return hierarchy.set_parent(books, place, above, reason="r", actor="me", now=at)
 
 
 def run(books: Books, uid: str, start: int, end: int | None = None, model: str = "") -> None:

@@ -89,8 +89,8 @@ def test_nothing_is_taken_out_that_is_needed_when_the_rest_has_expired(books: Bo
 
 
 def test_a_parents_expiring_grant_covers_nothing_later_either(books: Books) -> None:
-    hierarchy.put_parent(books, "lab", "team", Rule(T0, 1_000, "none", "UTC"), actor="me", if_match=None)
-    hierarchy.put_under(books, TEAM, "lab", reason="r", actor="me", now=T0)
+    hierarchy.put_parent_budget(books, "lab", "team", Rule(T0, 1_000, "none", "UTC"), actor="me", if_match=None)
+    hierarchy.set_parent(books, TEAM, "lab", reason="r", actor="me", now=T0)
     lab = AccountRef(":lab", "lab", POLICY)
     movement.grant(books, lab, order(50_000, "g"), valid_from=T0, valid_to=T0 + 60_000)
     assert not reservation.open_for_pod(books, TEAM, "p", "p", Need(10_000, 90_000), T0)

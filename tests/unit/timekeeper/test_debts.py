@@ -108,8 +108,8 @@ def test_late_knowledge_is_owed_by_the_rule_of_its_own_time_also_behind_a_seal(b
 def test_above_it_is_the_lowest_budget_without_room_that_owes(books: Books) -> None:
     follow_debt(books, T0)
     rule = Rule(T0, 4_000, "hour", "UTC")
-    hierarchy.put_parent(books, "physics", "team", rule, actor="me", if_match=None)
-    hierarchy.put_under(books, TEAM, "physics", reason="r", actor="me", now=T0)
+    hierarchy.put_parent_budget(books, "physics", "team", rule, actor="me", if_match=None)
+    hierarchy.set_parent(books, TEAM, "physics", reason="r", actor="me", now=T0)
     begin(books, "a", T0 + 1_000)  # physics has nothing left from 5 s on
     carrying = with_debt(books, "carry")
     follow_debt(carrying, T0 + 6_000)

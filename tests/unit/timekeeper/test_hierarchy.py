@@ -45,12 +45,12 @@ RED, BLUE = AccountRef("uid-red", "red", POLICY), AccountRef("uid-blue", "blue",
 
 def team(books: Books, name: str, amount: int, *, kind: Any = "team", period: Any = "none", at: int = T0) -> None:
     rule = Rule(at, amount, period, "UTC")
-    assert hierarchy.put_parent(books, name, kind, rule, actor="me", if_match=None)
+    assert hierarchy.put_parent_budget(books, name, kind, rule, actor="me", if_match=None)
 
 
 def under(books: Books, child: AccountRef | str, parent: str | None, at: int = T0) -> bool:
     place = AccountRef(accounts.parent_uid(child), child, POLICY) if isinstance(child, str) else child
-    return hierarchy.put_under(books, place, parent, reason="r", actor="me", now=at)
+    return hierarchy.set_parent(books, place, parent, reason="r", actor="me", now=at)
 
 
 def run(books: Books, uid: str, start: int, end: int | None = None, *, place: AccountRef = RED, share: int = 1) -> None:

@@ -167,9 +167,9 @@ def test_what_is_owed_for_a_wrong_interval_is_owed_no_more(database_url: str) ->
     books = Books(Database(make_engine(database_url)), "default", carry=True)
     try:
         follow_debt(books, T0)
-        hierarchy.put_parent(books, "lab", "team", Rule(T0, 2 * HOUR, "day", "UTC"), actor="me", if_match=None)
+        hierarchy.put_parent_budget(books, "lab", "team", Rule(T0, 2 * HOUR, "day", "UTC"), actor="me", if_match=None)
         run(books, "a", T0, T0 + 40 * MINUTE)
-        hierarchy.put_under(books, TEAM, "lab", reason="r", actor="me", now=T0 + 41 * MINUTE)
+        hierarchy.set_parent(books, TEAM, "lab", reason="r", actor="me", now=T0 + 41 * MINUTE)
         run(books, "b", T0 + HOUR, T0 + HOUR + MINUTE)
         assert books.require("team").at(T0 + HOUR + MINUTE).over_budget, "20 minutes are owed"
         assert put_right(books, "a", None, T0 + 10 * MINUTE, T0 + HOUR + 2 * MINUTE)
@@ -215,8 +215,8 @@ def given(books: Books) -> list[int]:
 
 
 def test_a_refund_never_exceeds_what_a_corrected_interval_leaves_charged_a_teams_neither(books: Books) -> None:
-    hierarchy.put_parent(books, "lab", "team", Rule(T0, HOUR, "day", "UTC"), actor="me", if_match=None)
-    hierarchy.put_under(books, TEAM, "lab", reason="r", actor="me", now=T0)
+    hierarchy.put_parent_budget(books, "lab", "team", Rule(T0, HOUR, "day", "UTC"), actor="me", if_match=None)
+    hierarchy.set_parent(books, TEAM, "lab", reason="r", actor="me", now=T0)
     run(books, "a", T0, T0 + 15 * MINUTE)
     refund(books, "a", 12 * MINUTE, T0 + 16 * MINUTE)
     with pytest.raises(Conflicting, match="seen to be over"):  # a refund is of a pod that had ended

@@ -195,7 +195,7 @@ class Ledger(RuleBasedStateMachine):
     @rule(name=st.sampled_from(sorted(PARENTS)), amount=amounts, period=st.sampled_from(["none", "hour", "day"]))
     def a_parents_budget(self, name: str, amount: int, period: Any) -> None:
         rule, kind = Rule(self.now, amount, period, "Europe/Berlin"), "team" if name == "lab" else "organisation"
-        hierarchy.put_parent(self.books, name, kind, rule, actor="me", if_match=None)  # type: ignore[arg-type]
+        hierarchy.put_parent_budget(self.books, name, kind, rule, actor="me", if_match=None)  # type: ignore[arg-type]
         self.made_parents.add(name)
 
     @precondition(lambda self: self.made_parents)
@@ -208,13 +208,13 @@ class Ledger(RuleBasedStateMachine):
     @rule(data=st.data(), name=places)
     def a_namespace_is_put_under(self, data: st.DataObject, name: str) -> None:
         above = data.draw(st.sampled_from([None, *sorted(self.made_parents)]))
-        hierarchy.put_under(self.books, PLACES[name], above, reason="r", actor="me", now=self.now)
+        hierarchy.set_parent(self.books, PLACES[name], above, reason="r", actor="me", now=self.now)
         self.links.append((self.now, name, above))
 
     @precondition(lambda self: len(self.made_parents) == 2)
     @rule(above=st.sampled_from([None, "school"]))
     def the_lab_is_put_under(self, above: str | None) -> None:
-        hierarchy.put_under(
+        hierarchy.set_parent(
             self.books,
             AccountRef(accounts.parent_uid("lab"), "lab", POLICY),
             above,

@@ -244,7 +244,7 @@ def test_a_grant_that_has_not_begun_is_withdrawn_once_and_brings_nothing(books: 
 
 def test_a_grant_is_withdrawn_from_its_own_budget_alone_a_teams_too(books: Books) -> None:
     lab = AccountRef(accounts.parent_uid("lab"), "lab", POLICY)
-    hierarchy.put_parent(books, "lab", "team", Rule(T0, 5_000, "day", "UTC"), actor="me", if_match=None)
+    hierarchy.put_parent_budget(books, "lab", "team", Rule(T0, 5_000, "day", "UTC"), actor="me", if_match=None)
     key = later(books, "k", lab)
     later(books, "other")
     with pytest.raises(Unknown):
@@ -337,8 +337,10 @@ def test_verify_finds_that_the_audit_log_lacks_what_was_decided(database_url: st
         lambda: set_budget(books, TEAM, rule, actor="me", if_match=None),
         lambda: set_status(books, TEAM, "suspended", reason="r", actor="me", now=T0 + 1),
         lambda: rate.set_rate(books, "A100", Fraction(2), since=T0 + 9, reason="r", actor="me", now=T0 + 2),
-        lambda: hierarchy.put_parent(books, "lab", "team", replace(rule, since=T0 + 3), actor="me", if_match=None),
-        lambda: hierarchy.put_under(books, TEAM, "lab", reason="r", actor="me", now=T0 + 4),
+        lambda: hierarchy.put_parent_budget(
+            books, "lab", "team", replace(rule, since=T0 + 3), actor="me", if_match=None
+        ),
+        lambda: hierarchy.set_parent(books, TEAM, "lab", reason="r", actor="me", now=T0 + 4),
         lambda: movement.grant(books, TEAM, order(1, "k", T0 + 6), valid_from=T0 + 6, valid_to=None),
         lambda: seal.seal(books, books.require("team").account, DAY_END, reason="r", actor="me", now=DAY_END + 5),
     )
@@ -355,7 +357,7 @@ def test_verify_finds_that_the_audit_log_lacks_what_was_decided(database_url: st
         books.database.write(lambda s, cut=cut: s.execute(insert(AuditRecord).values(**cut)))
     team = books.require("team").account
     forged = {"amountMs": 1, "counterpart": "", "id": 77, "reason": "r"}
-    books.database.write(lambda s: books.note(s, actor="me", action="grant", about=team, detail=forged, now=T0))
+    books.database.write(lambda s: books.audit(s, actor="me", action="grant", about=team, detail=forged, now=T0))
     (told,) = verify(books.database.engine, carry=False).differences
     assert "audit record 8: the grant that it names is not there" in told
     books.database.close()

@@ -36,11 +36,11 @@ PLACES |= {name: AccountRef(accounts.parent_uid(name), name, POLICY) for name in
 
 def parent(books: Books, name: str, amount: int, *, period: Any = "none", at: int = T0) -> None:
     kind: Any = "team" if name == "lab" else "organisation"
-    hierarchy.put_parent(books, name, kind, Rule(at, amount, period, "UTC"), actor="me", if_match=None)
+    hierarchy.put_parent_budget(books, name, kind, Rule(at, amount, period, "UTC"), actor="me", if_match=None)
 
 
 def move(books: Books, name: str, above: str | None, at: int) -> None:
-    hierarchy.put_under(books, PLACES[name], above, reason="r", actor="me", now=at)
+    hierarchy.set_parent(books, PLACES[name], above, reason="r", actor="me", now=at)
 
 
 def run(books: Books, uid: str, start: int, end: int | None, now: int, *, name: str = "red", share: int = 1) -> None:
@@ -196,7 +196,7 @@ def test_any_moves_end_in_what_the_records_say(databases: Databases, steps: Any,
 def test_two_clocks_never_close_a_ring_and_the_later_move_holds(books: Books) -> None:
     """A team is put under another one by a fast clock, taken out, and the other one put under it by a slow clock."""
     for name in ("one", "two"):
-        hierarchy.put_parent(books, name, "team", Rule(T0, HOUR, "none", "UTC"), actor="me", if_match=None)
+        hierarchy.put_parent_budget(books, name, "team", Rule(T0, HOUR, "none", "UTC"), actor="me", if_match=None)
     teams = {name: AccountRef(accounts.parent_uid(name), name, POLICY) for name in ("one", "two")}
     move(books, "red", "two", T0 + 1)
     run(books, "a", T0 + 1_000, None, T0 + 1_000)
@@ -207,7 +207,7 @@ def test_two_clocks_never_close_a_ring_and_the_later_move_holds(books: Books) ->
         ("two", None, T0 + 5_000),
         ("one", "two", T0 + 5_000),
     ):
-        hierarchy.put_under(books, teams[child], above, reason="r", actor="me", now=at)
+        hierarchy.set_parent(books, teams[child], above, reason="r", actor="me", now=at)
         standing = books.require_parent(child)
         assert [known.name for known in standing.above] == ([] if above is None else [above])
     move(books, "red", "one", T0 + 5_000)

@@ -110,7 +110,7 @@ def site(tmp_path: Path, database_url: str) -> Iterator[Site]:
         service.controller.namespaces.on_list(there)  # whose accounts the history has
         books = service.books
         history.STEPS[0](books)
-        hierarchy.put_parent(books, "lab", "team", Rule(history.T0, 1, "day", "UTC"), actor="me", if_match=None)
+        hierarchy.put_parent_budget(books, "lab", "team", Rule(history.T0, 1, "day", "UTC"), actor="me", if_match=None)
         metadata = {"name": "p", "labels": {names.MANAGED_LABEL: "true"}}
         spec = {"nodeName": "n", "containers": [{"name": "main"}]}
         cluster.store.create(PODS, {"metadata": metadata, "spec": spec, "status": {}}, "other")

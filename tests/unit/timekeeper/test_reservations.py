@@ -185,9 +185,9 @@ def test_by_hand_it_is_made_once_and_released_or_expires(books: Books) -> None:
 
 
 def test_the_tightest_budget_above_limits_what_all_under_it_set_aside(books: Books) -> None:
-    hierarchy.put_parent(books, "lab", "team", Rule(T0, 50_000, "none", "UTC"), actor="me", if_match=None)
+    hierarchy.put_parent_budget(books, "lab", "team", Rule(T0, 50_000, "none", "UTC"), actor="me", if_match=None)
     for place in (TEAM, OTHER):
-        hierarchy.put_under(books, place, "lab", reason="r", actor="me", now=T0)
+        hierarchy.set_parent(books, place, "lab", reason="r", actor="me", now=T0)
     now = T0 + 1
     assert reservation.open_for_pod(books, TEAM, "p", "p", Need(30_000, 30_000), now)
     assert not reservation.open_for_pod(books, OTHER, "q", "q", Need(20_001, 1), now)

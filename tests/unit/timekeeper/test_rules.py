@@ -124,8 +124,8 @@ def test_nothing_rolls_over_from_before_the_beginning(books: Books, first: str) 
         rule = replace(MONTH, since=T0, rollover=50 * SECOND)
         set_budget(books, AccountRef("uid-team", "team", policy), rule, actor="me", if_match=None)
     else:
-        hierarchy.put_parent(books, "lab", "team", replace(MONTH, since=T0), actor="me", if_match=None)
-        hierarchy.put_under(books, place, "lab", reason="r", actor="me", now=T0)
+        hierarchy.put_parent_budget(books, "lab", "team", replace(MONTH, since=T0), actor="me", if_match=None)
+        hierarchy.set_parent(books, place, "lab", reason="r", actor="me", now=T0)
     assert books.require("team").at(T0 + 2 * SECOND).period.amount == 100 * SECOND
     assert books.require("team").at(T0 + 31 * DAY).period.amount == 150 * SECOND
 
@@ -193,13 +193,13 @@ def replace_policy(**changed: Any) -> NamespacePolicy:
 
 def test_a_parents_amount_is_toggled_for_all_below(books: Books) -> None:
     rule = replace(MONTH, since=T0)
-    hierarchy.put_parent(books, "lab", "team", rule, actor="me", if_match=None)
+    hierarchy.put_parent_budget(books, "lab", "team", rule, actor="me", if_match=None)
     set_to(books, T0, 1000)
-    hierarchy.put_under(books, TEAM, "lab", reason="r", actor="me", now=T0)
+    hierarchy.set_parent(books, TEAM, "lab", reason="r", actor="me", now=T0)
     use(books, "a", T0 + SECOND, 80)
     for step in range(30):
         changed = replace(rule, since=T0 + (100 + step) * SECOND, amount=(50, 100)[step % 2] * SECOND)
-        hierarchy.put_parent(books, "lab", "team", changed, actor="me", if_match=None)
+        hierarchy.put_parent_budget(books, "lab", "team", changed, actor="me", if_match=None)
     assert books.require_parent("lab").at(T0 + 140 * SECOND).balance == 20 * SECOND
     use(books, "b", T0 + 150 * SECOND, 60)
     assert booked(books, "lab")["charged"] == 100 * SECOND
@@ -295,12 +295,12 @@ def test_the_later_accepted_write_holds_with_two_replicas_whose_clocks_differ(da
 def test_what_a_clock_far_ahead_wrote_never_holds_once_another_rule_is_written(books: Books) -> None:
     use(books, "a", T0, 30)
     set_to(books, T0 + 400 * DAY, 1)
-    hierarchy.put_parent(books, "lab", "team", replace(MONTH, since=T0 + 400 * DAY), actor="me", if_match=None)
+    hierarchy.put_parent_budget(books, "lab", "team", replace(MONTH, since=T0 + 400 * DAY), actor="me", if_match=None)
     now = T0 + HOUR
     assert set_to(books, now, 90).balance == 60 * SECOND
     set_status(books, TEAM, "suspended", reason="r", actor="me", now=now + SECOND)
     set_status(books, TEAM, "active", reason="r", actor="me", now=now + 2 * SECOND)
-    hierarchy.put_parent(books, "lab", "team", replace(MONTH, since=now, amount=7), actor="me", if_match=None)
+    hierarchy.put_parent_budget(books, "lab", "team", replace(MONTH, since=now, amount=7), actor="me", if_match=None)
     standing = books.require("team")
     assert (standing.rule.rule.since, standing.rule.rule.amount) == (now + 2 * SECOND, 90 * SECOND)
     assert books.require_parent("lab").rule.rule.amount == 7
@@ -321,11 +321,13 @@ def test_the_policy_and_parents_follow_the_later_write_too(books: Books) -> None
     follow_policy(books, {"team": POLICY}, behind)
     assert books.require("team").at(ahead).balance == 70 * SECOND
     for at, amount in ((ahead, 1), (behind, 2), (behind - DAY, 3)):
-        hierarchy.put_parent(books, "lab", "team", replace(MONTH, since=at, amount=amount), actor="me", if_match=None)
+        hierarchy.put_parent_budget(
+            books, "lab", "team", replace(MONTH, since=at, amount=amount), actor="me", if_match=None
+        )
     assert books.require_parent("lab").rule.rule.amount == 3
     assert books.require_parent("lab").at(ahead).balance == 3
-    hierarchy.put_under(books, TEAM, "lab", reason="r", actor="me", now=ahead)
-    hierarchy.put_under(books, TEAM, None, reason="r", actor="me", now=behind)
+    hierarchy.set_parent(books, TEAM, "lab", reason="r", actor="me", now=ahead)
+    hierarchy.set_parent(books, TEAM, None, reason="r", actor="me", now=behind)
     assert books.require("team").above == []
     assert books.require("team").at(ahead).barred is None
 
@@ -352,7 +354,7 @@ def test_an_account_that_a_no_op_opened_is_settled_from_its_opening(books: Books
     policy = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="hour", rollover="1h"))
     place = AccountRef("uid-team", "team", policy)
     if act == "move":
-        assert not hierarchy.put_under(books, place, None, reason="r", actor="me", now=T0)
+        assert not hierarchy.set_parent(books, place, None, reason="r", actor="me", now=T0)
     elif act == "status":
         set_status(books, place, "active", reason="r", actor="me", now=T0)
     else:

@@ -34,8 +34,8 @@ TEAM, OTHER = AccountRef("uid-team", "team", POLICY), AccountRef("uid-other", "o
 def ledger(database_url: str) -> Iterator[Books]:
     """Give a ledger with a period that was spent to the last of its credit, rollover and grants, and a team's."""
     books = Books(Database(make_engine(database_url)), "default", carry=False)
-    hierarchy.put_parent(books, "lab", "team", Rule(T0, 100_000, "day", "UTC"), actor="me", if_match=None)
-    hierarchy.put_under(books, TEAM, "lab", reason="r", actor="me", now=T0)
+    hierarchy.put_parent_budget(books, "lab", "team", Rule(T0, 100_000, "day", "UTC"), actor="me", if_match=None)
+    hierarchy.set_parent(books, TEAM, "lab", reason="r", actor="me", now=T0)
     run(books, "a", T0, T0 + 5_000)
     run(books, "b", T0 + HOUR, T0 + HOUR + 40_000)
     order = Order(16_000, "why", "g", b"", "me", T0 + 2 * HOUR)

@@ -213,8 +213,8 @@ def test_a_budget_of_nothing_and_a_suspended_one_tell_nothing(stage: Stage) -> N
 
 
 def test_a_teams_thresholds_are_told_in_the_namespaces_under_it(stage: Stage) -> None:
-    hierarchy.put_parent(stage.books, "lab", "team", Rule(T0, 60_000, "day", "UTC"), actor="me", if_match=None)
-    hierarchy.put_under(stage.books, stage.place, "lab", reason="r", actor="me", now=T0)
+    hierarchy.put_parent_budget(stage.books, "lab", "team", Rule(T0, 60_000, "day", "UTC"), actor="me", if_match=None)
+    hierarchy.set_parent(stage.books, stage.place, "lab", reason="r", actor="me", now=T0)
     stage.run("a")
     assert stage.after(31) == [50]
     assert stage.events()[0]["message"].startswith("50 % of the budget of team lab is used: 31s of 1m")

@@ -86,7 +86,7 @@ def tell(books: Books, uid: str, begun: int, until: int, *, every: int = MINUTE)
 
 def told(books: Books, now: int, spans: list[tuple[int, int]], group_by: Any = "namespace", **only: Any) -> list[Any]:
     with books.database.reading() as session:
-        rows = usage.by_time(session, UsageQuery("default", spans, group_by, now, **only), (-1, ""), 100)
+        rows = usage.by_interval(session, UsageQuery("default", spans, group_by, now, **only), (-1, ""), 100)
     return [(r.span, r.group, r.pods, r.unknown_pods, r.allocated, r.used, r.unobserved) for r in rows]
 
 
@@ -113,7 +113,7 @@ def test_usage_by_hour_shows_what_was_held_used_and_not_observed(books: Books) -
     assert told(books, now, [(T0, now)], "workload", pod_uid="a") == [(0, "a", 1, 0, HOUR, 90 * minutes, HOUR // 4)]
     assert told(books, now, by_hour(2), model="H100") == [(0, "team", 1, 1, HOUR // 2, None, HOUR // 2)]
     with books.database.reading() as session:
-        rest = usage.by_time(session, UsageQuery("default", by_hour(2), "namespace", now), (0, "other"), 1)
+        rest = usage.by_interval(session, UsageQuery("default", by_hour(2), "namespace", now), (0, "other"), 1)
     assert [(row.span, row.group) for row in rest] == [(0, "team")]
 
 

@@ -52,9 +52,9 @@ def ended_at(books: Books, uid: str) -> int | None:
 
 def two_under_one(books: Books) -> None:
     rule = Rule(T0, 150_000, "none", "UTC")
-    hierarchy.put_parent(books, "lab", "team", rule, actor="me", if_match=None)
+    hierarchy.put_parent_budget(books, "lab", "team", rule, actor="me", if_match=None)
     for name in ("red", "blue"):
-        hierarchy.put_under(books, AccountRef(f"uid-{name}", name, POLICY), "lab", reason="r", actor="me", now=T0)
+        hierarchy.set_parent(books, AccountRef(f"uid-{name}", name, POLICY), "lab", reason="r", actor="me", now=T0)
 
 
 @pytest.mark.parametrize("ahead", [1_000, 20 * MINUTE, 10 * 365 * 24 * 60 * MINUTE])

@@ -52,5 +52,5 @@ def _subjects(session: Session, lines: list[StatementEntry]) -> dict[str, str]:
     """Return the display names of the budgets below a parent, by the subjects of its charges."""
     found = {line.transaction.subject: re.fullmatch(f"{CHILD}([0-9]+)", line.transaction.subject) for line in lines}
     keys = {subject: AccountId(int(match[1])) for subject, match in found.items() if match}
-    named = accounts.named(session, keys.values()) if keys else {}
+    named = accounts.by_id(session, keys.values()) if keys else {}
     return {subject: f"{named[key].kind}:{named[key].name}" for subject, key in keys.items()}

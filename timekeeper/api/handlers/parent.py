@@ -41,7 +41,7 @@ def put(service: Service, parent: str) -> Response:
     caller = owner.allow("update")
     given = requests.body(ParentBudgetBody)
     rule, wanted = budget_rule.rule_of(service, given), requests.if_match()
-    made = hierarchy.put_parent(service.books, parent, given.kind, rule, actor=caller.name, if_match=wanted)
+    made = hierarchy.put_parent_budget(service.books, parent, given.kind, rule, actor=caller.name, if_match=wanted)
     return budget_answer.changed(owner, made=made)
 
 
@@ -52,7 +52,7 @@ def patch(service: Service, parent: str) -> Response:
     given = requests.body(ParentPatch)
     change, wanted = budget_rule.patched(service, given), requests.if_match()
     kind = None if isinstance(given.kind, UnsetType) else given.kind
-    hierarchy.patch_parent(service.books, parent, kind, change, actor=caller.name, if_match=wanted)
+    hierarchy.patch_parent_budget(service.books, parent, kind, change, actor=caller.name, if_match=wanted)
     return budget_answer.changed(owner)
 
 
@@ -62,7 +62,7 @@ def put_under(service: Service, **path: str) -> Response:
     caller = service.allow("update", "", _RIGHT)
     given = requests.body(PlaceBody)
     above = None if given.parent is None else requests.parent(given.parent)
-    hierarchy.put_under(
+    hierarchy.set_parent(
         service.books, owner.account_ref(), above, reason=given.reason, actor=caller.name, now=service.clock.now_ms()
     )
     return budget_answer.changed(owner)

@@ -71,7 +71,7 @@ def _children(session: Session, account: BudgetAccount, rows: Sequence[Charged])
     if account.kind == "namespace":
         return []
     keys = [AccountId(int(row.pod_uid.removeprefix(CHILD))) for row in rows]
-    named = accounts.named(session, keys)
+    named = accounts.by_id(session, keys)
     return [
         StatementChild(
             name=named[key].name,

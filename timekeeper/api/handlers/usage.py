@@ -43,7 +43,7 @@ def listed(service: Service) -> Response:
             model=requests.plain("model"),
         )
         nothing = owner is not None and account is None
-        rows = [] if nothing else usage.by_time(session, wanted, (after, group), limit + 1)
+        rows = [] if nothing else usage.by_interval(session, wanted, (after, group), limit + 1)
     rows, more = paging.page(rows, limit, lambda row: (row.span, row.group))
     items = [
         UsageBucket(
