@@ -34,9 +34,9 @@ from slicekeeper.net.serving.wsgi import WsgiBridge
 from slicekeeper.units import Instant
 from timekeeper.api import metrics
 from timekeeper.api.app import routed
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.identity import Identity
-from timekeeper.api.service import Service
-from timekeeper.cluster.controller import Controller
+from timekeeper.cluster.reconcile_loop import Controller
 from timekeeper.ledger.books import Books
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -79,7 +79,7 @@ def make(url: str, folder: Path, clock: Clock) -> Flask:
     policy = PolicyFile(settings.policy)
     identity = Identity(client, "timekeeper", settings.timekeeper.operator_token_file)
     controller = Controller(settings, clock, client, books, policy, identity.forget)
-    service = Service(settings, clock, books, policy, controller, identity)
+    service = HandlerContext(settings, clock, books, policy, controller, identity)
     registry = metrics.registry(service)
     app = routed(service)
     app.add_url_rule("/metrics", "metrics", lambda: Response(generate_latest(registry)))

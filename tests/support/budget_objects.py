@@ -29,7 +29,7 @@ from slicekeeper.kube.client import NAMESPACES, KubeClient, Object, Resource
 from slicekeeper.net import json_client
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from timekeeper.api.app import routed
-from timekeeper.api.service import Service
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.ledger.verify import verify
 
 T0 = 1_767_225_600_000
@@ -132,7 +132,7 @@ class ObjectWorld:
     """A cluster, its ledger, and short words for what tests do to both."""
 
     clock: ManualClock
-    service: Service
+    service: HandlerContext
     cluster: Cluster
     kube: KubeClient
     timekeeper: TimekeeperClient

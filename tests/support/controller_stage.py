@@ -13,7 +13,7 @@ from slicekeeper import names
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.units import format_instant, format_seconds
-from timekeeper.cluster.controller import Controller
+from timekeeper.cluster.reconcile_loop import Controller
 from timekeeper.ledger.books import Books
 from timekeeper.store import workloads
 from timekeeper.store.db.models import WorkloadRow

@@ -26,9 +26,9 @@ from slicekeeper.config.settings import PolicySettings, Settings, TimekeeperSett
 from slicekeeper.kube.client import NAMESPACES, PODS, Object
 from timekeeper.api import metrics
 from timekeeper.api.app import routed
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.identity import Identity
-from timekeeper.api.service import Service
-from timekeeper.cluster.controller import Controller
+from timekeeper.cluster.reconcile_loop import Controller
 from timekeeper.ledger import workload
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.workload import Closing
@@ -47,7 +47,7 @@ class World:
     """A service with what it is made of, and short words for what tests do with it."""
 
     clock: ManualClock
-    service: Service
+    service: HandlerContext
     cluster: Cluster
     app: Flask
 
@@ -93,7 +93,7 @@ class World:
 
 
 @contextmanager
-def serving(folder: Path, database_url: str, clock: ManualClock) -> Iterator[tuple[Service, Cluster]]:
+def serving(folder: Path, database_url: str, clock: ManualClock) -> Iterator[tuple[HandlerContext, Cluster]]:
     """Serve the namespaces team and other; the operator's token is operator-token. The controller does not run."""
     cluster = Cluster(clock)
     token, policy = folder / "token", folder / "policy.yaml"
@@ -112,7 +112,7 @@ def serving(folder: Path, database_url: str, clock: ManualClock) -> Iterator[tup
         identity = Identity(client, "timekeeper", str(token))
         controller = Controller(settings, clock, client, books, file, identity.forget)
         try:
-            yield Service(settings, clock, books, file, controller, identity), cluster
+            yield HandlerContext(settings, clock, books, file, controller, identity), cluster
         finally:
             controller.stop()
             database.close()

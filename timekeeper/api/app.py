@@ -22,11 +22,11 @@ from slicekeeper.net import probes
 from slicekeeper.net.tls import ClientCas
 from timekeeper.api import metrics, openapi, problems, requests
 from timekeeper.api.front_proxy import FrontProxy
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.handlers.openapi import DOCUMENT
 from timekeeper.api.identity import Identity
 from timekeeper.api.routes import PREFIX, ROUTES, Route
-from timekeeper.api.service import Service
-from timekeeper.cluster.controller import Controller
+from timekeeper.cluster.reconcile_loop import Controller
 from timekeeper.ledger import rate
 from timekeeper.ledger.books import Books
 from timekeeper.store.db.database import Database
@@ -50,8 +50,8 @@ def make_app(settings: Settings, clock: Clock, clients: ClientCas | None = None)
     rate.follow_settings(books, rates, clock.now_ms())
     controller = Controller(settings, clock, client, books, policy, identity.forget)
     front_proxy = None if clients is None else FrontProxy(client, clients)
-    service = Service(settings, clock, books, policy, controller, identity, front_proxy)
-    app = routed(service)
+    context = HandlerContext(settings, clock, books, policy, controller, identity, front_proxy)
+    app = routed(context)
     policy.start()
     if settings.policy.objects:
         PolicyObjects(client, policy).start()
@@ -59,12 +59,12 @@ def make_app(settings: Settings, clock: Clock, clients: ClientCas | None = None)
         front_proxy.start()
     controller.start()
     if mine.metrics_bind:
-        probes.serve_metrics(mine.metrics_bind, settings.serving, metrics.registry(service))
+        probes.serve_metrics(mine.metrics_bind, settings.serving, metrics.registry(context))
     return app
 
 
-def routed(service: Service) -> Flask:
-    """Return the application of a service, with nothing started."""
+def routed(context: HandlerContext) -> Flask:
+    """Return the application with its routes; nothing is started."""
     app = Flask("timekeeper", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
     app.url_map.merge_slashes = False  # otherwise //x would be redirected, and our clients follow no redirects
@@ -73,20 +73,20 @@ def routed(service: Service) -> Flask:
     for route in ROUTES:
         rule = re.sub(r"{(\w+)}", r"<\1>", route.path)
         name = f"{route.method} {route.path}"
-        app.add_url_rule(rule, name, _view(route, service), methods=[route.method], provide_automatic_options=False)
+        app.add_url_rule(rule, name, _view(route, context), methods=[route.method], provide_automatic_options=False)
         if route.aggregated:
             rule = f"/apis/{names.API}{rule.removeprefix(PREFIX)}"
             app.add_url_rule(rule, name, methods=[route.method], provide_automatic_options=False)
     return app
 
 
-def _view(route: Route, service: Service) -> Callable[..., Response]:
-    """Return a route's handler, called with the service, and only with a query that the route knows."""
+def _view(route: Route, context: HandlerContext) -> Callable[..., Response]:
+    """Return a route's handler, called with the context, and only with a query that the route knows."""
 
     def view(**path: str) -> Response:
         if not route.public:
             requests.known_query(route.query)
-        return route.handler(service, **path)
+        return route.handler(context, **path)
 
     return view
 

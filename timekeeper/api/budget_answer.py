@@ -19,5 +19,5 @@ def answer(owner: BudgetOwner, status: int = 200) -> Response:
 
 def changed(owner: BudgetOwner, *, made: bool = False) -> Response:
     """Wake the controller, and return a budget after a change, with status 201 if it was `made`."""
-    owner.service.controller.nudge()
+    owner.context.controller.nudge()
     return answer(owner, 201 if made else 200)

@@ -14,8 +14,8 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import EPOCH, NO_TIME
 from slicekeeper.wire.timekeeper import Budget, Parent
 from timekeeper.api import paging, requests
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.problems import Problem
-from timekeeper.api.service import Service
 from timekeeper.api.views import budget as budget_views
 from timekeeper.core.caller import Caller
 from timekeeper.core.refusal import NamespaceUnknown
@@ -32,7 +32,7 @@ from timekeeper.store.idempotent_rows import Row
 class BudgetOwner(ABC):
     """The owner of a budget, by name; it need not exist."""
 
-    service: Service
+    context: HandlerContext
     name: str
 
     @abstractmethod
@@ -64,7 +64,7 @@ class BudgetOwner(ABC):
     def page(self, kind: type[Row], *conditions: ColumnElement[bool]) -> tuple[list[Row], str | None]:
         """Return a page of what requests have booked in its account, newest first, and the cursor of the next one."""
         limit, before = paging.limit(), paging.cursor(int)
-        with self.service.books.database.reading() as session:
+        with self.context.books.database.reading() as session:
             rows: list[Row] = []
             if account := self.find(session):
                 rows = idempotent_rows.page(session, kind, account.id, *conditions, before=before, limit=limit + 1)
@@ -87,15 +87,15 @@ class NamespaceOwner(BudgetOwner):
         For a deleted namespace, the right in all namespaces is required: whoever has rights in a new namespace of the
         same name may be another tenant.
         """
-        gone = self.uid and self.uid != self.service.controller.namespaces.uid(self.name)
-        return self.service.allow(verb, "" if gone else self.name, subresource)
+        gone = self.uid and self.uid != self.context.controller.namespaces.uid(self.name)
+        return self.context.allow(verb, "" if gone else self.name, subresource)
 
     def find(self, session: Session) -> BudgetAccount | None:
         """Return the namespace's account.
 
         Raises Unknown if there is a UID, and the ledger has no such account.
         """
-        cluster, uid = self.service.books.cluster, self.uid or self.service.controller.namespaces.uid(self.name)
+        cluster, uid = self.context.books.cluster, self.uid or self.context.controller.namespaces.uid(self.name)
         if uid is None:
             return accounts.find_name(session, cluster, self.name)
         found = accounts.find(session, cluster, uid)
@@ -116,29 +116,29 @@ class NamespaceOwner(BudgetOwner):
     def account_ref(self) -> AccountRef:
         """Return the namespace as the cluster has it now; one that is named by its UID must have an account."""
         if self.uid:
-            with self.service.books.database.reading() as session:
+            with self.context.books.database.reading() as session:
                 self.require(session)
-        uid = self.uid or self.service.controller.namespace_uid(self.name)
-        return AccountRef(uid, self.name, self.service.policy.of(self.name))
+        uid = self.uid or self.context.controller.namespace_uid(self.name)
+        return AccountRef(uid, self.name, self.context.policy.of(self.name))
 
     def standing(self) -> BudgetStanding | None:
         """Return the standing of the namespace; None while it has no account."""
-        with self.service.books.database.reading() as session:
+        with self.context.books.database.reading() as session:
             account = self.find(session)
-        return None if account is None else self.service.books.standing_of(account.uid)
+        return None if account is None else self.context.books.standing_of(account.uid)
 
     def current(self) -> tuple[Budget, str]:
         """Return the budget; one never seen has its policy's default."""
-        standing, now = self.standing(), self.service.clock.now_ms()
+        standing, now = self.standing(), self.context.clock.now_ms()
         held = (
-            reservation.reserved(self.service.books, now, standing.account.id)[standing.account.id]
+            reservation.reserved(self.context.books, now, standing.account.id)[standing.account.id]
             if standing
             else NO_TIME
         )
-        namespaces_there = self.service.controller.namespaces
+        namespaces_there = self.context.controller.namespaces
         uid = standing.account.uid if standing else namespaces_there.uid(self.name) or ""
         gone = standing is not None and namespaces_there.is_gone(self.name, uid)
-        policy = self.service.policy.of(self.name)
+        policy = self.context.policy.of(self.name)
         budget = budget_views.budget(self.name, standing, policy, now, held, uid=uid, gone=gone)
         unseen = policy_version(policy_rule(policy.budget, EPOCH))
         return budget, version_of(standing.rule) if standing else unseen
@@ -149,7 +149,7 @@ class ParentOwner(BudgetOwner):
 
     def allow(self, verb: str, subresource: str = "") -> Caller:  # noqa: ARG002 - one right for all operations
         """Require the right on `parents`, for any operation."""
-        return self.service.allow(verb, "", "parents")
+        return self.context.allow(verb, "", "parents")
 
     def find(self, session: Session) -> BudgetAccount | None:
         """Return the team or organisation."""
@@ -157,7 +157,7 @@ class ParentOwner(BudgetOwner):
 
     def require(self, session: Session) -> BudgetAccount:
         """Return the team or organisation."""
-        return accounts.require_parent(session, self.service.books.cluster, self.name)
+        return accounts.require_parent(session, self.context.books.cluster, self.name)
 
     def account_ref(self) -> AccountRef:
         """Return its account; unlike a namespace it must have been created."""
@@ -165,8 +165,8 @@ class ParentOwner(BudgetOwner):
 
     def current(self) -> tuple[Parent, str]:
         """Return the budget."""
-        standing, now = self.standing(), self.service.clock.now_ms()
-        held = reservation.reserved_below(self.service.books, [standing], now)[standing.account.id]
+        standing, now = self.standing(), self.context.clock.now_ms()
+        held = reservation.reserved_below(self.context.books, [standing], now)[standing.account.id]
         return budget_views.parent(standing, now, held), version_of(standing.rule)
 
     def standing(self) -> BudgetStanding:
@@ -174,30 +174,30 @@ class ParentOwner(BudgetOwner):
 
         Raises Unknown if there is none of that name.
         """
-        return self.service.books.require_parent(self.name)
+        return self.context.books.require_parent(self.name)
 
 
-def owner_of(service: Service, namespace: str = "", parent: str = "") -> NamespaceOwner | ParentOwner:
+def owner_of(context: HandlerContext, namespace: str = "", parent: str = "") -> NamespaceOwner | ParentOwner:
     """Return whose budget a path names.
 
     Raises Problem if it cannot be a name.
     """
     if parent:
-        return ParentOwner(service, requests.parent(parent))
-    return NamespaceOwner(service, requests.namespace(namespace), requests.plain("uid", 64))
+        return ParentOwner(context, requests.parent(parent))
+    return NamespaceOwner(context, requests.namespace(namespace), requests.plain("uid", 64))
 
 
-def listed_namespace(service: Service, subresource: str = "") -> NamespaceOwner | None:
+def listed_namespace(context: HandlerContext, subresource: str = "") -> NamespaceOwner | None:
     """Require the right to list, and return the namespace that the query names; None if it names none: all are listed.
 
     Raises Problem if it is not a valid name, or if there is a UID without a name.
     """
     uid = requests.plain("uid", 64)
     if name := request.args.get("namespace", ""):
-        owner = NamespaceOwner(service, requests.namespace(name), uid)
+        owner = NamespaceOwner(context, requests.namespace(name), uid)
         owner.allow("list", subresource)
         return owner
     if uid:
         raise Problem(422, "query-invalid", "uid: name the namespace too, as in namespace=team&uid=…", "uid")
-    service.allow("list", "", subresource)
+    context.allow("list", "", subresource)
     return None

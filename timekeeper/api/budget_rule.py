@@ -11,16 +11,16 @@ from msgspec import UNSET, UnsetType
 from slicekeeper.config.policy import LAST_ANCHOR
 from slicekeeper.units import Instant
 from timekeeper.api import requests
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.budget import BudgetBody, BudgetPatch
-from timekeeper.api.service import Service
 from timekeeper.core.budget_record import Rule
 from timekeeper.ledger.budget_rule import Change
 
 T = TypeVar("T")
 
 
-def rule_of(service: Service, given: BudgetBody) -> Rule:
+def rule_of(context: HandlerContext, given: BudgetBody) -> Rule:
     """Return the rule that a body asks for, from now on.
 
     Raises Problem if there is no such time zone or anchor.
@@ -28,7 +28,7 @@ def rule_of(service: Service, given: BudgetBody) -> Rule:
     zone = requests.time_zone(given.time_zone)
     anchor = None if given.anchor is None else _anchor(given.anchor, given.period)
     return Rule(
-        service.clock.now_ms(),
+        context.clock.now_ms(),
         given.amount_ms,
         given.period,
         zone,
@@ -39,7 +39,7 @@ def rule_of(service: Service, given: BudgetBody) -> Rule:
     )
 
 
-def patched(service: Service, given: BudgetPatch) -> Change:
+def patched(context: HandlerContext, given: BudgetPatch) -> Change:
     """Return a function that makes the requested rule from the one in force, from now on.
 
     Raises Problem if there is no such time zone or anchor; the function raises it if it does not fit the period.
@@ -48,7 +48,7 @@ def patched(service: Service, given: BudgetPatch) -> Change:
         requests.time_zone(given.time_zone)
     if isinstance(given.anchor, str):
         _anchor(given.anchor, "none" if given.period == "none" else "month")
-    now = service.clock.now_ms()
+    now = context.clock.now_ms()
 
     def change(rule: Rule) -> Rule:
         period = _or(given.period, rule.period)

@@ -10,8 +10,8 @@ from flask import request
 
 from slicekeeper.units import GpuMilliseconds
 from timekeeper.api import requests
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.problems import Problem
-from timekeeper.api.service import Service
 from timekeeper.core.caller import Caller
 from timekeeper.ledger.movement import Order
 
@@ -32,7 +32,7 @@ def idempotency_key(*, shorten: bool = False) -> str:
     return key if len(key) <= LONGEST_KEY else f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
-def order_of(service: Service, caller: Caller, amount: GpuMilliseconds, reason: str) -> Order:
+def order_of(context: HandlerContext, caller: Caller, amount: GpuMilliseconds, reason: str) -> Order:
     """Return the request's order, with its Idempotency-Key.
 
     Raises Problem if it has none.
@@ -41,4 +41,4 @@ def order_of(service: Service, caller: Caller, amount: GpuMilliseconds, reason: 
     if not key:
         detail = f"send an Idempotency-Key header of 1 to {LONGEST_KEY} printable characters, such as a UUID"
         raise Problem(422, "idempotency-key-missing", detail, "Idempotency-Key")
-    return Order(amount, reason, key, requests.canonical(), caller.name, service.clock.now_ms())
+    return Order(amount, reason, key, requests.canonical(), caller.name, context.clock.now_ms())

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from slicekeeper.units import MS_PER_HOUR, Instant
-from timekeeper.api.service import Service
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.ledger import reservation
 from timekeeper.ledger.standing import BudgetStanding
 from timekeeper.store import bookings, workloads
@@ -20,16 +20,16 @@ _LOOKED_BACK_MS = 24 * MS_PER_HOUR
 """Without a limit, each scrape would read all pods that ever ended."""
 
 
-def registry(service: Service) -> CollectorRegistry:
-    """Return a registry of this service's metrics."""
+def registry(context: HandlerContext) -> CollectorRegistry:
+    """Return a registry of these metrics."""
     made = CollectorRegistry()
-    made.register(_LedgerMetrics(service))
+    made.register(_LedgerMetrics(context))
     return made
 
 
 class _LedgerMetrics(Collector):
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, context: HandlerContext) -> None:
+        self._context = context
 
     def describe(self) -> list[Metric]:
         """Return nothing: the registry need not query the database when it is created."""
@@ -37,10 +37,10 @@ class _LedgerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics as of now."""
-        service, now = self._service, self._service.clock.now_ms()
-        namespaces, parents = service.books.standings(), service.books.parents()
-        reserved = reservation.reserved(service.books, now)
-        below = reservation.reserved_below(service.books, parents, now)
+        context, now = self._context, self._context.clock.now_ms()
+        namespaces, parents = context.books.standings(), context.books.parents()
+        reserved = reservation.reserved(context.books, now)
+        below = reservation.reserved_below(context.books, parents, now)
         yield from self._budgets(
             "gpu_budget", ["namespace"], {p: ([p.account.name], reserved[p.account.id]) for p in namespaces}, now
         )
@@ -66,7 +66,7 @@ class _LedgerMetrics(Collector):
         charged = CounterMetricFamily(
             f"{prefix}_charged_seconds", "GPU time of ended stretches, by account.", labels=[*labels, "account"]
         )
-        with self._service.books.database.reading() as session:
+        with self._context.books.database.reading() as session:
             for standing, (names, held) in standings.items():
                 state = standing.at(now)
                 limit.add_metric(names, (state.period.amount + state.granted) / 1000)
@@ -82,11 +82,11 @@ class _LedgerMetrics(Collector):
         yield from (limit, left, reserved, uncovered, exhausted, charged)
 
     def _reports(self, now: Instant) -> Iterator[Metric]:
-        service = self._service
-        with service.books.database.reading() as session:
-            still_open = workloads.open_intervals(session, service.books.cluster)
+        context = self._context
+        with context.books.database.reading() as session:
+            still_open = workloads.open_intervals(session, context.books.cluster)
             heard = workloads.last_heard(session, list(still_open))
-            unobserved = workloads.unobserved_ms(session, service.books.cluster, Instant(now - _LOOKED_BACK_MS))
+            unobserved = workloads.unobserved_ms(session, context.books.cluster, Instant(now - _LOOKED_BACK_MS))
         lag = GaugeMetricFamily("timekeeper_report_lag_seconds", "Age of the oldest last report of a running pod.")
         lag.add_metric([], max((now - at for at in heard.values()), default=0) / 1000)
         silent = GaugeMetricFamily(

@@ -21,9 +21,9 @@ from timekeeper.api.handlers import (
     entry,
     health,
     interval_correction,
+    legacy_routes,
     movement,
     openapi,
-    original_service,
     parent,
     period,
     rate,
@@ -40,8 +40,8 @@ from timekeeper.api.schemas.discovery import ResourceList
 from timekeeper.api.schemas.entry import EntryList
 from timekeeper.api.schemas.health import Health
 from timekeeper.api.schemas.interval_correction import IntervalBody
+from timekeeper.api.schemas.legacy_routes import IncreaseBody, LegacyBudget, SignOfLife, Terminate
 from timekeeper.api.schemas.movement import AdjustmentBody, GrantBody, MovementList, RefundBody, TransferBody
-from timekeeper.api.schemas.original_service import IncreaseBody, OriginalBudget, SignOfLife, Terminate
 from timekeeper.api.schemas.parent import ParentBudgetBody, ParentPatch, PlaceBody
 from timekeeper.api.schemas.period import PeriodList, SealBody
 from timekeeper.api.schemas.rate import GpuRate, GpuRateList, RateBody
@@ -202,12 +202,12 @@ ROUTES: tuple[Route, ...] = (
           problems=(404,)),
     Route("GET", "/api/v1/usage/{namespace}", usage.of_namespace, "Charges and usage of this period", Usage),
     Route("GET", "/api/v1/openapi.json", openapi.shown, "This document", public=True),
-    Route("GET", "/budget/{namespace}", original_service.shown, "Budget in GPU-minutes (the original's route)",
-          OriginalBudget),
-    Route("POST", "/budget/{namespace}/report", original_service.report, "Sign of life (the original's route)",
+    Route("GET", "/budget/{namespace}", legacy_routes.shown, "Budget in GPU-minutes (legacy route)",
+          LegacyBudget),
+    Route("POST", "/budget/{namespace}/report", legacy_routes.report, "Sign of life (legacy route)",
           Terminate, SignOfLife, problems=(404,)),
-    Route("POST", "/budget/{namespace}/increase", original_service.increase, "Grant minutes (the original's route)",
-          OriginalBudget, IncreaseBody, headers=("Idempotency-Key",), problems=(404, 409)),
+    Route("POST", "/budget/{namespace}/increase", legacy_routes.increase, "Grant minutes (legacy route)",
+          LegacyBudget, IncreaseBody, headers=("Idempotency-Key",), problems=(404, 409)),
     Route("GET", f"/apis/{names.API}", discovery.resources, "Discovery for the API server", ResourceList,
           public=True),
     Route("GET", "/openapi/v2", discovery.openapi_v2, "An empty document for the API server", public=True),

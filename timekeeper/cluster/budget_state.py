@@ -18,8 +18,8 @@ from slicekeeper.kube.client import KubeClient, Object
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import Instant, format_instant
 from timekeeper.cluster import pod_patch
-from timekeeper.cluster.eviction import Evictions
-from timekeeper.cluster.gate import Gates
+from timekeeper.cluster.gated_pods import GatedPods
+from timekeeper.cluster.hard_budget_eviction import Evictions
 from timekeeper.cluster.opening import namespace_of
 from timekeeper.cluster.watches import Pods
 from timekeeper.core.account import AccountId
@@ -40,7 +40,7 @@ class BudgetStates:
         books: Books,
         policy: PolicyFile,
         pods: Pods,
-        gates: Gates,
+        gated_pods: GatedPods,
         evictions: Evictions,
         each: Callable[[list[Object], Callable[[Object], None]], None],
     ) -> None:
@@ -49,7 +49,7 @@ class BudgetStates:
         self._books = books
         self._policy = policy
         self._pods = pods
-        self._gates = gates
+        self._gated_pods = gated_pods
         self._evictions = evictions
         self._each = each
         self._changed: set[str] = set()
@@ -124,7 +124,7 @@ class BudgetStates:
     def _wanted(self, pod: Object) -> str | None:
         """Return the state that a pod must have: one with GPU time reserved, or waiting for that, stays in budget."""
         wanted = self._states.get(namespace_of(pod))
-        return names.IN_BUDGET if wanted and self._gates.keeps_in_budget(pod) else wanted
+        return names.IN_BUDGET if wanted and self._gated_pods.keeps_in_budget(pod) else wanted
 
     def _wrong(self, pod: Object) -> bool:
         namespace, uid = namespace_of(pod), pod["metadata"]["uid"]

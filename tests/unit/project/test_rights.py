@@ -50,10 +50,10 @@ from timekeeper.api.front_proxy import FrontProxy
 from timekeeper.api.identity import Identity
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.break_glass_records import Released
-from timekeeper.cluster.controller import Controller
 from timekeeper.cluster.lost_label import Strays
 from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings
+from timekeeper.cluster.reconcile_loop import Controller
 from timekeeper.cluster.watches import ClusterNodes, Namespaces, Pods
 from timekeeper.core.caller import Caller
 from webhook import priority_class_watch
@@ -102,7 +102,7 @@ def run_timekeeper(server: Server) -> None:
     clock, settings = ManualClock(NOW), Settings()
     books, policy = mock.Mock(), mock.Mock()
     books.database.engine.dialect.name = "sqlite"
-    with mock.patch("timekeeper.cluster.controller.Leadership"), mock.patch("timekeeper.cluster.controller.Openings"):
+    with mock.patch.multiple("timekeeper.cluster.reconcile_loop", Leadership=mock.DEFAULT, Openings=mock.DEFAULT):
         controller = Controller(settings, clock, client, books, policy)
     for watch in controller._watches:
         attempt(lambda watch=watch: follow(watch))  # type: ignore[misc]

@@ -27,7 +27,7 @@ from slicekeeper.gpu import inventory
 from slicekeeper.kube import break_glass_record
 from slicekeeper.kube.client import CONFIG_MAPS, NAMESPACES, NODES, PODS, KubeClient, Object
 from slicekeeper.units import format_instant
-from timekeeper.cluster.controller import Controller
+from timekeeper.cluster.reconcile_loop import Controller
 from timekeeper.ledger.books import Books
 from timekeeper.store import workloads
 from timekeeper.store.db.models import WorkloadRow

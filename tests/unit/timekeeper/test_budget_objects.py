@@ -16,7 +16,7 @@ from werkzeug.test import TestResponse
 
 from slicekeeper.units import Instant, format_instant
 from timekeeper.api.app import routed
-from timekeeper.api.service import Service
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.ledger.budget import follow_policy
 from timekeeper.ledger.verify import verify
 
@@ -28,7 +28,7 @@ TEAM, PHYSICS = "/api/v1/budgets/team", "/api/v1/parents/physics"
 
 
 class World:
-    def __init__(self, clock: ManualClock, service: Service, app: Flask) -> None:
+    def __init__(self, clock: ManualClock, service: HandlerContext, app: Flask) -> None:
         self.clock = clock
         self.service = service
         self.app = app

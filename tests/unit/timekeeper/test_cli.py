@@ -19,8 +19,8 @@ from werkzeug.serving import make_server
 from slicekeeper.cli.budget_options import PERIODS
 from slicekeeper.cli.main import cli
 from timekeeper.api.app import routed
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.schemas.budget import BudgetBody
-from timekeeper.api.service import Service
 from timekeeper.ledger import workload
 from timekeeper.ledger.workload import Closing
 
@@ -29,13 +29,13 @@ Run = Callable[..., Any]
 
 
 @pytest.fixture
-def world(tmp_path: Path, database_url: str) -> Iterator[Service]:
+def world(tmp_path: Path, database_url: str) -> Iterator[HandlerContext]:
     with serving(tmp_path, database_url, ManualClock(T0)) as (service, _):
         yield service
 
 
 @pytest.fixture
-def run(tmp_path: Path, world: Service) -> Iterator[Run]:
+def run(tmp_path: Path, world: HandlerContext) -> Iterator[Run]:
     """Yield a function that runs a command and returns its JSON output, or its error message if it fails.
 
     With `code` -1 it returns the output for people.
@@ -88,7 +88,7 @@ def test_teams_are_made_moved_granted_and_shown(run: Run) -> None:
     assert "is neither a team nor an organisation" in run("parent", "get", "nobody", code=1)
 
 
-def test_options_that_are_not_named_keep_their_value(run: Run, world: Service) -> None:
+def test_options_that_are_not_named_keep_their_value(run: Run, world: HandlerContext) -> None:
     rest = {
         "period": "week",
         "timeZone": "Europe/Berlin",
@@ -111,7 +111,7 @@ def test_options_that_are_not_named_keep_their_value(run: Run, world: Service) -
     assert run("budget", "set", "other", "25h").items() >= {"amountMs": 90_000_000, "period": "none"}.items()
 
 
-def test_a_new_period_begins_only_where_it_is_asked_for(run: Run, world: Service) -> None:
+def test_a_new_period_begins_only_where_it_is_asked_for(run: Run, world: HandlerContext) -> None:
     closing = Closing("uid-p", T0 + 1_200_000, "finished")
     workload.apply(world.books, [opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
     assert isinstance(world.clock, ManualClock)
@@ -132,7 +132,7 @@ def test_time_is_set_aside_shown_and_given_back(run: Run) -> None:
     assert "has no reservation" in run("reservation", "show", "other", str(made["id"]), code=1)
 
 
-def test_time_is_moved_by_hand_and_stated(run: Run, world: Service) -> None:
+def test_time_is_moved_by_hand_and_stated(run: Run, world: HandlerContext) -> None:
     closing = Closing("uid-p", T0 + 1_200_000, "finished")
     workload.apply(world.books, [opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
     assert isinstance(world.clock, ManualClock)
@@ -190,7 +190,7 @@ def test_a_grant_of_later_is_listed_and_withdrawn(run: Run) -> None:
         assert "began at" in run(kind, "withdraw", name, str(now), code=1)
 
 
-def test_an_interval_is_corrected_and_an_account_named_by_its_uid(run: Run, world: Service) -> None:
+def test_an_interval_is_corrected_and_an_account_named_by_its_uid(run: Run, world: HandlerContext) -> None:
     closing = Closing("uid-p", T0 + 1_200_000, "finished")
     workload.apply(world.books, [opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
     assert isinstance(world.clock, ManualClock)

@@ -20,8 +20,8 @@ from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import EVENTS, NAMESPACES, NODES, PODS, Object
 from slicekeeper.kube.pod import gate_index
 from slicekeeper.units import format_instant, format_seconds
-from timekeeper.cluster import eviction, gate, pod_patch
-from timekeeper.cluster.controller import Controller
+from timekeeper.cluster import gated_pods, hard_budget_eviction, pod_patch
+from timekeeper.cluster.reconcile_loop import Controller
 from timekeeper.ledger import movement, reservation
 from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
@@ -136,8 +136,8 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Stage]]:
-    monkeypatch.setattr(gate, "AGAIN_SECONDS", -1.0)
-    monkeypatch.setattr(eviction, "AGAIN_SECONDS", -1.0)
+    monkeypatch.setattr(gated_pods, "AGAIN_SECONDS", -1.0)
+    monkeypatch.setattr(hard_budget_eviction, "AGAIN_SECONDS", -1.0)
     clock = ManualClock(T0)
     with small_cluster(clock) as cluster:
         made = Stage(cluster, clock, tmp_path, database_url)

@@ -16,8 +16,8 @@ from support.timekeeper_service import serving
 from werkzeug.test import TestResponse
 
 from timekeeper.api.app import routed
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.problems import Problem
-from timekeeper.api.service import Service
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import workload
 from timekeeper.ledger.explain import explain
@@ -31,7 +31,7 @@ HOUR = 3_600_000
 class World:
     """A namespace `team` that was deleted after two pods, and made again."""
 
-    def __init__(self, service: Service, clock: ManualClock) -> None:
+    def __init__(self, service: HandlerContext, clock: ManualClock) -> None:
         self.service, self.clock, self.app = service, clock, routed(service)
         self.there("old")
         self.run("a", "old", 600_000)

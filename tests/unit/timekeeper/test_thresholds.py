@@ -20,7 +20,7 @@ from slicekeeper.config.settings import PolicySettings, Settings
 from slicekeeper.errors import Forbidden, Unavailable
 from slicekeeper.kube.client import EVENTS, NAMESPACES
 from timekeeper.api.views import decision
-from timekeeper.cluster.controller import Controller
+from timekeeper.cluster.reconcile_loop import Controller
 from timekeeper.core.budget_record import Rule
 from timekeeper.core.period import PeriodName
 from timekeeper.ledger import hierarchy, movement, workload

@@ -24,7 +24,7 @@ from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Sett
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient, Object
 from slicekeeper.units import format_instant, format_seconds
-from timekeeper.cluster.controller import Controller
+from timekeeper.cluster.reconcile_loop import Controller
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.verify import verify
 from timekeeper.store import bookings, workloads

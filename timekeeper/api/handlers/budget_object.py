@@ -8,9 +8,9 @@ from flask import Response
 from timekeeper.api import budget_answer, requests
 from timekeeper.api.budget_owner import NamespaceOwner, owner_of
 from timekeeper.api.budget_rule import rule_of
+from timekeeper.api.handler_context import HandlerContext, kept_name
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.budget_object import ObjectBody, ParentObjectBody
-from timekeeper.api.service import Service, kept_name
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import budget_object
 from timekeeper.ledger.budget_object import Desired
@@ -19,37 +19,37 @@ from timekeeper.store.budget_objects import AcceptedObject
 _RIGHT = "objects"
 
 
-def put(service: Service, namespace: str) -> Response:
+def put(context: HandlerContext, namespace: str) -> Response:
     """Let an object keep a namespace's budget."""
-    caller = service.allow("update", "", _RIGHT)
-    owner = NamespaceOwner(service, requests.namespace(namespace))
-    budget_object.keep(service.books, owner.account_ref(), _desired(service, requests.body(ObjectBody), caller))
+    caller = context.allow("update", "", _RIGHT)
+    owner = NamespaceOwner(context, requests.namespace(namespace))
+    budget_object.keep(context.books, owner.account_ref(), _desired(context, requests.body(ObjectBody), caller))
     return budget_answer.changed(owner)
 
 
-def put_parent(service: Service, parent: str) -> Response:
+def put_parent(context: HandlerContext, parent: str) -> Response:
     """Let an object keep a team or an organisation, which is created if there is none."""
-    caller = service.allow("update", "", _RIGHT)
-    owner = owner_of(service, parent=parent)
+    caller = context.allow("update", "", _RIGHT)
+    owner = owner_of(context, parent=parent)
     given = requests.body(ParentObjectBody)
-    budget_object.keep_parent(service.books, parent, given.kind, _desired(service, given, caller))
+    budget_object.keep_parent(context.books, parent, given.kind, _desired(context, given, caller))
     return budget_answer.changed(owner)
 
 
-def deleted(service: Service, **path: str) -> Response:
+def deleted(context: HandlerContext, **path: str) -> Response:
     """Note that the object that kept a budget was deleted; a repetition changes nothing."""
-    caller = service.allow("delete", "", _RIGHT)
-    owner = owner_of(service, **path)
+    caller = context.allow("delete", "", _RIGHT)
+    owner = owner_of(context, **path)
     uid = requests.plain("object", 64)
     if not uid:
         raise Problem(422, "query-invalid", "object: name the UID of the object, as in object=…", "object")
-    budget_object.release(service.books, owner.account_ref(), uid, actor=caller.name, now=service.clock.now_ms())
+    budget_object.release(context.books, owner.account_ref(), uid, actor=caller.name, now=context.clock.now_ms())
     return budget_answer.changed(owner)
 
 
-def _desired(service: Service, given: ObjectBody, caller: Caller) -> Desired:
-    rule = rule_of(service, given)
+def _desired(context: HandlerContext, given: ObjectBody, caller: Caller) -> Desired:
+    rule = rule_of(context, given)
     parent = requests.parent(given.parent) if given.parent else given.parent
     state = AcceptedObject(given.uid, requests.instant(given.created_at, "createdAt"), given.generation, parent)
     who = kept_name(given.changed_by or "")
-    return Desired(state, given.object_version, rule, who, caller.name, service.clock.now_ms())
+    return Desired(state, given.object_version, rule, who, caller.name, context.clock.now_ms())

@@ -12,22 +12,22 @@ from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import DecisionList
 from timekeeper.api import requests
 from timekeeper.api.budget_owner import NamespaceOwner
-from timekeeper.api.service import Service
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.views import decision as decision_views
 from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.ledger import reservation
 from timekeeper.ledger.standing import BudgetStanding
 
 
-def listed(service: Service) -> Response:
+def listed(context: HandlerContext) -> Response:
     """Return all namespaces' decisions."""
-    service.allow("list")
-    now = service.clock.now_ms()
-    held = reservation.reserved(service.books, now)
+    context.allow("list")
+    now = context.clock.now_ms()
+    held = reservation.reserved(context.books, now)
     items = [
-        decision_views.decision(p, service.policy.of(p.account.name), service.settings, now, held[p.account.id])
-        for p in service.books.standings()
-        if _is_there(service, p)
+        decision_views.decision(p, context.policy.of(p.account.name), context.settings, now, held[p.account.id])
+        for p in context.books.standings()
+        if _is_there(context, p)
     ]
     etag = decision_views.decisions_tag(items)
     return requests.not_modified(etag) or requests.answer(
@@ -35,19 +35,19 @@ def listed(service: Service) -> Response:
     )
 
 
-def shown(service: Service, namespace: str) -> Response:
+def shown(context: HandlerContext, namespace: str) -> Response:
     """Return one namespace's decision."""
     name = requests.namespace(namespace)
-    service.allow("get", name)
-    standing = NamespaceOwner(service, name).standing()
-    if standing is None or not _is_there(service, standing):
+    context.allow("get", name)
+    standing = NamespaceOwner(context, name).standing()
+    if standing is None or not _is_there(context, standing):
         raise NamespaceUnknown(f"namespace {name} has no account yet: it is in budget")
-    now = service.clock.now_ms()
-    held = reservation.reserved(service.books, now, standing.account.id)[standing.account.id]
-    decision = decision_views.decision(standing, service.policy.of(name), service.settings, now, held)
+    now = context.clock.now_ms()
+    held = reservation.reserved(context.books, now, standing.account.id)[standing.account.id]
+    decision = decision_views.decision(standing, context.policy.of(name), context.settings, now, held)
     etag = decision_views.decisions_tag([decision])
     return requests.not_modified(etag) or requests.answer(decision, etag=etag)
 
 
-def _is_there(service: Service, standing: BudgetStanding) -> bool:
-    return not service.controller.namespaces.is_gone(standing.account.name, standing.account.uid)
+def _is_there(context: HandlerContext, standing: BudgetStanding) -> bool:
+    return not context.controller.namespaces.is_gone(standing.account.name, standing.account.uid)

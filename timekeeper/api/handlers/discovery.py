@@ -10,21 +10,21 @@ from flask import Response
 
 from slicekeeper import names
 from timekeeper.api import requests
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.schemas.discovery import ApiResource, ResourceList
-from timekeeper.api.service import Service
 
 
-def resources(_service: Service) -> Response:
+def resources(_context: HandlerContext) -> Response:
     """Return the list of resources."""
     return requests.answer(ResourceList((ApiResource("budgets", "Budget"),)))
 
 
-def openapi_v2(_service: Service) -> Response:
+def openapi_v2(_context: HandlerContext) -> Response:
     """Return a document that describes nothing: ours is OpenAPI 3.1, of routes that are no objects."""
     info = {"title": names.API, "version": "v1"}
     return requests.answer({"swagger": "2.0", "info": info, "paths": {}})
 
 
-def openapi_v3(_service: Service) -> Response:
+def openapi_v3(_context: HandlerContext) -> Response:
     """Return an index of no documents."""
     return requests.answer({"paths": {}})

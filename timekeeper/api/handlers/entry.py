@@ -11,20 +11,20 @@ from sqlalchemy.orm import Session
 from slicekeeper.units import format_if_known, format_instant
 from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import owner_of
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.schemas.entry import EntryList, LedgerEntry
-from timekeeper.api.service import Service
 from timekeeper.core.account import AccountId
 from timekeeper.core.timeline import CHILD
 from timekeeper.store import accounts, bookings
 from timekeeper.store.bookings import StatementEntry
 
 
-def listed(service: Service, **path: str) -> Response:
+def listed(context: HandlerContext, **path: str) -> Response:
     """Return a page of ledger entries."""
-    owner = owner_of(service, **path)
+    owner = owner_of(context, **path)
     owner.allow("get", "statement")
     limit, after = paging.limit(), paging.cursor(int)
-    with service.books.database.reading() as session:
+    with context.books.database.reading() as session:
         account = owner.require(session)
         lines = bookings.lines(session, account.id, after or 0, limit + 1)
         lines, more = paging.page(lines, limit, lambda line: line.id)

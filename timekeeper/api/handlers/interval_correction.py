@@ -9,18 +9,18 @@ from slicekeeper.units import NO_TIME, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import IntervalCorrection, IntervalCorrectionList
 from timekeeper.api import budget_answer, requests
 from timekeeper.api.budget_owner import owner_of
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.interval_correction import IntervalBody
-from timekeeper.api.service import Service
 from timekeeper.ledger import interval_correction
 from timekeeper.ledger.interval_correction import RequestedInterval
 from timekeeper.store.db.models import IntervalCorrectionRow
 
 
-def listed(service: Service, namespace: str) -> Response:
+def listed(context: HandlerContext, namespace: str) -> Response:
     """Return a page of corrected intervals."""
-    owner = owner_of(service, namespace)
+    owner = owner_of(context, namespace)
     owner.allow("get", "intervals")
     rows, more = owner.page(IntervalCorrectionRow)
     items = [
@@ -40,19 +40,19 @@ def listed(service: Service, namespace: str) -> Response:
     return requests.answer(IntervalCorrectionList(items=items, next_cursor=more))
 
 
-def correct(service: Service, namespace: str) -> Response:
+def correct(context: HandlerContext, namespace: str) -> Response:
     """Correct a pod's interval; return the budget afterwards."""
-    owner = owner_of(service, namespace)
+    owner = owner_of(context, namespace)
     caller = owner.allow("create", "intervals")
     given = requests.body(IntervalBody)
     if given.start is None and given.end is None:
         raise Problem(
             422, "body-invalid", "start: name a start, an end, or both; for example 2026-11-30T12:00:00Z", "start"
         )
-    order = order_of(service, caller, NO_TIME, given.reason)
+    order = order_of(context, caller, NO_TIME, given.reason)
     start, end = (
         None if value is None else requests.instant(value, field)
         for field, value in (("start", given.start), ("end", given.end))
     )
     wanted = RequestedInterval(given.pod_uid, start, end, order)
-    return budget_answer.changed(owner, made=interval_correction.correct(service.books, owner.require, wanted))
+    return budget_answer.changed(owner, made=interval_correction.correct(context.books, owner.require, wanted))

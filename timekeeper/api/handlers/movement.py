@@ -9,19 +9,19 @@ from slicekeeper.units import format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Grant, GrantList
 from timekeeper.api import budget_answer, requests
 from timekeeper.api.budget_owner import BudgetOwner, ParentOwner, owner_of
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.movement import AdjustmentBody, GrantBody, Movement, MovementList, RefundBody, TransferBody
-from timekeeper.api.service import Service
 from timekeeper.core.refusal import Unknown
 from timekeeper.ledger import movement
 from timekeeper.ledger.refund import refund_pod
 from timekeeper.store.db.models import BudgetGrant
 
 
-def grants(service: Service, **path: str) -> Response:
+def grants(context: HandlerContext, **path: str) -> Response:
     """Return a page of grants."""
-    rows, more = _page(service, path, "grant", "grants")
+    rows, more = _page(context, path, "grant", "grants")
     return requests.answer(GrantList(items=list(map(_grant, rows)), next_cursor=more))
 
 
@@ -39,24 +39,24 @@ def _grant(row: BudgetGrant) -> Grant:
     )
 
 
-def refunds(service: Service, namespace: str) -> Response:
+def refunds(context: HandlerContext, namespace: str) -> Response:
     """Return a page of refunds."""
-    return _moved(service, {"namespace": namespace}, "refund", "refunds")
+    return _moved(context, {"namespace": namespace}, "refund", "refunds")
 
 
-def adjustments(service: Service, **path: str) -> Response:
+def adjustments(context: HandlerContext, **path: str) -> Response:
     """Return a page of adjustments."""
-    return _moved(service, path, "adjustment", "adjustments")
+    return _moved(context, path, "adjustment", "adjustments")
 
 
-def transfers(service: Service, **path: str) -> Response:
+def transfers(context: HandlerContext, **path: str) -> Response:
     """Return a page of transfers, in and out."""
-    return _moved(service, path, "transfer", "transfers")
+    return _moved(context, path, "transfer", "transfers")
 
 
-def _moved(service: Service, path: dict[str, str], kind: str, right: str) -> Response:
+def _moved(context: HandlerContext, path: dict[str, str], kind: str, right: str) -> Response:
     """Return a page of movements of a kind."""
-    rows, more = _page(service, path, kind, right)
+    rows, more = _page(context, path, kind, right)
     items = [
         Movement(
             id=row.id,
@@ -72,80 +72,80 @@ def _moved(service: Service, path: dict[str, str], kind: str, right: str) -> Res
     return requests.answer(MovementList(items=items, next_cursor=more))
 
 
-def _page(service: Service, path: dict[str, str], kind: str, right: str) -> tuple[list[BudgetGrant], str | None]:
-    owner = owner_of(service, **path)
+def _page(context: HandlerContext, path: dict[str, str], kind: str, right: str) -> tuple[list[BudgetGrant], str | None]:
+    owner = owner_of(context, **path)
     owner.allow("get", right)
     return owner.page(BudgetGrant, BudgetGrant.kind == kind)
 
 
-def grant(service: Service, **path: str) -> Response:
+def grant(context: HandlerContext, **path: str) -> Response:
     """Book a grant; return the budget afterwards."""
-    owner = owner_of(service, **path)
+    owner = owner_of(context, **path)
     caller = owner.allow("create", "grants")
     given = requests.body(GrantBody)
-    order = order_of(service, caller, given.amount_ms, given.reason)
+    order = order_of(context, caller, given.amount_ms, given.reason)
     start = order.now if given.valid_from is None else requests.instant(given.valid_from, "validFrom")
     end = None if given.valid_to is None else requests.instant(given.valid_to, "validTo")
     made = movement.grant(
-        service.books, owner.account_ref(), order, valid_from=start, valid_to=end, priority=given.priority
+        context.books, owner.account_ref(), order, valid_from=start, valid_to=end, priority=given.priority
     )
     return budget_answer.changed(owner, made=made)
 
 
-def withdraw(service: Service, grant: str, **path: str) -> Response:
+def withdraw(context: HandlerContext, grant: str, **path: str) -> Response:
     """Withdraw a grant that has not begun."""
-    owner = owner_of(service, **path)
+    owner = owner_of(context, **path)
     caller = owner.allow("delete", "grants")
     key = int(grant) if grant.isascii() and grant.isdecimal() and len(grant) <= 18 else 0
     reason = requests.plain("reason", 1024) or "withdrawn"
     row = movement.withdraw(
-        service.books, owner.require, key, reason=reason, actor=caller.name, now=service.clock.now_ms()
+        context.books, owner.require, key, reason=reason, actor=caller.name, now=context.clock.now_ms()
     )
-    service.controller.nudge()
+    context.controller.nudge()
     return requests.answer(_grant(row))
 
 
-def refund(service: Service, namespace: str) -> Response:
+def refund(context: HandlerContext, namespace: str) -> Response:
     """Refund an ended pod's charge, or a part of it."""
-    owner = owner_of(service, namespace)
+    owner = owner_of(context, namespace)
     caller = owner.allow("create", "refunds")
     given = requests.body(RefundBody)
-    order = order_of(service, caller, given.amount_ms, given.reason)
+    order = order_of(context, caller, given.amount_ms, given.reason)
     return budget_answer.changed(
-        owner, made=refund_pod(service.books, owner.account_ref(), order, pod_uid=given.pod_uid)
+        owner, made=refund_pod(context.books, owner.account_ref(), order, pod_uid=given.pod_uid)
     )
 
 
-def adjust(service: Service, **path: str) -> Response:
+def adjust(context: HandlerContext, **path: str) -> Response:
     """Adjust GPU time by hand."""
-    owner = owner_of(service, **path)
+    owner = owner_of(context, **path)
     caller = owner.allow("create", "adjustments")
     given = requests.body(AdjustmentBody)
     if given.amount_ms == 0:
         raise Problem(
             422, "body-invalid", "amountMs: 0 changes nothing; use a positive or a negative amount", "amountMs"
         )
-    order = order_of(service, caller, given.amount_ms, given.reason)
-    return budget_answer.changed(owner, made=movement.adjust(service.books, owner.account_ref(), order))
+    order = order_of(context, caller, given.amount_ms, given.reason)
+    return budget_answer.changed(owner, made=movement.adjust(context.books, owner.account_ref(), order))
 
 
-def transfer(service: Service, **path: str) -> Response:
+def transfer(context: HandlerContext, **path: str) -> Response:
     """Move GPU time into another budget; the right is needed in both."""
-    owner = owner_of(service, **path)
+    owner = owner_of(context, **path)
     caller = owner.allow("create", "transfers")
     given = requests.body(TransferBody)
     target = _target(owner, given)
     target.allow("create", "transfers")
     if target == owner:
         raise Problem(422, "body-invalid", "to: it must be a different budget from the source", "to")
-    order = order_of(service, caller, given.amount_ms, given.reason)
+    order = order_of(context, caller, given.amount_ms, given.reason)
     end = None if given.valid_to is None else requests.instant(given.valid_to, "validTo")
     try:
         there = target.account_ref()
     except Unknown as error:
         raise type(error)(f"to: {error}", "to") from error
     return budget_answer.changed(
-        owner, made=movement.transfer(service.books, owner.account_ref(), there, order, valid_to=end)
+        owner, made=movement.transfer(context.books, owner.account_ref(), there, order, valid_to=end)
     )
 
 
@@ -156,6 +156,6 @@ def _target(owner: BudgetOwner, given: TransferBody) -> BudgetOwner:
     """
     above = isinstance(owner, ParentOwner) if given.to_kind is None else given.to_kind == "parent"
     try:
-        return owner_of(owner.service, parent=given.to) if above else owner_of(owner.service, given.to)
+        return owner_of(owner.context, parent=given.to) if above else owner_of(owner.context, given.to)
     except Problem as problem:
         raise Problem(problem.status, problem.code, f"to: {problem.detail}", "to") from problem

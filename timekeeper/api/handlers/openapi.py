@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from flask import Response, current_app
 
-from timekeeper.api.service import Service
+from timekeeper.api.handler_context import HandlerContext
 
 DOCUMENT = "timekeeper-openapi"
 
 
-def shown(_service: Service) -> Response:
+def shown(_context: HandlerContext) -> Response:
     """Return the document."""
     return Response(current_app.extensions[DOCUMENT], content_type="application/json")

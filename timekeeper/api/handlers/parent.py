@@ -14,68 +14,68 @@ from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Child, ChildList, ParentList
 from timekeeper.api import budget_answer, budget_rule, paging, requests
 from timekeeper.api.budget_owner import ParentOwner, owner_of
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.schemas.parent import ParentBudgetBody, ParentPatch, PlaceBody
-from timekeeper.api.service import Service
 from timekeeper.api.views import budget
-from timekeeper.api.views.state import TRIES, state_name
+from timekeeper.api.views.budget_state import TRIES, state_name
 from timekeeper.ledger import hierarchy, reservation
 from timekeeper.store import bookings
 
 _RIGHT = "parents"
 
 
-def listed(service: Service) -> Response:
+def listed(context: HandlerContext) -> Response:
     """Return a page of teams and organisations."""
-    service.allow("list", "", _RIGHT)
+    context.allow("list", "", _RIGHT)
     limit, after = paging.limit(), paging.cursor(str)
-    standings, now = service.books.parents(after or "", limit + 1), service.clock.now_ms()
+    standings, now = context.books.parents(after or "", limit + 1), context.clock.now_ms()
     standings, more = paging.page(standings, limit, lambda p: p.account.name)
-    held = reservation.reserved_below(service.books, standings, now)
+    held = reservation.reserved_below(context.books, standings, now)
     items = [budget.parent(p, now, held[p.account.id]) for p in standings]
     return requests.answer(ParentList(items=items, next_cursor=more))
 
 
-def put(service: Service, parent: str) -> Response:
+def put(context: HandlerContext, parent: str) -> Response:
     """Create a team or an organisation, or set its budget."""
-    owner = owner_of(service, parent=parent)
+    owner = owner_of(context, parent=parent)
     caller = owner.allow("update")
     given = requests.body(ParentBudgetBody)
-    rule, wanted = budget_rule.rule_of(service, given), requests.if_match()
-    made = hierarchy.put_parent_budget(service.books, parent, given.kind, rule, actor=caller.name, if_match=wanted)
+    rule, wanted = budget_rule.rule_of(context, given), requests.if_match()
+    made = hierarchy.put_parent_budget(context.books, parent, given.kind, rule, actor=caller.name, if_match=wanted)
     return budget_answer.changed(owner, made=made)
 
 
-def patch(service: Service, parent: str) -> Response:
+def patch(context: HandlerContext, parent: str) -> Response:
     """Change the fields in the body of a team's or an organisation's budget."""
-    owner = ParentOwner(service, requests.parent(parent))
+    owner = ParentOwner(context, requests.parent(parent))
     caller = owner.allow("update")
     given = requests.body(ParentPatch)
-    change, wanted = budget_rule.patched(service, given), requests.if_match()
+    change, wanted = budget_rule.patched(context, given), requests.if_match()
     kind = None if isinstance(given.kind, UnsetType) else given.kind
-    hierarchy.patch_parent_budget(service.books, parent, kind, change, actor=caller.name, if_match=wanted)
+    hierarchy.patch_parent_budget(context.books, parent, kind, change, actor=caller.name, if_match=wanted)
     return budget_answer.changed(owner)
 
 
-def put_under(service: Service, **path: str) -> Response:
+def put_under(context: HandlerContext, **path: str) -> Response:
     """Put a namespace or a team under another budget from now on, or under none."""
-    owner = owner_of(service, **path)
-    caller = service.allow("update", "", _RIGHT)
+    owner = owner_of(context, **path)
+    caller = context.allow("update", "", _RIGHT)
     given = requests.body(PlaceBody)
     above = None if given.parent is None else requests.parent(given.parent)
     hierarchy.set_parent(
-        service.books, owner.account_ref(), above, reason=given.reason, actor=caller.name, now=service.clock.now_ms()
+        context.books, owner.account_ref(), above, reason=given.reason, actor=caller.name, now=context.clock.now_ms()
     )
     return budget_answer.changed(owner)
 
 
-def children(service: Service, parent: str) -> Response:
+def children(context: HandlerContext, parent: str) -> Response:
     """Return the budgets directly below a team or an organisation, and how much of its budget each has consumed."""
-    owner = ParentOwner(service, requests.parent(parent))
+    owner = ParentOwner(context, requests.parent(parent))
     owner.allow("get")
-    standing, now = owner.standing(), service.clock.now_ms()
-    state, below = standing.at(now), service.books.children(standing)
+    standing, now = owner.standing(), context.clock.now_ms()
+    state, below = standing.at(now), context.books.children(standing)
     for _ in range(TRIES):  # a posting that is settled between the two reads would be counted as booked and as due
-        with service.books.database.reading() as session:
+        with context.books.database.reading() as session:
             booked = bookings.charged_below(session, standing.account.id, standing.counts_since(now))
         before, standing = standing, owner.standing()
         if standing == before:

@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 from slicekeeper.units import GpuMilliseconds, Instant, format_instant
 from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import BudgetOwner, owner_of
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.schemas.period import Period, PeriodList, SealBody
-from timekeeper.api.service import Service
 from timekeeper.core.accounting_period import accounting_period
 from timekeeper.core.budget_record import Rule
 from timekeeper.core.budget_state import period_allowance, rule_at
@@ -26,28 +26,28 @@ _GIVES: Final = ("allowance", "adjustment", "refund", "transfer-in")
 _TAKES: Final = ("withdrawal", "transfer-out")
 
 
-def periods(service: Service, **path: str) -> Response:
+def periods(context: HandlerContext, **path: str) -> Response:
     """Return a page of periods."""
-    owner = owner_of(service, **path)
+    owner = owner_of(context, **path)
     owner.allow("get", "statement")
     return _periods(owner, paging.limit(), paging.cursor(Instant))
 
 
-def seal(service: Service, **path: str) -> Response:
+def seal(context: HandlerContext, **path: str) -> Response:
     """Seal periods that are over."""
-    owner = owner_of(service, **path)
+    owner = owner_of(context, **path)
     caller = owner.allow("update")
     given = requests.body(SealBody)
     until = requests.instant(given.until, "until")
-    with service.books.database.reading() as session:
+    with context.books.database.reading() as session:
         account = owner.require(session)
-    seal_up(service.books, account, until, reason=given.reason, actor=caller.name, now=service.clock.now_ms())
+    seal_up(context.books, account, until, reason=given.reason, actor=caller.name, now=context.clock.now_ms())
     return _periods(owner, 1, until)
 
 
 def _periods(owner: BudgetOwner, limit: int, before: Instant | None) -> Response:
-    now = owner.service.clock.now_ms()
-    with owner.service.books.database.reading() as session:
+    now = owner.context.clock.now_ms()
+    with owner.context.books.database.reading() as session:
         account = owner.require(session)
         rules = [row.rule for row in budget_rules.rules(session, account.id)]
         found = _newest(

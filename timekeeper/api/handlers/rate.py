@@ -8,18 +8,18 @@ from flask import Response
 from slicekeeper.config.policy import parse_rate
 from slicekeeper.units import format_instant
 from timekeeper.api import paging, requests
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.rate import GpuRate, GpuRateList, RateBody
-from timekeeper.api.service import Service
 from timekeeper.ledger.rate import set_rate
 from timekeeper.store import rates
 
 
-def listed(service: Service) -> Response:
+def listed(context: HandlerContext) -> Response:
     """Return a page of rates, of one model if it is named."""
-    service.allow("list", "", "rates")
+    context.allow("list", "", "rates")
     limit, after = paging.limit(), paging.cursor(int)
-    with service.books.database.reading() as session:
+    with context.books.database.reading() as session:
         rows = rates.listed(session, requests.plain("model"), after or 0, limit + 1)
     rows, more = paging.page(rows, limit, lambda row: row.id)
     items = [
@@ -35,21 +35,21 @@ def listed(service: Service) -> Response:
     return requests.answer(GpuRateList(items=items, next_cursor=more))
 
 
-def put(service: Service) -> Response:
+def put(context: HandlerContext) -> Response:
     """Set a GPU model's rate from an instant on that is not past."""
-    caller = service.allow("create", "", "rates")
+    caller = context.allow("create", "", "rates")
     given = requests.body(RateBody)
     try:
         rate = parse_rate(given.rate)
     except (ValueError, ArithmeticError) as error:
         raise Problem(422, "rate-invalid", f"rate: {error}; for example 3/2", "rate") from error
-    now = service.clock.now_ms()
+    now = context.clock.now_ms()
     wanted = None if given.effective_at is None else requests.instant(given.effective_at, "effectiveAt")
     since, made = set_rate(
-        service.books, given.model, rate, since=wanted, reason=given.reason, actor=caller.name, now=now
+        context.books, given.model, rate, since=wanted, reason=given.reason, actor=caller.name, now=now
     )
-    service.controller.nudge()
-    with service.books.database.reading() as session:
+    context.controller.nudge()
+    with context.books.database.reading() as session:
         row = rates.at(session, given.model, since)
     if row is None:
         raise Problem(503, "database-unavailable", "the rate was set but cannot be read; try again")

@@ -12,32 +12,32 @@ from slicekeeper.units import format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Reservation, ReservationList
 from timekeeper.api import requests
 from timekeeper.api.budget_owner import NamespaceOwner, owner_of
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.reservation import ReservationBody
-from timekeeper.api.service import Service
 from timekeeper.core.refusal import ReservationUnknown
 from timekeeper.ledger.reservation import open_by_hand, outcome_of, release
 from timekeeper.store import reservations as store
 from timekeeper.store.db.models import ReservationRow
 
 
-def listed(service: Service, namespace: str) -> Response:
+def listed(context: HandlerContext, namespace: str) -> Response:
     """Return a page of reservations."""
     name = requests.namespace(namespace)
-    service.allow("get", name, "reservations")
-    rows, more = NamespaceOwner(service, name).page(ReservationRow)
-    return requests.answer(ReservationList(items=_views(service, rows), next_cursor=more))
+    context.allow("get", name, "reservations")
+    rows, more = NamespaceOwner(context, name).page(ReservationRow)
+    return requests.answer(ReservationList(items=_views(context, rows), next_cursor=more))
 
 
-def opened(service: Service, namespace: str) -> Response:
+def opened(context: HandlerContext, namespace: str) -> Response:
     """Set GPU time aside."""
     name = requests.namespace(namespace)
-    caller = service.allow("create", name, "reservations")
+    caller = context.allow("create", name, "reservations")
     given = requests.body(ReservationBody)
-    order = order_of(service, caller, given.amount_ms, given.reason)
+    order = order_of(context, caller, given.amount_ms, given.reason)
     end = requests.instant(given.expires_at, "expiresAt")
-    ref = owner_of(service, name).account_ref()
+    ref = owner_of(context, name).account_ref()
     if not ref.policy.reserves:
         raise Problem(
             409,
@@ -45,21 +45,21 @@ def opened(service: Service, namespace: str) -> Response:
             f"the budget of {name} is enforced {ref.policy.budget.enforcement}: its pods take what there is, so "
             "nothing can be set aside; set budget.enforcement: safe in the policy file",
         )
-    row, made = open_by_hand(service.books, ref, order, expires_at=end)
-    return requests.answer(_views(service, [row])[0], 201 if made else 200)
+    row, made = open_by_hand(context.books, ref, order, expires_at=end)
+    return requests.answer(_views(context, [row])[0], 201 if made else 200)
 
 
-def shown(service: Service, namespace: str, reservation: str) -> Response:
+def shown(context: HandlerContext, namespace: str, reservation: str) -> Response:
     """Return one reservation."""
     name = requests.namespace(namespace)
-    service.allow("get", name, "reservations")
+    context.allow("get", name, "reservations")
     key = _key(name, reservation)
-    with service.books.database.reading() as session:
-        account = NamespaceOwner(service, name).find(session)
+    with context.books.database.reading() as session:
+        account = NamespaceOwner(context, name).find(session)
         row = store.by_id(session, account.id, key) if account else None
     if row is None:
         raise ReservationUnknown(f"namespace {name} has no reservation {reservation}")
-    return requests.answer(_views(service, [row])[0])
+    return requests.answer(_views(context, [row])[0])
 
 
 def _key(name: str, reservation: str) -> int:
@@ -68,21 +68,21 @@ def _key(name: str, reservation: str) -> int:
     return int(reservation)
 
 
-def released(service: Service, namespace: str, reservation: str) -> Response:
+def released(context: HandlerContext, namespace: str, reservation: str) -> Response:
     """Release a reservation that was opened by hand."""
     name = requests.namespace(namespace)
-    caller = service.allow("delete", name, "reservations")
+    caller = context.allow("delete", name, "reservations")
     key = _key(name, reservation)
     row = release(
-        service.books, NamespaceOwner(service, name).find, name, key, actor=caller.name, now=service.clock.now_ms()
+        context.books, NamespaceOwner(context, name).find, name, key, actor=caller.name, now=context.clock.now_ms()
     )
-    service.controller.nudge()
-    return requests.answer(_views(service, [row])[0])
+    context.controller.nudge()
+    return requests.answer(_views(context, [row])[0])
 
 
-def _views(service: Service, rows: Sequence[ReservationRow]) -> list[Reservation]:
-    now = service.clock.now_ms()
-    with service.books.database.reading() as session:
+def _views(context: HandlerContext, rows: Sequence[ReservationRow]) -> list[Reservation]:
+    now = context.clock.now_ms()
+    with context.books.database.reading() as session:
         left = store.left(session, rows, now)
     return [
         Reservation(

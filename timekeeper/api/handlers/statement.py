@@ -12,7 +12,7 @@ from slicekeeper.units import Instant, format_instant
 from slicekeeper.wire.timekeeper import Statement, StatementChild, StatementPod, StatementTotal
 from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import owner_of
-from timekeeper.api.service import Service
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.views.statement_csv import csv_lines
 from timekeeper.core import posting
 from timekeeper.core.account import AccountId
@@ -23,18 +23,18 @@ from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.statements import Charged
 
 
-def statement(service: Service, **path: str) -> Response:
+def statement(context: HandlerContext, **path: str) -> Response:
     """Return the bookings of an interval; by default, of the current period."""
-    owner = owner_of(service, **path)
+    owner = owner_of(context, **path)
     owner.allow("get", "statement")
     limit, after = paging.limit(), paging.cursor(str) or ""
     wanted = requests.choice("format", ("json", "csv"))
-    with service.books.database.reading() as session:
+    with context.books.database.reading() as session:
         account = owner.require(session)
         rules = [row.rule for row in budget_rules.rules(session, account.id)]
-        span = requests.interval(accounting_period(rules, service.clock.now_ms()))
+        span = requests.interval(accounting_period(rules, context.clock.now_ms()))
         if wanted == "csv":
-            return _csv(service, account, span)
+            return _csv(context, account, span)
         opening, totals = (None, []) if after else _summed(session, account, span)
         rows = list(statements.charged(session, account.id, *span, after=after, limit=limit + 1))
         rows, more = paging.page(rows, limit, lambda row: row.pod_uid)
@@ -102,11 +102,11 @@ def _summed(
     return statements.opening(session, account.id, span[0]), sums
 
 
-def _csv(service: Service, account: BudgetAccount, span: tuple[Instant, Instant]) -> Response:
+def _csv(context: HandlerContext, account: BudgetAccount, span: tuple[Instant, Instant]) -> Response:
     """Return a whole statement line by line; however many pods it has, they are never all in memory."""
 
     def lines() -> Iterator[str]:
-        with service.books.database.reading() as session:
+        with context.books.database.reading() as session:
             opening, totals = _summed(session, account, span)
             rows = statements.charged(session, account.id, *span)
             below = None if account.kind == "namespace" else _children(session, account, list(rows))

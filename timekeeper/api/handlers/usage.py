@@ -10,10 +10,10 @@ from flask import Response, request
 from slicekeeper.units import EPOCH, Instant, format_if_known, format_instant
 from timekeeper.api import paging, requests
 from timekeeper.api.budget_owner import NamespaceOwner, listed_namespace
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.usage import Usage, UsageBucket, UsageList
-from timekeeper.api.service import Service
-from timekeeper.api.views.state import state_at
+from timekeeper.api.views.budget_state import state_at
 from timekeeper.core.period import PeriodName, bounds
 from timekeeper.store import usage, workloads
 from timekeeper.store.usage import GroupBy, UsageQuery
@@ -22,19 +22,19 @@ _BUCKETS: Final[tuple[PeriodName, ...]] = ("hour", "day", "month")
 _MOST_BUCKETS: Final = 1_000
 
 
-def listed(service: Service) -> Response:
+def listed(context: HandlerContext) -> Response:
     """Return a page of usage by interval and group; without an interval of the current day, hour by hour."""
-    owner = listed_namespace(service)
-    now, zone = service.clock.now_ms(), requests.time_zone(request.args.get("timeZone") or "UTC")
+    owner = listed_namespace(context)
+    now, zone = context.clock.now_ms(), requests.time_zone(request.args.get("timeZone") or "UTC")
     bucket = cast(PeriodName, requests.choice("bucket", _BUCKETS))
     group_by = cast(GroupBy, requests.choice("groupBy", get_args(GroupBy)))
     start, end = requests.interval(bounds(now, "day", zone) or (EPOCH, now))
     limit, (after, group) = paging.limit(), paging.cursor(tuple[int, str]) or (-1, "")
     spans = _spans(start, end, bucket, zone)
-    with service.books.database.reading() as session:
+    with context.books.database.reading() as session:
         account = None if owner is None else owner.find(session)
         wanted = UsageQuery(
-            cluster=service.books.cluster,
+            cluster=context.books.cluster,
             spans=spans,
             group_by=group_by,
             now=now,
@@ -77,16 +77,16 @@ def _spans(start: Instant, end: Instant, bucket: PeriodName, zone: str) -> list[
     return spans
 
 
-def of_namespace(service: Service, namespace: str) -> Response:
+def of_namespace(context: HandlerContext, namespace: str) -> Response:
     """Return a namespace's charges in this period, and its pods' usage."""
     name = requests.namespace(namespace)
-    service.allow("get", name)
-    now = service.clock.now_ms()
-    standing = NamespaceOwner(service, name).standing()
-    state = state_at(standing, service.policy.of(name), now)
+    context.allow("get", name)
+    now = context.clock.now_ms()
+    standing = NamespaceOwner(context, name).standing()
+    state = state_at(standing, context.policy.of(name), now)
     used = workloads.UsageSum(0, 0, 0)
     if standing is not None:
-        with service.books.database.reading() as session:
+        with context.books.database.reading() as session:
             used = workloads.used(session, standing.account.id, state.period_start or EPOCH)
     return requests.answer(
         Usage(

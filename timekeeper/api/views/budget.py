@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import EPOCH, GpuMilliseconds, Instant, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Budget, Figures, KeptBy, Parent
-from timekeeper.api.views.state import state_at, state_name
+from timekeeper.api.views.budget_state import state_at, state_name
 from timekeeper.core.period import bounds
 from timekeeper.ledger.budget_object import version_of
 from timekeeper.ledger.budget_rule import policy_rule

@@ -10,7 +10,7 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Settings
 from slicekeeper.units import GpuMilliseconds, Instant, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Decision
-from timekeeper.api.views.state import state_name, state_reason
+from timekeeper.api.views.budget_state import state_name, state_reason
 from timekeeper.ledger.standing import BudgetStanding
 
 STALE_MS = 60_000

@@ -10,7 +10,7 @@ from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.units import Instant, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Workload
-from timekeeper.api.views.state import TRIES
+from timekeeper.api.views.budget_state import TRIES
 from timekeeper.core import usage_report
 from timekeeper.core.usage_report import Watermark, total
 from timekeeper.ledger.books import Books

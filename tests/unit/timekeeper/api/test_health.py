@@ -37,7 +37,7 @@ def test_metrics_have_their_names(world: World) -> None:
 def test_a_controller_that_is_stuck_makes_the_server_unhealthy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert world.get("/healthz") == {"status": "ok", "reason": ""}
     later = world.service.controller._looked + 61
-    monkeypatch.setattr("timekeeper.cluster.controller.time.monotonic", lambda: later)
+    monkeypatch.setattr("timekeeper.cluster.reconcile_loop.time.monotonic", lambda: later)
     answer = world.call("GET", "/healthz")
     assert (answer.status_code, answer.json["status"]) == (503, "failing")
     assert answer.json["reason"] == "the controller has not finished a look for 61 s"

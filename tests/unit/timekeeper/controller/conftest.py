@@ -16,7 +16,7 @@ from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import PolicySettings, Settings
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import NAMESPACES, NODES
-from timekeeper.cluster.controller import Controller
+from timekeeper.cluster.reconcile_loop import Controller
 from timekeeper.ledger.books import Books
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine

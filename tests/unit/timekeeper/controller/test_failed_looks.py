@@ -11,7 +11,7 @@ from support.controller_stage import GPU, T0, Stage
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.kube.client import NODES, Object
-from timekeeper.cluster import controller
+from timekeeper.cluster import reconcile_loop
 from timekeeper.ledger import settlement, workload
 from timekeeper.ledger.books import Books
 from timekeeper.store import workloads
@@ -55,7 +55,7 @@ def test_a_step_that_fails_once_loses_no_other_steps_work_and_the_next_look_take
         "keep_inventory": (controller._openings, "keep_inventory"), "follow_policy": (controller, "_follow_settings"),
         "vanished": (controller._vanished, "look"), "release": (controller, "_release"),
         "settle": (settlement, "settle"), "reverse_future": (settlement, "reverse_future"),
-        "gates": (controller._gates, "look"), "standings": (stage.books, "standings"),
+        "gates": (controller._gated_pods, "look"), "standings": (stage.books, "standings"),
         "labels": (controller.strays, "label"), "evictions": (controller, "_evict"),
         "confirm": (controller, "_confirm"), "seal": (controller, "_seal"),
     }  # fmt: skip
@@ -144,8 +144,8 @@ def test_gpus_that_could_not_be_kept_are_kept_by_the_next_look(stage: Stage, mon
 def test_a_controller_whose_looks_always_fail_at_one_step_is_noticed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "STUCK_SECONDS", -1.0)
-    monkeypatch.setattr(controller, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(reconcile_loop, "STUCK_SECONDS", -1.0)
+    monkeypatch.setattr(reconcile_loop, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(stage.controller, "_seal", raising)
     monkeypatch.setattr(type(stage.controller), "synced", True)
     looked = stage.controller._looked

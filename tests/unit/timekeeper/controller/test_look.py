@@ -43,7 +43,8 @@ def test_looking_again_changes_nothing(stage: Stage) -> None:
 def test_the_setting_for_debts_is_followed_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     followed: list[int] = []
     monkeypatch.setattr(
-        "timekeeper.cluster.controller.follow_debt", lambda books, now: (follow_debt(books, now), followed.append(now))
+        "timekeeper.cluster.reconcile_loop.follow_debt",
+        lambda books, now: (follow_debt(books, now), followed.append(now)),
     )
     for _ in range(2):
         stage.look()
@@ -72,7 +73,7 @@ def test_what_a_replica_with_an_older_policy_wrote_is_put_right(stage: Stage, mo
             stage.controller._leads = False
             assert stage.controller._lead()
         else:
-            monkeypatch.setattr("timekeeper.cluster.controller.FOLLOW_SECONDS", 0.0)
+            monkeypatch.setattr("timekeeper.cluster.reconcile_loop.FOLLOW_SECONDS", 0.0)
         stage.clock.advance(1_000)
         stage.look(fresh=False)
         assert amount() == 10_000, cause

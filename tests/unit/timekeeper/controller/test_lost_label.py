@@ -9,7 +9,7 @@ from support.controller_stage import T0, Stage
 from slicekeeper import names
 from slicekeeper.errors import Forbidden
 from slicekeeper.kube.client import PODS
-from timekeeper.cluster import controller, lost_label
+from timekeeper.cluster import lost_label, reconcile_loop
 
 
 def labels_of(stage: Stage) -> dict[str, str]:
@@ -19,7 +19,7 @@ def labels_of(stage: Stage) -> dict[str, str]:
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_label_taken_off_does_not_end_a_charge(stage: Stage, monkeypatch: pytest.MonkeyPatch, seen: bool) -> None:
-    monkeypatch.setattr(controller, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(reconcile_loop, "RETRY_SECONDS", 0.0)
     pod = stage.create()
     uid = pod["metadata"]["uid"]
     stage.look()
@@ -42,7 +42,7 @@ def test_a_label_taken_off_does_not_end_a_charge(stage: Stage, monkeypatch: pyte
 def test_a_pod_whose_label_may_not_be_written_is_followed_to_its_end(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(reconcile_loop, "RETRY_SECONDS", 0.0)
 
     def refused(*_: object) -> None:
         raise Forbidden("a guard of another release", 403)
@@ -80,7 +80,7 @@ def test_a_pod_that_was_never_seen_with_its_label_is_found_by_its_other_marks(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, mark: str
 ) -> None:
     """The timekeeper was away when the label was taken."""
-    monkeypatch.setattr(controller, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(reconcile_loop, "RETRY_SECONDS", 0.0)
     uid = stage.create()["metadata"]["uid"]
     taken: dict[str, object] = {"labels": None}
     if mark == "binding":

@@ -69,7 +69,7 @@ class _Reason:
     holds_others: bool = False
 
 
-class Gates:
+class GatedPods:
     """The waiting pods, and the pods that have a reservation. Used by the controller's one thread.
 
     `each` acts on pods concurrently, and an error with one does not affect the others; `fail` notes an error that the

@@ -10,26 +10,26 @@ from flask import Response
 from slicekeeper.units import MS_PER_MINUTE, GpuMilliseconds
 from timekeeper.api import requests, usage_reporter
 from timekeeper.api.budget_owner import NamespaceOwner
+from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.idempotency import idempotency_key
 from timekeeper.api.problems import Problem
-from timekeeper.api.schemas.original_service import IncreaseBody, OriginalBudget, SignOfLife, Terminate
-from timekeeper.api.service import Service
+from timekeeper.api.schemas.legacy_routes import IncreaseBody, LegacyBudget, SignOfLife, Terminate
 from timekeeper.ledger import movement
 from timekeeper.ledger.movement import Order
 from timekeeper.store import workloads
 
 
-def shown(service: Service, namespace: str) -> Response:
+def shown(context: HandlerContext, namespace: str) -> Response:
     """Return a budget; a namespace never seen has the full default."""
     name = requests.namespace(namespace)
-    service.allow("get", name)
-    return _answer(service, name)
+    context.allow("get", name)
+    return _answer(context, name)
 
 
-def _answer(service: Service, name: str) -> Response:
-    budget, _ = NamespaceOwner(service, name).current()
+def _answer(context: HandlerContext, name: str) -> Response:
+    budget, _ = NamespaceOwner(context, name).current()
     return requests.answer(
-        OriginalBudget(
+        LegacyBudget(
             budget_available=budget.state not in ("exhausted", "suspended"),
             budget=(budget.amount_ms + budget.granted_ms) / MS_PER_MINUTE,
             budget_remaining=budget.balance_ms / MS_PER_MINUTE,
@@ -37,35 +37,35 @@ def _answer(service: Service, name: str) -> Response:
     )
 
 
-def report(service: Service, namespace: str) -> Response:
+def report(context: HandlerContext, namespace: str) -> Response:
     """Accept a sign of life; it charges nothing."""
     name = requests.namespace(namespace)
-    caller = usage_reporter.reporter(service)
+    caller = usage_reporter.reporter(context)
     given = requests.body(SignOfLife)
     if not caller.operator and (caller.namespace, caller.pod_name) != (name, given.pod_name):
         raise Problem(403, "wrong-pod", "a pod may report only for itself", "pod_name")
     pod = (
-        service.controller.pods.find(caller.pod_uid)
+        context.controller.pods.find(caller.pod_uid)
         if caller.pod_uid
-        else service.controller.pods.named(name, given.pod_name)
+        else context.controller.pods.named(name, given.pod_name)
     )
     if pod is None:
         raise Problem(404, "pod-unknown", f"no GPU pod {given.pod_name} is known in {name}", "pod_name")
-    uid, now = pod["metadata"]["uid"], service.clock.now_ms()
-    service.books.database.write(lambda session: workloads.heard(session, uid, now))
-    return requests.answer(Terminate(usage_reporter.may_leave(service, {uid})))
+    uid, now = pod["metadata"]["uid"], context.clock.now_ms()
+    context.books.database.write(lambda session: workloads.heard(session, uid, now))
+    return requests.answer(Terminate(usage_reporter.may_leave(context, {uid})))
 
 
-def increase(service: Service, namespace: str) -> Response:
+def increase(context: HandlerContext, namespace: str) -> Response:
     """Book a grant of some minutes; with an Idempotency-Key only once."""
     name = requests.namespace(namespace)
-    caller = service.allow("create", name, "grants")
+    caller = context.allow("create", name, "grants")
     given = requests.body(IncreaseBody)
-    now = service.clock.now_ms()
+    now = context.clock.now_ms()
     key = idempotency_key(shorten=True) or uuid.uuid4().hex
     order = Order(
         GpuMilliseconds(given.minutes * MS_PER_MINUTE), given.reason, key, requests.canonical(), caller.name, now
     )
-    movement.grant(service.books, NamespaceOwner(service, name).account_ref(), order, valid_from=now, valid_to=None)
-    service.controller.nudge()
-    return _answer(service, name)
+    movement.grant(context.books, NamespaceOwner(context, name).account_ref(), order, valid_from=now, valid_to=None)
+    context.controller.nudge()
+    return _answer(context, name)

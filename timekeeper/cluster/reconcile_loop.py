@@ -30,8 +30,8 @@ from timekeeper.cluster import pod_patch
 from timekeeper.cluster.break_glass_records import Released
 from timekeeper.cluster.budget_state import BudgetStates
 from timekeeper.cluster.charge_booking import Intervals
-from timekeeper.cluster.eviction import Evictions
-from timekeeper.cluster.gate import Gates
+from timekeeper.cluster.gated_pods import GatedPods
+from timekeeper.cluster.hard_budget_eviction import Evictions
 from timekeeper.cluster.lost_label import Strays
 from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings
@@ -109,12 +109,12 @@ class Controller:
         )
         self._vanished = Vanished(client, books, self.pods, self._intervals, self.strays, self._fail)
         margin_ms = int(settings.timekeeper.reservation_margin_seconds * 1000)
-        self._gates = Gates(
+        self._gated_pods = GatedPods(
             client, clock, books, self._openings, self.pods, margin_ms=margin_ms, each=self._each, fail=self._fail
         )
         self._evictions = Evictions(client, clock, books)
         self._budget_states = BudgetStates(
-            client, clock, books, policy, self.pods, self._gates, self._evictions, self._each
+            client, clock, books, policy, self.pods, self._gated_pods, self._evictions, self._each
         )
         self._thresholds = Thresholds(client, clock, books, self.namespaces.uid)
         self._book: PolicyBook | None = None
@@ -124,7 +124,7 @@ class Controller:
         """Pods whose finalizer is to be removed."""
         self._to_label: set[str] = set()
         """Pods whose label is to be checked."""
-        self._to_gates: tuple[dict[str, Object], set[str]] = ({}, set())
+        self._for_gated_pods: tuple[dict[str, Object], set[str]] = ({}, set())
         """Pods that have changed, and the UIDs of settled ones, for the gates."""
         self._unsettled: set[AccountId] = set()
         """Accounts in which something has fallen due."""
@@ -212,10 +212,10 @@ class Controller:
             self._followed = -math.inf
             self._paid.clear()
             self._to_label.clear()
-            self._to_gates = {}, set()
+            self._for_gated_pods = {}, set()
             self._unsettled.clear()
             self._budget_states.start_over()
-            self._gates.start_over()
+            self._gated_pods.start_over()
             self.strays.start_over()
             self._thresholds.start_over()
         elif not self._leads:
@@ -241,7 +241,7 @@ class Controller:
             ("intervals", lambda: self._keep_intervals(now)),
             ("finalizers", self._release),
             ("dues", lambda: self._settle_due(now)),
-            ("gates", lambda: self._look_at_gates(now)),
+            ("gates", lambda: self._look_at_gated_pods(now)),
             ("budget states", lambda: self._budget_states.look(now)),
             ("labels", self._label),
             ("thresholds", lambda: self._warn(now)),
@@ -301,8 +301,8 @@ class Controller:
         self._paid |= paid
         self._budget_states.mark(there)
         self._to_label |= there.keys()
-        changed, done = self._to_gates
-        self._to_gates = changed | there, done | set(settled)
+        changed, done = self._for_gated_pods
+        self._for_gated_pods = changed | there, done | set(settled)
         self._released.settle(settled)
         if listed:  # after the released pods are booked, so that their ends are known
             self._vanished.look(now)
@@ -342,10 +342,10 @@ class Controller:
         self._unsettled.clear()
         settlement.reverse_future(self._books, now)
 
-    def _look_at_gates(self, now: Instant) -> None:
-        changed, done = self._to_gates
-        self._gates.look(changed, done, self._policy.of, now)
-        self._to_gates = {}, set()
+    def _look_at_gated_pods(self, now: Instant) -> None:
+        changed, done = self._for_gated_pods
+        self._gated_pods.look(changed, done, self._policy.of, now)
+        self._for_gated_pods = {}, set()
 
     def _seal(self, now: Instant) -> None:
         """From time to time, seal the periods whose grace is over, and delete old data."""

@@ -13,21 +13,21 @@ from timekeeper.api.schemas.base import Reason
 
 
 class IncreaseBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The original service's increase, with an amount and a reason."""
+    """An increase, with the amount and a reason."""
 
     minutes: Annotated[int, Meta(ge=1, le=MAX_AMOUNT_MS // 60_000)]
     reason: Reason
 
 
 class SignOfLife(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The original sidecar's report: it says that the pod is alive, and charges nothing."""
+    """A legacy sidecar's report: it says that the pod is alive, and charges nothing."""
 
     pod_name: Annotated[str, Meta(min_length=1, max_length=253)]
     usage_factor: Annotated[float, Meta(ge=0)] = 0.0
 
 
-class OriginalBudget(msgspec.Struct, frozen=True):
-    """The original service's budget, in GPU-minutes."""
+class LegacyBudget(msgspec.Struct, frozen=True):
+    """A budget, in GPU-minutes."""
 
     budget_available: bool
     budget: float
@@ -35,6 +35,6 @@ class OriginalBudget(msgspec.Struct, frozen=True):
 
 
 class Terminate(msgspec.Struct, frozen=True):
-    """The original service's answer to a report."""
+    """The answer to a report: whether the sidecar may end."""
 
     terminate: bool

@@ -17,7 +17,7 @@ from slicekeeper.net.tls import CLIENT
 from timekeeper.api.front_proxy import FrontProxy
 from timekeeper.api.identity import READS, Identity
 from timekeeper.api.problems import Problem
-from timekeeper.cluster.controller import Controller
+from timekeeper.cluster.reconcile_loop import Controller
 from timekeeper.core.caller import Caller
 from timekeeper.ledger.books import Books
 
@@ -25,7 +25,7 @@ LONGEST_ACTOR: Final = 253
 
 
 @dataclass(frozen=True)
-class Service:
+class HandlerContext:
     """The objects that all handlers share."""
 
     settings: Settings

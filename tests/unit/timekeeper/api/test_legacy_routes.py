@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The original service's routes, with its payloads."""
+"""The routes of the service that Slicekeeper replaces, with its payloads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_long_keys_of_an_increase_are_two_and_elsewhere_refused(world: World) ->
         assert answer.json["field"] == "Idempotency-Key"
 
 
-def test_the_originals_routes_answer_with_its_payloads(world: World) -> None:
+def test_legacy_routes_answer_with_the_payloads_that_their_clients_know(world: World) -> None:
     assert world.get("/budget/never-seen") == {"budget_available": True, "budget": 150.0, "budget_remaining": 150.0}
     token = world.pod("a", rate=Fraction(1, 2))
     world.clock.advance(113 * 60_000)
