@@ -5,6 +5,7 @@
  * of 341 arrays and mipmaps; test/unit/array_size.c has the telling ones.
  */
 #include "array_size.h"
+#include "bytes.h"
 
 #include <stdbool.h>
 
@@ -50,18 +51,6 @@ static uint64_t element(CUarray_format format, unsigned channels, unsigned *side
   }
 }
 
-static uint64_t product(uint64_t a, uint64_t b) {
-  return b && a > UINT64_MAX / b ? UINT64_MAX : a * b;
-}
-
-static uint64_t up(uint64_t n, uint64_t unit) {
-  return n > UINT64_MAX - unit ? UINT64_MAX : (n + unit - 1) / unit * unit;
-}
-
-static uint64_t sum(uint64_t a, uint64_t b) {
-  return a > UINT64_MAX - b ? UINT64_MAX : a + b;
-}
-
 static uint64_t or_one(uint64_t n) {
   return n ? n : 1;
 }
@@ -84,13 +73,13 @@ uint64_t vc_array_size(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned levels) {
   if (!deep) layers = depth, depth = 1;
   /* The driver makes one level at least, and no more than down to a single texel. */
   for (unsigned i = 0; !i || i < levels; i++) {
-    uint64_t rows = up(height, side) / side, row = up(product(up(width, side) / side, texel), GOB_WIDTH);
+    uint64_t rows = vc_whole(height, side) / side, row = vc_whole(vc_times(vc_whole(width, side) / side, texel), GOB_WIDTH);
     uint64_t high = block(rows, GOB_HEIGHT, deep ? GOB_HEIGHT : GOB_HEIGHT * GOBS_MAX);
-    all = sum(all, product(product(row, up(rows, high)), up(depth, block(depth, 1, GOBS_MAX))));
+    all = vc_plus(all, vc_times(vc_times(row, vc_whole(rows, high)), vc_whole(depth, block(depth, 1, GOBS_MAX))));
     if (!i) first = GOB_WIDTH * high;
     if (width == 1 && height == 1 && depth == 1) break;
     width = half(width), height = half(height), depth = half(depth);
   }
   /* A layer, with all of its levels, is filled up to a whole block of the first. */
-  return up(product(up(all, first), layers), UNIT);
+  return vc_whole(vc_times(vc_whole(all, first), layers), UNIT);
 }

@@ -5,6 +5,7 @@
  * before a kernel that needs deeper stacks can run.
  */
 #include "context_limit.h"
+#include "bytes.h"
 #include "connection.h"
 #include "memory_account.h"
 #include "pool.h"
@@ -35,7 +36,7 @@ static uint64_t stacks(uint64_t each) {
 
 static uint64_t above(uint64_t value, uint64_t usual, uint64_t each) {
   uint64_t more = value > usual ? value - usual : 0;
-  return vc_granules(more > UINT64_MAX / each ? UINT64_MAX : more * each);
+  return vc_granules(vc_times(more, each));
 }
 
 /* What a limit's value takes, from what contexts have anyway. */

@@ -4,6 +4,7 @@
  * it really was the arbiter sees later, in NVML's figures.
  */
 #include "context_memory.h"
+#include "bytes.h"
 #include "connection.h"
 #include "memory_account.h"
 #include "module.h"

@@ -4,6 +4,7 @@
  * nodes allocate is reserved by the driver when the graph first runs and stays until it is trimmed:
  * it is taken from the cap before, and settled by the device's attribute after.
  */
+#include "bytes.h"
 #include "context_limit.h"
 #include "launch.h"
 #include "memory.h"
@@ -19,10 +20,6 @@ static struct vc_lock changing; /* while the driver changes an executable graph,
 static struct vc_lock trimming; /* while the driver trims, no graph begins to take its memory */
 
 /* ---- what a graph's nodes will take, its child graphs' too, however deep they lie ---- */
-
-static uint64_t plus(uint64_t a, uint64_t b) {
-  return a > UINT64_MAX - b ? UINT64_MAX : a + b;
-}
 
 struct graphs {
   CUgraph *list;
@@ -69,7 +66,7 @@ static uint64_t sum_of(CUgraph graph, struct graphs *children, bool *ok) {
   CUgraphNode *nodes = calloc(count, sizeof *nodes);
   *ok &= nodes != NULL;
   if (!nodes || VC_CALL(cuGraphGetNodes)(graph, nodes, &count) != CUDA_SUCCESS) count = 0;
-  for (size_t i = 0; i < count; i++) bytes = plus(bytes, bytes_of(nodes[i], children, ok));
+  for (size_t i = 0; i < count; i++) bytes = vc_plus(bytes, bytes_of(nodes[i], children, ok));
   free(nodes);
   return bytes;
 }
@@ -82,7 +79,7 @@ static bool sum_nodes(CUgraph graph, uint64_t *bytes) {
   *bytes = 0;
   while (ok && left.count) {
     CUgraph one = left.list[--left.count];
-    *bytes = plus(*bytes, sum_of(one, &left, &ok));
+    *bytes = vc_plus(*bytes, sum_of(one, &left, &ok));
   }
   free(left.list);
   return ok;
@@ -258,7 +255,7 @@ static struct change begin_change(CUgraphExec exec, CUgraphNode node, uint64_t b
   if (bytes) c.before = raise_part(exec, node, bytes);
   if (bytes <= c.before) return c;
   struct vc_item all = c.all;
-  all.bytes = plus(all.bytes, bytes - c.before);
+  all.bytes = vc_plus(all.bytes, bytes - c.before);
   all.extra = UINT32_MAX;
   vc_table_set(all);
   return c;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plain, pitched and managed memory, arrays, pinned memory, and what the driver says there is. */
 #include "memory.h"
+#include "bytes.h"
 #include "memory_account.h"
 #include "pool.h"
 #include "connection.h"
@@ -55,44 +56,40 @@ VC_HOOK CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
 }
 
 VC_HOOK CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
-  if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult r = VC_CALL(cuMemAlloc_v2)(out, bytes);
-  return vc_memory_end(r, VC_PLAIN, r == CUDA_SUCCESS ? *out : 0, bytes);
+  VC_TAKING(VC_PLAIN, *out, bytes, VC_CALL(cuMemAlloc_v2)(out, bytes));
 }
 
 VC_HOOK CUresult cuMemAlloc(CUdeviceptr_v1 *out, unsigned bytes) {
-  if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult r = VC_CALL(cuMemAlloc)(out, bytes);
-  return vc_memory_end(r, VC_PLAIN, r == CUDA_SUCCESS ? *out : 0, bytes);
+  VC_TAKING(VC_PLAIN, *out, bytes, VC_CALL(cuMemAlloc)(out, bytes));
 }
 
 VC_HOOK CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags) {
-  if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult r = VC_CALL(cuMemAllocManaged)(out, bytes, flags);
-  return vc_memory_end(r, VC_PLAIN, r == CUDA_SUCCESS ? *out : 0, bytes);
+  VC_TAKING(VC_PLAIN, *out, bytes, VC_CALL(cuMemAllocManaged)(out, bytes, flags));
 }
 
 /* The driver chooses the pitch: take what an alignment of 512 gives, then correct. */
 static uint64_t pitched(uint64_t width, uint64_t height) {
-  uint64_t pitch = (width + 511) / 512 * 512;
-  return height && pitch > UINT64_MAX / height ? UINT64_MAX : pitch * height;
+  return vc_times(vc_whole(width, 512), height);
+}
+
+static CUresult pitch_end(CUresult r, CUdeviceptr address, uint64_t bytes, uint64_t all) {
+  if (r == CUDA_SUCCESS && all > bytes) {
+    bool fits = vc_memory_begin(all);
+    vc_give(bytes, current());
+    if (!fits) {
+      VC_CALL(cuMemFree_v2)(address);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    bytes = all;
+  }
+  return vc_memory_end(r, VC_PLAIN, address, bytes);
 }
 
 VC_HOOK CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element) {
   uint64_t bytes = pitched(width, height);
   if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuMemAllocPitch_v2)(out, pitch, width, height, element);
-  if (r == CUDA_SUCCESS && pitch && *pitch * height > bytes) {
-    uint64_t all = *pitch * height;
-    if (!vc_memory_begin(all)) {
-      VC_CALL(cuMemFree_v2)(*out);
-      vc_give(bytes, current());
-      return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    vc_give(bytes, current());
-    bytes = all;
-  }
-  return vc_memory_end(r, VC_PLAIN, r == CUDA_SUCCESS ? *out : 0, bytes);
+  return r == CUDA_SUCCESS ? pitch_end(r, *out, bytes, *pitch * height) : pitch_end(r, 0, bytes, 0);
 }
 
 VC_HOOK CUresult cuMemAllocPitch(CUdeviceptr_v1 *out, unsigned *pitch, unsigned width, unsigned height,
@@ -100,7 +97,7 @@ VC_HOOK CUresult cuMemAllocPitch(CUdeviceptr_v1 *out, unsigned *pitch, unsigned 
   uint64_t bytes = pitched(width, height);
   if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuMemAllocPitch)(out, pitch, width, height, element);
-  return vc_memory_end(r, VC_PLAIN, r == CUDA_SUCCESS ? *out : 0, bytes);
+  return r == CUDA_SUCCESS ? pitch_end(r, *out, bytes, (uint64_t)*pitch * height) : pitch_end(r, 0, bytes, 0);
 }
 
 /* The entry goes first: once freed, the address can be another thread's at once. */
@@ -125,8 +122,8 @@ VC_HOOK CUresult cuMemFree(CUdeviceptr_v1 address) {
 
 /* ---- pinned memory: on the device only if device and host share their memory ---- */
 
-static CUresult host_end(CUresult r, bool counts, void *p, uint64_t bytes) {
-  return counts ? vc_memory_end(r, VC_HOST, (uint64_t)(uintptr_t)p, bytes) : r;
+static uint64_t counted(uint64_t bytes) {
+  return vc_host_counts() ? bytes : 0;
 }
 
 /* The entry goes first, as with other memory. */
@@ -139,37 +136,24 @@ static CUresult host_free(CUresult (*real)(void *), void *p) {
 }
 
 VC_HOOK CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags) {
-  bool counts = vc_host_counts();
-  if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult r = VC_CALL(cuMemHostAlloc)(out, bytes, flags);
-  return host_end(r, counts, r == CUDA_SUCCESS ? *out : NULL, bytes);
+  VC_TAKING(VC_HOST, *out, counted(bytes), VC_CALL(cuMemHostAlloc)(out, bytes, flags));
 }
 
 VC_HOOK CUresult cuMemAllocHost_v2(void **out, size_t bytes) {
-  bool counts = vc_host_counts();
-  if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult r = VC_CALL(cuMemAllocHost_v2)(out, bytes);
-  return host_end(r, counts, r == CUDA_SUCCESS ? *out : NULL, bytes);
+  VC_TAKING(VC_HOST, *out, counted(bytes), VC_CALL(cuMemAllocHost_v2)(out, bytes));
 }
 
 VC_HOOK CUresult cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags) {
-  bool counts = vc_host_counts();
-  if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  return host_end(VC_CALL(cuMemHostRegister_v2)(p, bytes, flags), counts, p, bytes);
+  VC_TAKING(VC_HOST, p, counted(bytes), VC_CALL(cuMemHostRegister_v2)(p, bytes, flags));
 }
 
 /* The versions of CUDA 2 and 4. */
 VC_HOOK CUresult cuMemAllocHost(void **out, unsigned bytes) {
-  bool counts = vc_host_counts();
-  if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult r = VC_CALL(cuMemAllocHost)(out, bytes);
-  return host_end(r, counts, r == CUDA_SUCCESS ? *out : NULL, bytes);
+  VC_TAKING(VC_HOST, *out, counted(bytes), VC_CALL(cuMemAllocHost)(out, bytes));
 }
 
 VC_HOOK CUresult cuMemHostRegister(void *p, size_t bytes, unsigned flags) {
-  bool counts = vc_host_counts();
-  if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  return host_end(VC_CALL(cuMemHostRegister)(p, bytes, flags), counts, p, bytes);
+  VC_TAKING(VC_HOST, p, counted(bytes), VC_CALL(cuMemHostRegister)(p, bytes, flags));
 }
 
 VC_HOOK CUresult cuMemFreeHost(void *p) {

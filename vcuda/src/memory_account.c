@@ -7,6 +7,7 @@
  * and clearing that slot releases everything at once. A single total could be repaired only by guess.
  */
 #include "memory_account.h"
+#include "bytes.h"
 #include "connection.h"
 
 #include <sched.h>
@@ -29,10 +30,6 @@ struct sum {
   uint64_t charged, pending;
 };
 
-static uint64_t plus(uint64_t a, uint64_t b) {
-  return a > UINT64_MAX - b ? UINT64_MAX : a + b;
-}
-
 /* The tenant can write anything into the page, but a process knows its own bytes: it leaves out its own slot. */
 static struct sum add_up(const struct vc_slot *but) {
   struct vc_usage *usage = vc_seat.usage;
@@ -42,8 +39,8 @@ static struct sum add_up(const struct vc_slot *but) {
   for (uint32_t i = 0; i < high; i++) {
     if (&usage->slot[i] == but) continue;
     /* Pending first: a reservation moves from pending to charged, never back. */
-    s.pending = plus(s.pending, atomic_load(&usage->slot[i].pending));
-    s.charged = plus(s.charged, atomic_load(&usage->slot[i].charged));
+    s.pending = vc_plus(s.pending, atomic_load(&usage->slot[i].pending));
+    s.charged = vc_plus(s.charged, atomic_load(&usage->slot[i].charged));
   }
   return s;
 }
@@ -74,13 +71,13 @@ static int try_reserve(struct vc_slot *slot, uint64_t bytes) {
   show_mine(slot);
   atomic_fetch_add(&slot->pending, bytes);
   struct sum s = add_up(slot);
-  s.charged = plus(s.charged, mine);
-  s.pending = plus(s.pending, bytes);
-  int verdict = plus(s.charged, s.pending) <= cap ? 1 : plus(s.charged, bytes) > cap ? 0 : -1;
+  s.charged = vc_plus(s.charged, mine);
+  s.pending = vc_plus(s.pending, bytes);
+  int verdict = vc_plus(s.charged, s.pending) <= cap ? 1 : vc_plus(s.charged, bytes) > cap ? 0 : -1;
   if (verdict == 1) {
     atomic_fetch_add(&slot->charged, bytes);
     mine += bytes;
-    note_peak(plus(s.charged, bytes));
+    note_peak(vc_plus(s.charged, bytes));
   }
   atomic_fetch_sub(&slot->pending, bytes);
   return verdict;
@@ -148,7 +145,7 @@ void vc_book(uint64_t bytes) {
 /* What a small request takes: it lies in one granule, beside as many others of its size as fit there with it. */
 static uint64_t share(uint64_t bytes) {
   if (!bytes) return 0;
-  uint64_t fit = VC_GRANULE / ((bytes + 511) / 512 * 512);
+  uint64_t fit = VC_GRANULE / vc_whole(bytes, 512);
   return (VC_GRANULE + fit - 1) / fit;
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "meter.h"
+#include "bytes.h"
 #include "memory_account.h"
 
 #include <sched.h>
@@ -8,14 +9,10 @@
 #define YIELDS 100
 #define ROUNDS 200
 
-static uint64_t sum(uint64_t a, uint64_t b) {
-  return a > UINT64_MAX - b ? UINT64_MAX : a + b;
-}
-
 /* How much the driver can have reserved when all requests under way have been granted, and one more.
  * One that has just been granted may be in the reading too: this is too much rather than too little. */
 static uint64_t most(const struct vc_meter *m, struct vc_reading r, uint64_t bytes) {
-  uint64_t needed = vc_granules(sum(sum(r.used, m->pending), bytes));
+  uint64_t needed = vc_granules(vc_plus(vc_plus(r.used, m->pending), bytes));
   return needed > r.reserved ? needed : r.reserved;
 }
 
@@ -43,7 +40,7 @@ static int try_begin(struct vc_meter *m, uint64_t bytes, vc_read *read, void *of
     bool fresh = turn == atomic_load(&m->turn) && !r.failed;
     if (fresh) apply(m, r);
     /* Without a reading that counts, nothing is known to be free. */
-    uint64_t wanted = fresh ? most(m, r, bytes) : sum(m->charged, vc_granules(bytes));
+    uint64_t wanted = fresh ? most(m, r, bytes) : vc_plus(m->charged, vc_granules(bytes));
     uint64_t growth = wanted > m->charged ? wanted - m->charged : 0;
     bool last = fresh || i == TRIES, ok = last && vc_reserve_now(growth);
     int verdict = ok ? 1 : !fresh || m->pending || m->held > 1 ? -1 : 0;

@@ -5,6 +5,7 @@
  * used there.
  */
 #include "module.h"
+#include "bytes.h"
 #include "connection.h"
 #include "context_limit.h"
 #include "memory.h"
@@ -15,14 +16,8 @@
 
 /* ---- modules: of the context that is current ---- */
 
-static CUresult module_end(CUresult r, void *handle, uint64_t bytes) {
-  return bytes ? vc_memory_end(r, VC_MODULE, (uint64_t)(uintptr_t)handle, bytes) : r;
-}
-
-static CUresult load(CUmodule *out, const void *image, uint64_t bytes, CUresult (*real)(CUmodule *, const void *)) {
-  if (bytes && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult r = real(out, image);
-  return module_end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
+static CUresult load(CUmodule *out, const void *image, uint64_t bytes) {
+  VC_TAKING(VC_MODULE, *out, bytes, VC_CALL(cuModuleLoadData)(out, image));
 }
 
 /* The driver gets what we have read: the file may be replaced meanwhile. */
@@ -30,21 +25,18 @@ VC_HOOK CUresult cuModuleLoad(CUmodule *out, const char *path) {
   uint64_t bytes;
   void *image = vc_image_read(path, &bytes);
   if (!image) return path ? CUDA_ERROR_FILE_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
-  CUresult r = load(out, image, bytes, VC_REAL(cuModuleLoadData));
+  CUresult r = load(out, image, bytes);
   free(image);
   return r;
 }
 VC_HOOK CUresult cuModuleLoadData(CUmodule *out, const void *image) {
-  return load(out, image, vc_image_globals(image), VC_REAL(cuModuleLoadData));
+  return load(out, image, vc_image_globals(image));
 }
 VC_HOOK CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned n, CUjit_option *o, void **v) {
-  uint64_t bytes = vc_image_globals(image);
-  if (bytes && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult r = VC_CALL(cuModuleLoadDataEx)(out, image, n, o, v);
-  return module_end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
+  VC_TAKING(VC_MODULE, *out, vc_image_globals(image), VC_CALL(cuModuleLoadDataEx)(out, image, n, o, v));
 }
 VC_HOOK CUresult cuModuleLoadFatBinary(CUmodule *out, const void *image) {
-  return load(out, image, vc_image_globals(image), VC_REAL(cuModuleLoadFatBinary));
+  VC_TAKING(VC_MODULE, *out, vc_image_globals(image), VC_CALL(cuModuleLoadFatBinary)(out, image));
 }
 VC_HOOK CUresult cuModuleUnload(CUmodule module) {
   struct vc_item item;

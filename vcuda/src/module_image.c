@@ -5,10 +5,11 @@
  * and the driver reads them the same way. What is compressed in a fat binary is not looked into.
  */
 #include "module_image.h"
-#include "os.h"
+#include "bytes.h"
 
 #include <elf.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -17,17 +18,9 @@
 #define FATBIN 0xba55ed50u
 #define ALIGNED 512u
 
-static uint64_t plus(uint64_t a, uint64_t b) {
-  return a > UINT64_MAX - b ? UINT64_MAX : a + b;
-}
-
 static uint64_t add(uint64_t sum, uint64_t bytes, uint64_t align) {
   if (align < ALIGNED) align = ALIGNED;
-  return plus(sum, bytes > UINT64_MAX - align ? UINT64_MAX : (bytes + align - 1) / align * align);
-}
-
-static uint64_t times(uint64_t a, uint64_t b) {
-  return b && a > UINT64_MAX / b ? UINT64_MAX : a * b;
+  return vc_plus(sum, vc_whole(bytes, align));
 }
 
 /* ---- PTX ---- */
@@ -78,7 +71,7 @@ static struct value literal(const char **at) {
     base = kind == 'x' ? 16 : kind == 'b' ? 2 : 8;
     *at += base == 8 ? 1 : 2;
   }
-  for (; digit(**at) < (int)base; ++*at) v.n = plus(times(v.n, base), (uint64_t)digit(**at));
+  for (; digit(**at) < (int)base; ++*at) v.n = vc_plus(vc_times(v.n, base), (uint64_t)digit(**at));
   v.u = **at == 'U' || v.n > INT64_MAX;
   if (**at == 'U') ++*at;
   return v;
@@ -228,13 +221,13 @@ static uint64_t declared(const char **from) {
       at = skip(at);
       open |= *at == ']';
       uint64_t n = *at == ']' ? 1 : expression(&at, 16).n;
-      count = times(count, n ? n : 1);
+      count = vc_times(count, n ? n : 1);
     } else if (c == '=') {
       uint64_t first, n = values(&at, &first);
-      if (open) count = times(count, first);
+      if (open) count = vc_times(count, first);
       if (n > count) count = n;
     } else if (c == ',') {
-      sum = add(sum, times(times(element, vector), count), align);
+      sum = add(sum, vc_times(vc_times(element, vector), count), align);
       count = 1;
       open = false;
     } else if (c == '.' && !strncmp(at, "align", 5)) {
@@ -249,7 +242,7 @@ static uint64_t declared(const char **from) {
     }
   }
   *from = at;
-  return add(sum, times(times(element, vector), count), align);
+  return add(sum, vc_times(vc_times(element, vector), count), align);
 }
 
 /* ".global" begins a declaration, unless it is part of an instruction or of a parameter's address space. */
@@ -264,7 +257,7 @@ static uint64_t in_text(const char *text) {
   for (const char *at = skip(text); *at;) {
     if (declares(at, before, pointer)) {
       at += strlen(".global");
-      sum = plus(sum, declared(&at));
+      sum = vc_plus(sum, declared(&at));
     }
     if (!*at) break;
     if (*at == '.') pointer = !strncmp(at, ".ptr", 4) && !wordy(at[4]);
@@ -285,7 +278,7 @@ static bool named(const char *name, const char *prefix) {
 
 /* Do `count` things of `each` bytes lie at this offset? */
 static bool inside(uint64_t offset, uint64_t count, uint64_t each, uint64_t size) {
-  return offset <= size && times(count, each) <= size - offset;
+  return offset <= size && vc_times(count, each) <= size - offset;
 }
 
 /* The name ends with the section of names, which ends with a zero. */

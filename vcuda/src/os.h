@@ -41,10 +41,4 @@ void vc_lock(struct vc_lock *lock);
 bool vc_lock_try(struct vc_lock *lock);
 void vc_unlock(struct vc_lock *lock);
 
-/* Round up to the granules of device memory. */
-static inline uint64_t vc_granules(uint64_t bytes) {
-  return bytes > UINT64_MAX - VC_GRANULE ? UINT64_MAX
-                                         : (bytes + VC_GRANULE - 1) / VC_GRANULE * VC_GRANULE;
-}
-
 #endif

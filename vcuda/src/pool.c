@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "pool.h"
 #include "memory_account.h"
+#include "bytes.h"
 #include "connection.h"
 #include "device.h"
 #include "meter.h"
@@ -188,10 +189,6 @@ void vc_pools_reset(void) {
   atomic_store(&freed_guard.word, 0);
 }
 
-static uint64_t rounded(uint64_t bytes) {
-  return bytes > UINT64_MAX - 511 ? UINT64_MAX : (bytes + 511) / 512 * 512;
-}
-
 static CUresult allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, CUstream stream,
                          alloc_from_t *real) {
   if (!vc_seat_ready()) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -200,7 +197,7 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, CU
   if (!p || bytes > vc_cap()) return CUDA_ERROR_OUT_OF_MEMORY;
   if (p->doomed) return CUDA_ERROR_INVALID_VALUE;
   if (p->on_host) return real(out, bytes, handle, stream);
-  uint64_t request = rounded(bytes);
+  uint64_t request = vc_whole(bytes, 512);
   bool ok = vc_meter_begin(&p->meter, request, look, p);
   if (!ok) {
     vc_pools_settle();

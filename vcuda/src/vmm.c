@@ -5,6 +5,7 @@
  * one thread releases could be mapped by another one just before, or be another allocation's just after.
  */
 #include "memory_account.h"
+#include "bytes.h"
 #include "connection.h"
 #include "device.h"
 #include "memory.h"
