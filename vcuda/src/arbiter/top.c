@@ -20,12 +20,14 @@ struct row {
 static struct row before[SEATS];
 static int before_count;
 
-/* The answer is our own arbiter's: its seats are flat objects, one after the other. */
+/* The answer is our own arbiter's: its seats and findings are flat objects, one after the other. If one has more than
+ * fits, such as a long control group, the fields before are read. */
 static const char *next_object(const char *at, struct ar_object *out) {
   const char *why, *open = strchr(at, '{'), *close = open ? strchr(open, '}') : NULL;
   const char *end = strchr(at, ']');
   if (!close || (end && end < open)) return NULL;
-  return ar_json_parse(open, (size_t)(close - open) + 1, out, &why) ? close + 1 : NULL;
+  ar_json_parse(open, (size_t)(close - open) + 1, out, &why);
+  return close + 1;
 }
 
 static int64_t number(const struct ar_object *o, const char *name) {
@@ -69,8 +71,8 @@ static void show(const char *answer) {
   before_count = count;
   at = strstr(answer, "\"audit\":[");
   for (at = at ? at + 8 : NULL; at && (at = next_object(at, &o));)
-    printf("no limiter: process %d on GPU %d, seat %s\n", (int)number(&o, "pid"),
-           (int)number(&o, "gpu"), *text(&o, "seat") ? text(&o, "seat") : "unknown");
+    printf("process %d uses GPU %d %s, seat %s\n", (int)number(&o, "pid"), (int)number(&o, "gpu"), text(&o, "how"),
+           *text(&o, "seat") ? text(&o, "seat") : "unknown");
 }
 
 int ar_top(const struct ar_options *o) {

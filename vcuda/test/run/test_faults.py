@@ -567,6 +567,9 @@ def audit_memory() -> None:
         found = named(node)[0]
         check((found["gpu"], found["seat"], found["memory"]) == (1, "sly", 1400 << 20), str(found))
         check("beyond its seat's memory: seat sly" in node.logged(), "the log does not say so")
+        top = [str(BUILD / "arbiter"), "top", "--once", "--dir", str(node.dir)]
+        shown = subprocess.run(top, check=False, capture_output=True, text=True).stdout
+        check("uses GPU 1 beyond its seat's memory, seat sly" in shown, shown)
 
 
 @case("audit: a process that sits in a seat and launches past the limiter is named")
