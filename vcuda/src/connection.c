@@ -47,7 +47,8 @@ __attribute__((constructor)) static void read_environment(void) {
   if (path && strlen(path) < sizeof from_environment) strcpy(from_environment, path);
 }
 
-bool vc_seat_path(char *path, unsigned long size) {
+/* False if this process belongs to no seat. */
+static bool find_socket(char *path, size_t size) {
   const char *chosen = access(MOUNTED, F_OK) == 0 ? MOUNTED : from_environment;
   if (!*chosen || strlen(chosen) >= size) return false;
   strcpy(path, chosen);
@@ -65,7 +66,7 @@ static bool trusted(int fd, const char *path) {
 
 static int dial(void) {
   struct sockaddr_un to = {.sun_family = AF_UNIX};
-  if (!vc_seat_path(to.sun_path, sizeof to.sun_path)) return -1;
+  if (!find_socket(to.sun_path, sizeof to.sun_path)) return -1;
   int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return -1;
   if (connect(fd, (struct sockaddr *)&to, sizeof to) == 0 && trusted(fd, to.sun_path)) return fd;
@@ -182,7 +183,7 @@ void vc_seat_forked(void) {
 static bool first_connect(void) {
   uint64_t now = vc_machine_now(), until = now + (waited ? 0 : FIRST_WAIT_NS), pause = FIRST_PAUSE_NS;
   char path[sizeof from_environment];
-  if (now < next_try || !vc_seat_path(path, sizeof path)) return false;
+  if (now < next_try || !find_socket(path, sizeof path)) return false;
   while (!connect_now()) {
     now = vc_machine_now();
     next_try = now + TEND_NS;

@@ -44,7 +44,5 @@ bool vc_seat_stale(uint64_t now);
 void vc_seat_tend(void);
 /* Wake the arbiter's thread for this GPU. */
 void vc_seat_ring(void);
-/* Fill the socket address's path; false if this process belongs to no seat. */
-bool vc_seat_path(char *path, unsigned long size);
 
 #endif

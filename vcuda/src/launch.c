@@ -58,11 +58,6 @@ static uint64_t ask_at(const struct vc_stream *s, uint64_t since, uint64_t now) 
   return end > now && end < at ? end + 1 : at;
 }
 
-/* The same for other threads' work, about which they ask themselves. */
-static uint64_t ask_others_at(uint64_t since, uint64_t now) {
-  return now + nap(since, now, POLL_OTHERS_NS);
-}
-
 struct watch {
   uint64_t since, now, until;
   bool landed;
@@ -153,7 +148,7 @@ static bool wait_room(struct vc_stream *s, const void *key, struct wait *w) {
   if (has_room(s, key, w) == ROOM) return true;
   uint64_t now = vc_now();
   if (!w->since) w->since = now;
-  uint64_t until = watch(w->since, now, ask_others_at(w->since, now));
+  uint64_t until = watch(w->since, now, now + nap(w->since, now, POLL_OTHERS_NS));
   enum room room = has_room(s, key, w);
   if (room == ROOM) return true;
   if (room == NOT_YET)

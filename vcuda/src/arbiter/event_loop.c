@@ -18,7 +18,6 @@
 
 #define BACKLOG 128
 #define TICK_MS 50
-#define TICKS 5
 
 /* By descriptor. The serial tells an event of a watch that is gone from one of its successor. */
 struct watch {
@@ -31,8 +30,6 @@ static int poller = -1, stop_fd = -1, spare_fd = -1;
 static struct watch *watches;
 static unsigned room;
 static uint32_t serial;
-static void (*ticks[TICKS])(uint64_t);
-static int tick_count;
 
 static bool make_room(int fd) {
   unsigned want = room ? room : 256;
@@ -68,12 +65,6 @@ void ar_loop_unwatch(int fd) {
   if (fd < 0 || (unsigned)fd >= room || !watches[fd].ready) return;
   epoll_ctl(poller, EPOLL_CTL_DEL, fd, NULL);
   watches[fd] = (struct watch){0};
-}
-
-bool ar_loop_every(void (*tick)(uint64_t now)) {
-  if (tick_count == TICKS) return false;
-  ticks[tick_count++] = tick;
-  return true;
 }
 
 /* A spare descriptor is released for the moment that it takes to turn a client away: a listening
@@ -141,7 +132,7 @@ static void work(const struct epoll_event *event) {
   if (w.ready) w.ready(w.owner, (int)fd, event->events & EPOLLOUT);
 }
 
-void ar_loop_run(bool (*busy)(void), int idle_exit) {
+void ar_loop_run(void (*tick)(uint64_t now), bool (*busy)(void), int idle_exit) {
   struct epoll_event events[64];
   uint64_t busy_at = vc_machine_now(), ticked = 0;
   for (;;) {
@@ -152,7 +143,7 @@ void ar_loop_run(bool (*busy)(void), int idle_exit) {
     }
     uint64_t now = vc_machine_now();
     if (now - ticked > TICK_MS * VC_MS / 2) {
-      for (int i = 0; i < tick_count; i++) ticks[i](now);
+      tick(now);
       ticked = now;
     }
     if (busy()) busy_at = now;

@@ -16,8 +16,6 @@ bool ar_loop_watch(int fd, ar_ready *ready, void *owner);
 void ar_loop_want(int fd, bool writable);
 /* Stop that, before the descriptor is closed. */
 void ar_loop_unwatch(int fd);
-/* Call `tick` about every 50 ms, in the order of registration; false if there are too many. */
-bool ar_loop_every(void (*tick)(uint64_t now));
 
 /* Accept a connection (close-on-exec, non-blocking); -1 if there is none. If descriptors have run out, disconnect the
  * caller at once, so that it does not keep the loop busy. */
@@ -28,8 +26,8 @@ int ar_loop_listen(const char *path, int type, mode_t mode, const char **why);
 unsigned ar_loop_descriptors(void);
 
 bool ar_loop_start(const char **why);
-/* Run until stopped, or until `busy` has been false for so many seconds (0: never). */
-void ar_loop_run(bool (*busy)(void), int idle_exit);
+/* Run until stopped, or until `busy` has been false for so many seconds (0: never); call `tick` about every 50 ms. */
+void ar_loop_run(void (*tick)(uint64_t now), bool (*busy)(void), int idle_exit);
 void ar_loop_stop(void);
 
 #endif

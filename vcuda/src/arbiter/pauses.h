@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How long the in-budget work of a GPU pauses, learned from its last pauses. */
+/* How long a seat pauses, or the in-budget work of a GPU, learned from the last pauses. */
 #ifndef AR_PAUSES_H
 #define AR_PAUSES_H
 
@@ -11,7 +11,7 @@
 struct ar_pauses {
   uint64_t length[AR_PAUSES];
   unsigned next;
-  uint64_t since; /* when in-budget work was last seen; 0: never */
+  uint64_t since; /* when there was work last; 0: never */
   bool paused;
 };
 

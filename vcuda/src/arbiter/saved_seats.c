@@ -115,7 +115,7 @@ bool ar_state_read(const struct ar_object *object, struct ar_config *config, con
   return true;
 }
 
-void ar_state_write(const struct ar_config *c, struct ar_text *out) {
+static void write_config(const struct ar_config *c, struct ar_text *out) {
   ar_text_add(out, "{\"seat\":");
   ar_text_quote(out, c->name);
   ar_text_add(out,
@@ -134,7 +134,7 @@ bool ar_state_save(const struct ar_config *config) {
   struct ar_text text = {0};
   if (!ar_path(path, "state/%s.json", config->name) || !ar_path(part, "state/.%s", config->name))
     return false;
-  ar_state_write(config, &text);
+  write_config(config, &text);
   int fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   bool ok = fd >= 0 && text.data && write(fd, text.data, text.length) == (ssize_t)text.length;
   if (fd >= 0) close(fd);
@@ -180,26 +180,18 @@ static bool load(const char *file, struct ar_config *config) {
          ar_state_read(&object, config, &why);
 }
 
-void ar_state_each(void (*visit)(const struct ar_config *)) {
+int ar_state_each(void (*visit)(const struct ar_config *)) {
   char path[AR_PATH];
+  int count = 0;
   DIR *dir = ar_path(path, "state") ? opendir(path) : NULL;
   for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
     struct ar_config config;
     size_t n = strlen(e->d_name);
     if (*e->d_name == '.' || n < 6 || strcmp(e->d_name + n - 5, ".json")) continue;
-    if (load(e->d_name, &config)) visit(&config);
+    if (!load(e->d_name, &config)) continue;
+    count++;
+    if (visit) visit(&config);
   }
   if (dir) closedir(dir);
-}
-
-static bool found;
-static void note(const struct ar_config *config) {
-  (void)config;
-  found = true;
-}
-
-bool ar_state_any(void) {
-  found = false;
-  ar_state_each(note);
-  return found;
+  return count;
 }

@@ -31,14 +31,13 @@ bool ar_path(char out[AR_PATH], const char *format, ...);
 
 /* Fill a configuration from the fields of a request; unknown fields are an error. */
 bool ar_state_read(const struct ar_object *object, struct ar_config *config, const char **why);
-void ar_state_write(const struct ar_config *config, struct ar_text *out);
 bool ar_state_save(const struct ar_config *config);
 void ar_state_forget(const char *name);
 /* Keep what is known of a seat's processes, as bytes; false if it cannot be written. */
 bool ar_state_keep(const char *name, const void *data, size_t size);
 /* Read what was kept, and return how many bytes. */
 size_t ar_state_kept(const char *name, void *out, size_t size);
-void ar_state_each(void (*visit)(const struct ar_config *));
-bool ar_state_any(void);
+/* Visit (unless it is NULL) all that were kept, and return how many there are. */
+int ar_state_each(void (*visit)(const struct ar_config *));
 
 #endif

@@ -35,20 +35,27 @@ static bool only_one(void) {
 static void fake_world(void) {
   char path[AR_PATH];
   if (!ar_path(path, "world")) return;
-  if (!ar_state_any()) unlink(path);
+  if (!ar_state_each(NULL)) unlink(path);
   setenv("SLICEKEEPER_FAKE_WORLD", path, 0);
 }
 
 /* The folder may be emptied while we serve: without its sockets no seat can be changed or taken. Processes that have a
  * seat by then do not need the folder. */
-static void folder_tick(uint64_t now) {
+static void look_after_folder(void) {
   char path[AR_PATH];
   const char *why;
-  (void)now;
   if (!ar_path(path, "control.sock") || access(path, F_OK) == 0) return;
   if (!ar_folder_make() || !only_one() || !ar_control_open(&why)) return;
   ar_seat_put_back();
   fprintf(stderr, "arbiter: the folder was emptied, and is filled again\n");
+}
+
+static void tick(uint64_t now) {
+  look_after_folder();
+  ar_seat_tick(now);
+  ar_seat_socket_tick(now);
+  ar_control_tick(now);
+  ar_unlimited_tick(now);
 }
 
 static void *wait_for_signal(void *set) {
@@ -93,14 +100,9 @@ int ar_serve(const struct ar_options *o) {
   if (!ar_loop_start(&why)) return fail(why);
   ar_seat_restore(ar_seat_socket_open);
   if (!ar_control_open(&why)) return fail(why);
-  ar_loop_every(folder_tick);
-  ar_loop_every(ar_seat_tick);
-  ar_loop_every(ar_seat_socket_tick);
-  ar_loop_every(ar_control_tick);
-  ar_loop_every(ar_unlimited_tick);
   if (pthread_create(&waiter, NULL, wait_for_signal, &set)) return fail("no thread for signals");
   pthread_detach(waiter);
-  ar_loop_run(busy, o->idle_exit);
+  ar_loop_run(tick, busy, o->idle_exit);
   for (int i = 0; i < ar_gpu_count; i++) ar_gpu_stop(&ar_gpus[i]);
   ar_seat_keep_all();
   return 0;

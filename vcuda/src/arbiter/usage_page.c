@@ -69,7 +69,6 @@ struct ar_totals ar_usage_totals(struct ar_seat *s) {
     t.waited += ar_usage_believable(atomic_load(&slot->waited_ns));
     t.launches += ar_usage_believable(atomic_load(&slot->launches));
     t.memory += ar_usage_believable(atomic_load(&slot->charged));
-    t.exported += ar_usage_believable(atomic_load(&slot->exported));
   }
   return t;
 }

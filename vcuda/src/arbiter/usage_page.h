@@ -17,7 +17,7 @@ void ar_usage_leave(struct vc_usage *usage, const struct vc_slot *slot, uint64_t
 struct ar_totals {
   uint64_t busy, waited; /* nanoseconds */
   uint64_t launches;
-  uint64_t memory, peak, exported; /* bytes */
+  uint64_t memory, peak; /* bytes */
   int processes;
 };
 /* Sum up the processes; time and launches include those of processes that have left. */
