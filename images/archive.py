@@ -10,21 +10,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
-from typing import Any
 
 from images import layers
 from images.oci import Image
+from images.recipes import RECIPES, ROOT, packages_of_others
 from slicekeeper.config.settings import Images
 
-ROOT = Path(__file__).resolve().parent.parent
 ENVIRON = {"PATH": "/usr/local/bin", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-
-
-def recipes() -> dict[str, dict[str, Any]]:
-    """Return the recipe of every image."""
-    return tomllib.loads((ROOT / "images/recipes.toml").read_text())
 
 
 def cache() -> Path:
@@ -48,20 +41,18 @@ def build_wheel(folder: Path) -> Path:
 
 def images(wheel: Path, parts: list[str], named: Images) -> list[Image]:
     """Return the images of the named parts; layers that are not cached are built."""
-    known = recipes()
-    every = {package for recipe in known.values() for package in recipe["packages"]} | {"simulator"}
     runtime = layers.runtime(cache())
     made = [
         Image(
             named.of(part),
             (
                 runtime,
-                layers.dependencies(cache(), wheel, known[part]["extras"], ROOT / "constraints.txt"),
-                *([layers.programs(cache(), wanted)] if (wanted := known[part].get("programs")) else []),
-                layers.part(cache(), wheel, known[part]["packages"], every),
+                layers.dependencies(cache(), wheel, RECIPES[part]["extras"], ROOT / "constraints.txt"),
+                *([layers.programs(cache(), wanted)] if (wanted := RECIPES[part].get("programs")) else []),
+                layers.part(cache(), wheel, RECIPES[part]["packages"], packages_of_others(part)),
             ),
             ("/usr/local/bin/slicekeeper",),
-            f"{known[part]['user']}:{known[part]['user']}",
+            f"{RECIPES[part]['user']}:{RECIPES[part]['user']}",
             ENVIRON,
         )
         for part in parts

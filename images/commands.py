@@ -13,6 +13,7 @@ import yaml
 
 from images import archive
 from images.oci import digests, write_archive
+from images.recipes import RECIPES
 from slicekeeper.config.settings import Images
 from slicekeeper.config.yaml_file import convert
 
@@ -30,7 +31,7 @@ def images() -> None:
 @click.option(
     "--sbom", type=click.Path(path_type=Path, file_okay=False), help="Folder for the lists of contents (CycloneDX)."
 )
-@click.argument("parts", nargs=-1, type=click.Choice(list(archive.recipes())), metavar="[PART]...")
+@click.argument("parts", nargs=-1, type=click.Choice(list(RECIPES)), metavar="[PART]...")
 def build(registry: str, out: Path, sbom: Path | None, parts: tuple[str, ...]) -> None:
     """Write the images of all parts, or of those named, into one archive, and print the settings that name them.
 
@@ -39,7 +40,7 @@ def build(registry: str, out: Path, sbom: Path | None, parts: tuple[str, ...]) -
     """
     named = convert({"registry": registry}, Images, "--registry")
     with tempfile.TemporaryDirectory() as folder:
-        made = archive.images(archive.build_wheel(Path(folder)), list(parts or archive.recipes()), named)
+        made = archive.images(archive.build_wheel(Path(folder)), list(parts or RECIPES), named)
         write_archive(out, made)
     found = digests(out)
     if sbom is not None:

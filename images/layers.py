@@ -27,6 +27,7 @@ from packaging.requirements import Requirement
 
 from images import programs as native
 from images.oci import write_layer
+from images.recipes import ROOT
 
 VERSION: Final = f"python{sys.version_info.major}.{sys.version_info.minor}"
 SITE: Final = f"usr/local/lib/{VERSION}/site-packages"
@@ -111,15 +112,15 @@ def dependencies(cache: Path, wheel: Path, extras: list[str], constraints: Path)
 
 def programs(cache: Path, wanted: list[str]) -> Path:
     """Return the layer with some of vcuda's programs, built by this machine's compiler."""
-    root = native.ROOT / "vcuda"
+    root = ROOT / "vcuda"
     sources = [root / "Makefile", *(f for name in ("include", "src", "test/fake") for f in (root / name).rglob("*.*"))]
     texts = [file.read_text() for file in sorted(sources) if file.suffix in ("", ".c", ".h", ".py", ".def")]
     key = _key("programs", Path(native.__file__).read_text(), *wanted, *texts)
     return _layer(cache, key, lambda tree: native.copy(wanted, tree))
 
 
-def part(cache: Path, wheel: Path, packages: list[str], every: set[str]) -> Path:
-    """Return the layer with the wheel's kernel and the named packages, without those of `every` other part."""
+def part(cache: Path, wheel: Path, packages: list[str], others: set[str]) -> Path:
+    """Return the layer with the wheel's kernel and the named packages, without those of other parts."""
     key = _key("part-" + "-".join(packages), sys.version, Path(__file__).read_text(), _content(wheel))
 
     def fill(tree: Path) -> None:
@@ -127,7 +128,7 @@ def part(cache: Path, wheel: Path, packages: list[str], every: set[str]) -> Path
         site.mkdir(parents=True)
         with zipfile.ZipFile(wheel) as content:
             content.extractall(site)
-        for other in every - set(packages):
+        for other in others:
             shutil.rmtree(site / other, ignore_errors=True)
         command = tree / "usr/local/bin/slicekeeper"
         command.parent.mkdir(parents=True)
@@ -214,10 +215,8 @@ def _compile(folder: Path) -> None:
 def _layer(cache: Path, key: str, fill: Callable[[Path], None], links: dict[str, str] | None = None) -> Path:
     file = cache / f"{key}.tar"
     if file.exists():
-        for used in (
-            file,
-            file.with_suffix(".sha256"),
-        ):  # in this order: a digest that is older than its layer is computed again
+        # In this order: a digest that is older than its layer is computed again.
+        for used in (file, file.with_suffix(".sha256")):
             if used.exists():
                 os.utime(used)
     else:

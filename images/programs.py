@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the C programs that a part's image carries: `python images/programs.py PART FOLDER`, for the Containerfile.
+"""Build the C programs that a part's image carries; for the Containerfile `python -m images.programs PART FOLDER`.
 
 They are in one folder, because the arbiter looks for the others beside itself.
 """
@@ -9,11 +9,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+from images.recipes import RECIPES, ROOT
+
 FOLDER: Final = "usr/local/slicekeeper/lib"
 
 
@@ -33,11 +33,10 @@ def copy(programs: list[str], tree: Path) -> None:
 def main() -> None:
     """Put the programs of one part below a folder, which is made if the part has none."""
     if len(sys.argv) != 3:
-        raise SystemExit("usage: programs.py PART FOLDER")
-    recipes = tomllib.loads((ROOT / "images/recipes.toml").read_text())
+        raise SystemExit("usage: python -m images.programs PART FOLDER")
     tree = Path(sys.argv[2])
     (tree / FOLDER).mkdir(parents=True, exist_ok=True)
-    copy(recipes[sys.argv[1]].get("programs", []), tree)
+    copy(RECIPES[sys.argv[1]].get("programs", []), tree)
 
 
 if __name__ == "__main__":

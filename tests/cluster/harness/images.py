@@ -13,6 +13,7 @@ from cluster.harness.programs import PAUSE_IMAGE
 
 from images import archive
 from images.oci import Image, write_archive, write_layer
+from images.recipes import RECIPES
 from slicekeeper.config.settings import Images
 
 SHELL_IMAGE = "slicekeeper.test/shell:1"
@@ -30,7 +31,7 @@ def make(file: Path, named: Images) -> None:
     """Write the archive with every image; layers that did not change are taken as they are."""
     kept = cache() / "images"
     with tempfile.TemporaryDirectory() as folder:
-        ours = archive.images(archive.build_wheel(Path(folder)), list(archive.recipes()), named)
+        ours = archive.images(archive.build_wheel(Path(folder)), list(RECIPES), named)
     write_archive(file, [*ours, *_busybox(kept), _kube_scheduler(kept)])
 
 
