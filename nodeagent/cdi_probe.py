@@ -27,6 +27,14 @@ from nodeagent.host_cdi import OLDEST_VERSION, own_files
 
 log = logging.getLogger(__name__)
 
+READ_SECONDS: Final = 5.0
+"""Longest wait for the container runtime to read a new specification."""
+UNWATCHED_SECONDS: Final = 5.0
+"""A runtime that has not opened the probe by then does not watch the folder: it is newer than the runtime."""
+UNWATCHED_READ_SECONDS: Final = 0.5
+"""Longest wait in that case. Such a runtime first reads the folder when a container requests a device, and then watches
+it. A container created during that reading may be too late for it."""
+
 _DEVICE: Final[dict[str, Any]] = {"name": "probe", "containerEdits": {"env": ["SLICEKEEPER_PROBE=1"]}}
 
 
@@ -74,10 +82,11 @@ class CdiProbe:
             elif self._since < written and not self._ignored:
                 self._unread.add(name)
 
-    def unread_for(self, seconds: float) -> bool:
-        """Whether it has been in the folder so long that a runtime which watches the folder would have opened it."""
+    def longest_wait(self) -> float:
+        """Return for how many seconds to wait until the runtime reads a new specification."""
         with self._lock:
-            return self._waits() and time.monotonic() - self._since > seconds
+            unwatched = self._waits() and time.monotonic() - self._since > UNWATCHED_SECONDS
+        return min(READ_SECONDS, UNWATCHED_READ_SECONDS) if unwatched else READ_SECONDS
 
     def created(self, name: str) -> None:
         """Note that the runtime has created the container that needs the specification `name`."""

@@ -17,18 +17,9 @@ import select
 import struct
 import threading
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 log = logging.getLogger(__name__)
-
-READ_SECONDS: Final = 5.0
-"""Longest wait for the container runtime to read a new spec."""
-UNWATCHED_SECONDS: Final = 5.0
-"""A runtime that has not opened the probe by then does not watch the folder: it is newer than the runtime."""
-UNWATCHED_READ_SECONDS: Final = 0.5
-"""Longest wait in that case. Such a runtime first reads the folder when a container requests a device, and then watches
-it. A container created during that reading may be too late for it."""
 
 _IN_OPEN: Final = 0x20
 _IN_Q_OVERFLOW: Final = 0x4000
@@ -41,11 +32,6 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 _LOOK_MS: Final = 1000
 """How soon the thread notices that nothing is watched any more, if another has taken in the event that says so."""
-
-
-def longest_wait(*, unwatched: bool) -> float:
-    """Return for how many seconds to wait; `unwatched` is whether the runtime seems not to watch the folder."""
-    return min(READ_SECONDS, UNWATCHED_READ_SECONDS) if unwatched else READ_SECONDS
 
 
 class Inotify:
@@ -119,14 +105,6 @@ class FirstRead:
         self._opened = False
         self._over = threading.Event()
         self._over.set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def watching(self) -> bool:

@@ -149,9 +149,6 @@ class SeatPlugin:
 
         methods = {
             "GetDevicePluginOptions": unary(plugin.Empty, lambda _request, _context: _options()),
-            "GetPreferredAllocation": unary(
-                plugin.PreferredAllocationRequest, lambda _request, _context: plugin.PreferredAllocationResponse()
-            ),
             "Allocate": unary(plugin.AllocateRequest, self._allocate),
             "PreStartContainer": unary(plugin.PreStartContainerRequest, self._pre_start),
             "ListAndWatch": grpc.unary_stream_rpc_method_handler(

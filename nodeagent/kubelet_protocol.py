@@ -7,6 +7,7 @@ code and a compiler out of the tree. The numbers are those of the Kubernetes pro
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, Final
 
 import grpc
@@ -21,10 +22,7 @@ _Fields = dict[str, tuple[int, type | str, bool]]
 
 _DEVICE_PLUGIN: Final[dict[str, _Fields]] = {
     "Empty": {},
-    "DevicePluginOptions": {
-        "pre_start_required": (1, bool, False),
-        "get_preferred_allocation_available": (2, bool, False),
-    },
+    "DevicePluginOptions": {"pre_start_required": (1, bool, False)},
     "RegisterRequest": {
         "version": (1, str, False),
         "endpoint": (2, str, False),
@@ -40,8 +38,6 @@ _DEVICE_PLUGIN: Final[dict[str, _Fields]] = {
     "AllocateResponse": {"container_responses": (1, "ContainerAllocateResponse", True)},
     "PreStartContainerRequest": {"devices_ids": (1, str, True)},
     "PreStartContainerResponse": {},
-    "PreferredAllocationRequest": {},
-    "PreferredAllocationResponse": {},
 }
 
 _POD_RESOURCES: Final[dict[str, _Fields]] = {
@@ -59,21 +55,12 @@ _POD_RESOURCES: Final[dict[str, _Fields]] = {
 }
 
 
-class Messages:
-    """The message classes of one protocol package, as attributes."""
-
-    def __init__(self, package: str, messages: dict[str, _Fields]) -> None:
-        pool = descriptor_pool.DescriptorPool()
-        pool.Add(_file(package, messages))
-        self._classes = {
-            name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in messages
-        }
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self._classes[name]
-        except KeyError:
-            raise AttributeError(name) from None
+def _messages(package: str, described: dict[str, _Fields]) -> SimpleNamespace:
+    """Return the message classes of a protocol package by name."""
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(_file(package, described))
+    types = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in described}
+    return SimpleNamespace(**{name: message_factory.GetMessageClass(found) for name, found in types.items()})
 
 
 def _file(package: str, messages: dict[str, _Fields]) -> descriptor_pb2.FileDescriptorProto:
@@ -90,8 +77,8 @@ def _file(package: str, messages: dict[str, _Fields]) -> descriptor_pb2.FileDesc
     return file
 
 
-plugin: Final = Messages("v1beta1", _DEVICE_PLUGIN)
-pod_resources: Final = Messages("v1", _POD_RESOURCES)
+plugin: Final = _messages("v1beta1", _DEVICE_PLUGIN)
+pod_resources: Final = _messages("v1", _POD_RESOURCES)
 
 VERSION: Final = "v1beta1"
 REGISTER: Final = "/v1beta1.Registration/Register"

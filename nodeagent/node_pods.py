@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from slicekeeper import names
 from slicekeeper.kube.client import PODS, KubeClient, Object
@@ -17,13 +17,6 @@ PodKey = tuple[str, str]
 
 LIST_SECONDS: Final = 60.0
 """A list of pods takes less: one that arrives so much later was begun after a pod was asked for."""
-
-
-class PodsOfNode(Protocol):
-    """The node's GPU pods."""
-
-    def all(self) -> list[Object]:
-        """Return every pod that is known."""
 
 
 class NodePods:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from nodeagent.arbiter_client import Arbiter, ArbiterAway, ArbiterGpu, Telemetry
 from nodeagent.booked_gpus import holds
 from nodeagent.gpu_source import GpuList
-from nodeagent.node_pods import PodsOfNode, may_start
+from nodeagent.node_pods import NodePods, may_start
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Conflict, Forbidden, NotFound, ServiceError
@@ -86,7 +86,7 @@ class Audit:
         client: KubeClient,
         node: str,
         arbiter: Arbiter,
-        pods: PodsOfNode,
+        pods: NodePods,
         source: GpuList,
         resources: Resources,
         policy_of: Callable[[str], NamespacePolicy],

@@ -12,13 +12,12 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from nodeagent import cdi_spec_read
 from nodeagent.atomic_write import replace_file
 from nodeagent.cdi_probe import CdiProbe
 from nodeagent.cdi_spec_read import FirstRead, Inotify
@@ -83,11 +82,11 @@ class SeatFiles:
         if file.exists():
             yield
         else:
-            with FirstRead(self._inotify) as read:
+            with closing(FirstRead(self._inotify)) as read:
                 written = time.monotonic()
                 replace_file(file, msgspec.json.encode(self._spec(seat, folder)), mode=0o644, before=read.of)
                 yield  # the caller tells the arbiter about the seat while the runtime reads the spec
-                longest = cdi_spec_read.longest_wait(unwatched=self.probe.unread_for(cdi_spec_read.UNWATCHED_SECONDS))
+                longest = self.probe.longest_wait()
                 if not read.wait(longest):
                     log.warning(
                         "no container runtime has read %s within %g s; is %s among its CDI folders?",

@@ -16,7 +16,7 @@ import msgspec
 
 from nodeagent.arbiter_client import Arbiter, ArbiterAway, ArbiterRefused, ArbiterSeat, SeatPolicy
 from nodeagent.coalesced_call import CoalescedCall
-from nodeagent.node_pods import PodsOfNode
+from nodeagent.node_pods import NodePods
 from nodeagent.seat_store import Seat, SeatStore
 from slicekeeper import names, threads
 from slicekeeper.config.settings import RULES, Rule
@@ -58,7 +58,7 @@ class Shares:
         self._rule = ""
         """The node's rule; empty until it is known."""
         self._label: object = None
-        self._pods: PodsOfNode | None = None
+        self._pods: NodePods | None = None
         self._dirty = threading.Event()
         self._stop = threading.Event()
         self._away = "it was not asked yet"
@@ -69,7 +69,7 @@ class Shares:
         self._unsaved: set[str] = set()
         """Seats whose current values could not be written to disk."""
 
-    def start(self, pods: PodsOfNode) -> None:
+    def start(self, pods: NodePods) -> None:
         """Start comparing, in a daemon thread."""
         self._pods = pods
         threads.keep("shares", self._run, self._stop.is_set)

@@ -7,6 +7,7 @@ process or dependency. No authentication: who is on this machine's loopback is t
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import select
@@ -90,7 +91,7 @@ class Api:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.store = cluster.store
-        self._next = 0
+        self._page_names = map(str, itertools.count(1))
         self._rests: dict[str, tuple[list[Object], int]] = {}
         """The remaining pages of lists that are read page by page, by the next page's name."""
         self._methods: dict[str, Callable[[Call], tuple[int, Any, list[str]]]] = {
@@ -112,8 +113,7 @@ class Api:
         limit = int(call.query.get("limit") or 0) or len(items)
         metadata = {"resourceVersion": str(version)}
         if len(items) > limit:
-            self._next += 1
-            metadata["continue"] = str(self._next)
+            metadata["continue"] = next(self._page_names)  # lists come in several threads
             self._rests[metadata["continue"]] = items[limit:], version
             if len(self._rests) > MOST_RESTS:
                 self._rests.pop(next(iter(self._rests)), None)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""End `slicekeeper local --once`: delete everything, print the table, and run the ledger's own check.
+"""End `slicekeeper local --once`: delete everything, print the table, and check the ledger.
 
-The check asks the ledger over its REST interface whether it agrees with itself and with the cluster: every pod that was
-bound is there and closed, every transaction sums to zero, and what the pods were charged is what the budgets lost.
+The check compares the ledger, over its REST interface, with itself and with the cluster: every pod that was bound is
+there and closed, and what the pods were charged is what the budgets lost.
 """
 
 from __future__ import annotations

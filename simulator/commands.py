@@ -7,8 +7,9 @@ import logging
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 import click
 
@@ -22,6 +23,9 @@ from slicekeeper.cli.main import EXIT_FAILED, Context, home
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.units import format_instant
+
+PROGRESS_SECONDS: Final = 2.0
+"""How often `submit` says how far it is."""
 
 
 def examples_folder() -> Path:
@@ -176,12 +180,14 @@ def submit(context: Context, file: TextIO, namespace: str, create_namespace: boo
     if create_namespace and namespace:
         submitting.create_namespace(client, namespace)
     outcomes: list[submitting.SubmitOutcome] = []
-    with Progress(len(manifests)) as progress:
-        for manifest in manifests:
-            outcomes.append(submitting.create(client, manifest, namespace, file.name))
-            for warning in outcomes[-1].warnings:
-                click.echo(f"Warning: {warning}", err=True)
-            progress.done = len(outcomes)
+    report_at = time.monotonic() + PROGRESS_SECONDS
+    for manifest in manifests:
+        outcomes.append(submitting.create(client, manifest, namespace, file.name))
+        for warning in outcomes[-1].warnings:
+            click.echo(f"Warning: {warning}", err=True)
+        if time.monotonic() > report_at:
+            report_at = time.monotonic() + PROGRESS_SECONDS
+            click.echo(f"{len(outcomes)} of {len(manifests)} submitted …", err=True)
     rows = [(o.kind, o.namespace or "-", o.name, _decision(o)) for o in outcomes]
     show(outcomes, output, lambda: table(("KIND", "NAMESPACE", "NAME", "DECISION"), rows))
     if not all(outcome.admitted for outcome in outcomes):
@@ -192,25 +198,3 @@ def _decision(outcome: submitting.SubmitOutcome) -> str:
     if not outcome.admitted:
         return f"refused: {outcome.message}"
     return f"admitted with class {outcome.priority_class}" if outcome.priority_class else "admitted"
-
-
-class Progress:
-    """Report the progress of a command on standard error, every two seconds."""
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.done = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Progress:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(2.0):
-            click.echo(f"{self.done} of {self.total} submitted …", err=True)

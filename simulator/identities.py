@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -27,13 +26,11 @@ class Claims(msgspec.Struct, frozen=True):
     node: str
 
 
-@dataclass
 class TokenBook:
     """Projected tokens. They are valid as long as their pod's object exists."""
 
-    store: Store
-
-    def __post_init__(self) -> None:
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._tokens: dict[str, Claims] = {}
 
     def issue(self, pod: Object, audience: str) -> str:
@@ -58,7 +55,7 @@ class TokenBook:
         asked = spec.get("audiences") or ["https://kubernetes.default.svc"]
         if claims.audience not in asked:
             return {"authenticated": False, "error": f"token audiences {[claims.audience]} is invalid for {asked}"}
-        pod = self.store.find(PODS, claims.pod, claims.namespace)
+        pod = self._store.find(PODS, claims.pod, claims.namespace)
         if pod is None or pod["metadata"]["uid"] != claims.uid:
             return {"authenticated": False, "error": "pod not found or UID changed"}
         prefix = "authentication.kubernetes.io/"

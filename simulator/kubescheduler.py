@@ -10,6 +10,8 @@ There is no in-tree preemption here: giving way is the reclaimer's, and the clus
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
@@ -170,11 +172,7 @@ class KubeScheduler:
         names: list[str] = filtered.get("NodeNames") or []
         if not names:
             failed = {**(filtered.get("FailedNodes") or {}), **(filtered.get("FailedAndUnresolvableNodes") or {})}
-            reasons: dict[str, int] = {}
-            for reason in failed.values():
-                reasons[reason] = reasons.get(reason, 0) + 1
-            counted = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-            return f"0/{nodes} nodes are available: {counted}."
+            return f"0/{nodes} nodes are available: {_counted(failed.values())}."
         scores: list[dict[str, Any]] = self._extender.json(
             "POST", "/prioritize", body={"Pod": pod, "Nodes": None, "NodeNames": names}
         )
@@ -205,20 +203,24 @@ class KubeScheduler:
             elif (binding := self._bindings.get(other["metadata"]["uid"])) is not None and not node:
                 taken[binding.node] = _sum(taken.get(binding.node, {}), binding.takes)
         fitting: list[str] = []
-        lacking: dict[str, int] = {}
+        lacking: list[str] = []
         for node in nodes:
             name = node["metadata"]["name"]
             if (node.get("spec") or {}).get("unschedulable"):
-                lacking["node(s) were unschedulable"] = lacking.get("node(s) were unschedulable", 0) + 1
+                lacking.append("node(s) were unschedulable")
                 continue
             free = amounts(node["status"].get("allocatable"))
             held = taken.get(name, {})
             short = [r for r, want in wanted.items() if want > free.get(r, Fraction(0)) - held.get(r, Fraction(0))]
             if not short:
                 fitting.append(name)
-            for resource in short:
-                lacking[f"Insufficient {resource}"] = lacking.get(f"Insufficient {resource}", 0) + 1
-        return fitting, ", ".join(f"{count} {what}" for what, count in sorted(lacking.items()))
+            lacking += [f"Insufficient {resource}" for resource in short]
+        return fitting, _counted(lacking)
+
+
+def _counted(reasons: Iterable[str]) -> str:
+    """Return each reason with the number of nodes for which it was given."""
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(reasons).items()))
 
 
 def _is_pending(pod: Object) -> bool:

@@ -246,7 +246,7 @@ def arrivals() -> type[Arrivals]:
 @pytest.fixture(autouse=True)
 def _no_container_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     """No process here reads specifications, except in one test, so do not wait for any."""
-    monkeypatch.setattr("nodeagent.cdi_spec_read.READ_SECONDS", 0.0)
+    monkeypatch.setattr("nodeagent.cdi_probe.READ_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_however_many_files_are_watched_there_is_one_instance_and_none_afterward
 
 def test_who_waits_is_woken_by_its_own_file_alone(files: list[Path]) -> None:
     inotify = Inotify()
-    with FirstRead(inotify) as one, FirstRead(inotify) as two, ThreadPoolExecutor(2) as pool:
+    with closing(FirstRead(inotify)) as one, closing(FirstRead(inotify)) as two, ThreadPoolExecutor(2) as pool:
         assert one.of(files[0])
         assert two.of(files[1])
         first, second = pool.submit(one.wait, 60), pool.submit(two.wait, 60)
@@ -69,7 +70,7 @@ def test_what_has_happened_is_known_without_waiting(files: list[Path]) -> None:
     """The probe of the CDI folder asks at the moment at which it matters."""
     inotify = Inotify()
     for file in files:
-        with FirstRead(inotify) as read:
+        with closing(FirstRead(inotify)) as read:
             assert read.of(file)
             assert not read.wait(0)
             file.read_bytes()
@@ -93,9 +94,9 @@ def test_an_end_that_comes_late_ends_no_other_watch(files: list[Path]) -> None:
 def test_a_file_is_watched_again_after_the_first_watch_has_ended(files: list[Path]) -> None:
     inotify = Inotify()
     for _ in range(3):
-        with FirstRead(inotify) as read:
+        with closing(FirstRead(inotify)) as read:
             assert read.of(files[0])
-    with FirstRead(inotify) as read:
+    with closing(FirstRead(inotify)) as read:
         assert read.of(files[0])
         files[0].read_bytes()
         assert read.wait(0)
@@ -107,7 +108,7 @@ def test_starts_that_come_and_go_at_once_each_learn_of_their_own(files: list[Pat
 
     def start(number: int) -> bool:
         what = random.Random(number).choice(("open", "remove", "neither"))
-        with FirstRead(inotify) as read:
+        with closing(FirstRead(inotify)) as read:
             assert read.of(files[number])
             if what == "neither":
                 return not read.wait(0.01)

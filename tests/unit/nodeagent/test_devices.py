@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_our_own_specifications_are_not_opened(folders: list[Path]) -> None:
     """A reader that waits for a container runtime to open one must not see the agent's own access."""
     own = folders[1] / "slicekeeper.io-seat-probe.json"
     own.write_text("{}")
-    with FirstRead(Inotify()) as read:
+    with closing(FirstRead(Inotify())) as read:
         assert read.of(own)
         HostCdi(folders, ("slicekeeper.io-seat-",)).edits([(0, "GPU-a")])
         assert not read.wait(0)

@@ -92,7 +92,7 @@ def test_a_spec_is_there_only_while_its_container_starts(bench: Any, monkeypatch
 
 def test_a_container_starts_when_its_runtime_has_seen_the_spec(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A runtime reads specs in the background; until it has begun to read this one it does not know the device."""
-    monkeypatch.setattr("nodeagent.cdi_spec_read.READ_SECONDS", 60.0)
+    monkeypatch.setattr("nodeagent.cdi_probe.READ_SECONDS", 60.0)
     bench.pods.add("one", gpu=0)
     with ThreadPoolExecutor(1) as pool:
         start = pool.submit(bench.start, "seat-0000", "one")
@@ -108,9 +108,9 @@ def test_a_container_starts_when_its_runtime_has_seen_the_spec(bench: Any, monke
 def test_a_runtime_that_does_not_watch_a_new_folder_is_not_waited_for_until_it_has_read_it(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nodeagent.cdi_spec_read.READ_SECONDS", 600.0)
-    monkeypatch.setattr("nodeagent.cdi_spec_read.UNWATCHED_SECONDS", 0.0)
-    monkeypatch.setattr("nodeagent.cdi_spec_read.UNWATCHED_READ_SECONDS", 0.1)
+    monkeypatch.setattr("nodeagent.cdi_probe.READ_SECONDS", 600.0)
+    monkeypatch.setattr("nodeagent.cdi_probe.UNWATCHED_SECONDS", 0.0)
+    monkeypatch.setattr("nodeagent.cdi_probe.UNWATCHED_READ_SECONDS", 0.1)
     bench.files.probe.start()
     for number in range(2):
         bench.pods.add(f"pod-{number}", gpu=number)
@@ -132,7 +132,7 @@ def test_a_runtime_that_does_not_watch_a_new_folder_is_not_waited_for_until_it_h
 def test_a_runtime_that_reads_no_spec_in_advance_is_not_waited_for_long(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nodeagent.cdi_spec_read.READ_SECONDS", 0.1)
+    monkeypatch.setattr("nodeagent.cdi_probe.READ_SECONDS", 0.1)
     bench.pods.add("one", gpu=0)
     bench.start("seat-0000", "one")
     monkeypatch.setattr("nodeagent.cdi_spec_read._LIBC", NoWatches())

@@ -141,7 +141,7 @@ def test_the_seat_of_a_pod_that_goes_while_its_container_starts_is_freed_later_a
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The watch that reports it also shows the pods that other starts wait for."""
-    monkeypatch.setattr("nodeagent.cdi_spec_read.READ_SECONDS", 60.0)
+    monkeypatch.setattr("nodeagent.cdi_probe.READ_SECONDS", 60.0)
     bench.pods.add("one", gpu=0)
     with ThreadPoolExecutor(1) as pool:
         start = pool.submit(bench.start, "seat-0000", "one")
