@@ -8,7 +8,7 @@ import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TypedDict, Unpack
+from typing import Final, TypedDict, Unpack
 
 from slicekeeper.clock import Clock
 from slicekeeper.errors import Conflict, NotFound, ServiceError
@@ -16,6 +16,9 @@ from slicekeeper.kube.client import EVENTS, KubeClient, Object
 from slicekeeper.units import format_micro_time, format_seconds
 
 log = logging.getLogger(__name__)
+
+_NOTE_BYTES: Final = 1024
+"""The API server refuses an event with a longer message; it counts bytes."""
 
 
 class EventText(TypedDict):
@@ -96,7 +99,7 @@ def _event(clock: Clock, name: str, about: dict[str, str], text: EventText) -> O
         "type": text["kind"],
         "reason": text["reason"],
         "action": text["action"],
-        "message": text["note"][:1024],
+        "message": text["note"].encode()[:_NOTE_BYTES].decode(errors="ignore"),
         # kubectl sorts by the older fields, other tools by `eventTime`: all of them are set.
         "eventTime": format_micro_time(now),
         "firstTimestamp": format_seconds(now),
