@@ -115,7 +115,8 @@ def convert(tree: Mapping[str, Any], kind: type[T], where: Where, allowed: Mappi
         message, _, place = str(error).partition(" - at ")
         path = place.strip("`").removeprefix("$.") or "top level"
         value = lookup(tree, tuple(path.split("."))) if place else None
-        shown = f" (is {value!r})" if value is not None else ""
+        # A section may have other values, which are right, and may be secret.
+        shown = "" if value is None or isinstance(value, dict) else f" (is {value!r})"
         known = (allowed or {}).get(path)
         at = _at(where, tuple(path.split(".")))
         raise SettingsError(f"{at}: {path}{shown}: {message}{f' ({known})' if known else ''}") from error

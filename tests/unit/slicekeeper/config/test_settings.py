@@ -61,6 +61,13 @@ def test_errors_name_key_value_and_remedy(tmp_path: Path, text: str, told: str) 
     assert told in str(caught.value)
 
 
+def test_an_error_of_a_section_does_not_show_its_other_values(tmp_path: Path) -> None:
+    text = "timekeeper: {bind: here, database: 'postgresql://timekeeper:secret@db/ledger'}"
+    with pytest.raises(SettingsError, match="timekeeper: bind is 'here'") as caught:
+        load(write(tmp_path, text), {})
+    assert "secret" not in str(caught.value)
+
+
 def test_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="missing.yaml: cannot be read"):
         load(tmp_path / "missing.yaml", {})
