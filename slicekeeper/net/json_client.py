@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -61,8 +61,7 @@ class JsonClient:
         With `delivery_seconds`, a request that the server has not acknowledged by then never reaches it. Otherwise the
         system keeps sending while the network is cut, for minutes after the caller has given up.
         """
-        if not url.startswith(("http://", "https://")):
-            raise SettingsError(f"server URL is {url!r}: it must begin with http:// or https://")
+        _check_url(url)
         self._url = url.rstrip("/")
         self._authorization = authorization or TokenFile(token_file).header
         self._timeout = urllib3.Timeout(connect=min(timeout, delivery_seconds or 5.0, 5.0), read=timeout)
@@ -85,7 +84,8 @@ class JsonClient:
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Send one request; return status, headers and body of an answer below 400.
 
-        Raises Unavailable if there is no answer, and the ServiceError of the status for one of 400 or above.
+        Raises Unavailable if there is no answer, the ServiceError of the status for one of 400 or above, and
+        SettingsError if a header cannot be sent.
         """
         response = self._send(method, path, query, body, content_type, headers, preload=True)
         if response.status >= 400:
@@ -150,6 +150,19 @@ class JsonClient:
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise Unavailable(f"{method} {path}: no answer from {self._url} ({_why(error)})") from error
+        except ValueError:  # its message has the header, and that may be a secret
+            raise SettingsError(
+                f"{method} {path}: not sent: the bearer token or the idempotency key is not one line of Latin letters"
+            ) from None
+
+
+def _check_url(url: str) -> None:
+    """Raise SettingsError for a URL to which no request can be sent."""
+    with suppress(urllib3.exceptions.LocationParseError):
+        parts = urllib3.util.parse_url(url)
+        if parts.scheme in ("http", "https") and parts.host:
+            return
+    raise SettingsError(f"server URL is {url!r}: use one such as http://127.0.0.1:8444")
 
 
 def _delivered_within(seconds: float) -> list[tuple[int, int, int]]:

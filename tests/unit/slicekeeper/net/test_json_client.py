@@ -3,10 +3,11 @@
 
 import socket
 import threading
+import traceback
 
 import pytest
 
-from slicekeeper.errors import Unavailable
+from slicekeeper.errors import SettingsError, Unavailable
 from slicekeeper.net.json_client import JsonClient
 
 BODY = {"annotation": "x" * 200_000}
@@ -56,3 +57,22 @@ def test_what_was_not_delivered_in_time_never_arrives(stalled, delivery_seconds,
     client.close()
     threading.Event().wait(1.0)
     assert received().endswith(b'x"}') is arrives
+
+
+@pytest.mark.parametrize("key", ["a\nb", "→"])
+def test_a_header_that_cannot_be_sent_is_refused_by_its_name(key):
+    with pytest.raises(SettingsError, match="POST /x: .*one line"):
+        JsonClient("http://127.0.0.1:9").request("POST", "/x", headers={"Idempotency-Key": key})
+
+
+def test_a_file_that_holds_more_than_a_token_is_not_shown(tmp_path):
+    (tmp_path / "notes").write_text("secret\nmore\n")
+    with pytest.raises(SettingsError) as caught:
+        JsonClient("http://127.0.0.1:9", token_file=str(tmp_path / "notes")).request("GET", "/x")
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("url", ["localhost:80", "http://", "http://[::1", "http://127.0.0.1:99999", "ftp://host"])
+def test_a_url_without_scheme_or_host_is_refused_at_once(url):
+    with pytest.raises(SettingsError, match="server URL is .*: use one such as http://127.0.0.1:8444"):
+        JsonClient(url)
