@@ -174,7 +174,7 @@ def _missing(
         return
     there = any(workloads.values())
     nodes, _ = client.list(NODES)
-    yield from _cluster(client, settings, nodes, workloads, installed=there)
+    yield from _cluster(client, settings, namespace, nodes, workloads, installed=there)
     if not there:
         yield (
             f"nothing is installed in namespace {namespace}",
@@ -228,14 +228,20 @@ def _servers(workloads: dict[str, Object | None]) -> Iterator[Object | None]:
 
 
 def _cluster(
-    client: KubeClient, settings: Settings, nodes: list[Object], workloads: dict[str, Object | None], *, installed: bool
+    client: KubeClient,
+    settings: Settings,
+    namespace: str,
+    nodes: list[Object],
+    workloads: dict[str, Object | None],
+    *,
+    installed: bool,
 ) -> Iterator[Finding]:
     """Yield what is missing in the cluster itself, before or after the installation."""
     server = client.server_version()
     if (gpu_nodes.version(server) or gpu_nodes.OLDEST_KUBERNETES) < gpu_nodes.OLDEST_KUBERNETES:
         yield f"the API server is {server}: it must be v1.30 or newer", "upgrade the cluster first"
     agents = gpu_nodes.runtime_class_of(workloads["daemonset nodeagent"])
-    yield from gpu_nodes.wanting(nodes, settings.node_agent.cdi_dir, agents)
+    yield from gpu_nodes.wanting(nodes, settings.node_agent.cdi_dir, namespace, agents)
     yield from clocks.wrong(client.list(LEASES, namespace=node_lease.NAMESPACE)[0])
     if not installed:
         classes, _ = client.list(_STORAGE_CLASSES)

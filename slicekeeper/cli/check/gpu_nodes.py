@@ -36,11 +36,14 @@ def version(text: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def wanting(nodes: Iterable[Object], cdi_dir: str, runtime_class: str) -> Iterator[Finding]:
-    """Yield problems of GPU nodes. `runtime_class` is that of the node agent's pods, empty if they have the default."""
+def wanting(nodes: Iterable[Object], cdi_dir: str, namespace: str, runtime_class: str) -> Iterator[Finding]:
+    """Yield problems of GPU nodes. `runtime_class` is that of the node agent's pods, empty if they have the default.
+
+    `namespace` is that of the installation.
+    """
     listed = list(nodes)
     if not any(inventory.readable_of(node) for node in listed):
-        yield _no_gpus(listed)
+        yield _no_gpus(listed, namespace)
     for node in listed:
         yield from _damaged(node)
         if not _has(node, LABEL) and names.NODE_GPUS not in annotations_of(node):
@@ -68,9 +71,9 @@ def _damaged(node: Object) -> Iterator[Finding]:
         yield f"node {name}: {error}", f"kubectl annotate node {name} {names.NODE_GPUS}-; its agent writes it again"
 
 
-def _no_gpus(nodes: list[Object]) -> Finding:
+def _no_gpus(nodes: list[Object], namespace: str) -> Finding:
     if any(_has(node, LABEL) for node in nodes):
-        return "no node shows GPUs", "look at the node agents' logs: kubectl logs -n slicekeeper-system ds/nodeagent"
+        return "no node shows GPUs", f"look at the node agents' logs: kubectl logs -n {namespace} ds/nodeagent"
     signs = [node["metadata"]["name"] for node in nodes if any(_has(node, sign) for sign in SIGNS)]
     return (
         f"no node shows GPUs, and none has the label {LABEL}=true, by which nodes get an agent",

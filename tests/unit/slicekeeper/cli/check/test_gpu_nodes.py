@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from support.checked_cluster import AGENTS, NODES, Server, check, found_on, node, problems
 
@@ -55,6 +57,13 @@ def test_a_nodes_driver_and_devices_are_told_in_the_agents_words(
     [(found, mended)] = found_on(server, "one")
     assert problem in found
     assert remedy in mended
+
+
+def test_the_agents_whose_logs_are_named_are_those_of_the_installation(server: Server) -> None:
+    server.objects[NODES].append({"metadata": {"name": "one", "labels": {"slicekeeper.io/gpus": "true"}}})
+    found = json.loads(check(server, "-n", "elsewhere", "-o", "json").stdout)
+    [remedy] = [one["remedy"] for one in found if one["problem"] == "no node shows GPUs"]
+    assert remedy.endswith("kubectl logs -n elsewhere ds/nodeagent")
 
 
 def test_a_node_whose_gpus_cannot_be_read_is_named_and_hides_nothing_else(server: Server) -> None:
