@@ -27,7 +27,7 @@ USUAL: Final = "~/.kube/config"
 def named(environ: Mapping[str, str]) -> str:
     """Return the kubeconfig that kubectl would read, $KUBECONFIG or the usual file; empty if no such file exists."""
     files = environ.get("KUBECONFIG") or USUAL
-    return files if any(Path(file).expanduser().is_file() for file in files.split(os.pathsep) if file) else ""
+    return files if _exist(files) else ""
 
 
 def connect(files: str, context: str = "", *, timeout: float = 10.0) -> JsonClient:
@@ -47,12 +47,16 @@ def connect(files: str, context: str = "", *, timeout: float = 10.0) -> JsonClie
         ) from error
     for file in filter(None, files.split(os.pathsep)):
         _check_readable(file)
+    if not _exist(files):
+        raise SettingsError(_wrong(files, context, "there is no such file"))
     configuration = Configuration()
     with _complaints() as complaints:
         try:
             load_kube_config(files, context or None, configuration, persist_config=False)
             impersonated = _impersonation(KubeConfigMerger(files).config, context)
-        except (ConfigException, yaml.YAMLError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+        except (TypeError, AttributeError) as error:
+            raise SettingsError(_wrong(files, context, "it has not the form of a kubeconfig")) from error
+        except (ConfigException, yaml.YAMLError, OSError, LookupError, ValueError) as error:
             raise SettingsError(_wrong(files, context, str(error))) from error
         if complaints:
             raise SettingsError(_wrong(files, context, "; ".join(complaints)))
@@ -111,6 +115,11 @@ def _impersonation(config: Any, context: str) -> urllib3.HTTPHeaderDict:
             # http.client encodes headers as Latin-1: this puts UTF-8 on the wire, as kubectl does.
             headers.add(f"Impersonate-{name}", str(value).encode().decode("latin-1"))
     return headers
+
+
+def _exist(files: str) -> bool:
+    """Whether at least one of the files exists."""
+    return any(Path(file).expanduser().exists() for file in files.split(os.pathsep) if file)
 
 
 def _check_readable(file: str) -> None:

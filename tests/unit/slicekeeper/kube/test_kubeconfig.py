@@ -274,10 +274,11 @@ def test_a_proxy_is_gone_through(api: ApiServer, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "arguments", "told"),
     [
-        (None, (), "No configuration found"),
+        (None, (), "there is no such file"),
         ("", (), "empty"),
         ("a: [", (), "while parsing"),
-        ("- a", (), "kubeconfig is "),
+        ("- a", (), "it has not the form of a kubeconfig"),
+        ("just text", (), "it has not the form of a kubeconfig"),
         ("clusters: []", (), "Expected key current-context"),
         ("current-context: a\ncontexts: []", (), "Expected object with name a in"),
         ("current-context: a\ncontexts: []", ("--context", "staging"), "context 'staging'"),
