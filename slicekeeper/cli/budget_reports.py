@@ -15,7 +15,7 @@ from slicekeeper.cli.budget_options import change_options, reason_option, show_b
 from slicekeeper.cli.connection import timekeeper
 from slicekeeper.cli.date_options import HELP, instant_of
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.namespaces import METAVAR, current, known_namespaces, namespace_argument
+from slicekeeper.cli.namespaces import METAVAR, SEVERAL, current, known_namespaces, namespace_argument
 from slicekeeper.cli.output import (
     LISTS,
     Column,
@@ -48,19 +48,17 @@ def add_records(group: click.Group, columns: _Columns) -> None:
 
 def _add_get(group: click.Group, columns: _Columns) -> None:
     @group.command("get")
-    @click.argument("names", metavar="[NAMESPACE]...", nargs=-1, shell_complete=known_namespaces)
-    @click.option("-n", "--namespace", "named", default="", help="The namespace, instead of the argument.")
+    @click.argument("names", metavar=SEVERAL, nargs=-1, shell_complete=known_namespaces)
     @click.option("-A", "--all-namespaces", "every", is_flag=True, help="All namespaces that have budgets.")
     @uid_option
     @output_option(*LISTS)
-    def get(context: Context, names: tuple[str, ...], named: str, every: bool, uid: str, output: str) -> None:
+    def get(context: Context, names: tuple[str, ...], every: bool, uid: str, output: str) -> None:
         """Show the budgets of the given namespaces; by default, of the kubeconfig context's namespace."""
         client = timekeeper(context)
         if every:
             show_list(gathered(client.budgets(Budget), "budgets"), output, columns, _name)
             return
-        wanted = (*((named,) if named else ()), *names) or (current(context),)
-        found = [_there(client, name, uid) for name in wanted]
+        found = [_there(client, name, uid) for name in names or (current(context),)]
         if len(found) == 1:
             show_budget(found[0], output, columns)
         else:

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -15,7 +14,8 @@ from slicekeeper.errors import SlicekeeperError
 from slicekeeper.kube import kubeconfig
 from slicekeeper.wire.timekeeper import Budget
 
-METAVAR = "[NAMESPACE]"
+METAVAR: Final = "[NAMESPACE]"
+SEVERAL: Final = "[NAMESPACE]..."
 _HELP = "The namespace, instead of the argument NAMESPACE."
 
 
@@ -24,39 +24,20 @@ class NamespaceCommand(click.Command):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self._namespace() is not None:
+        first = next((param for param in self.params if isinstance(param, click.Argument)), None)
+        if first is not None and first.metavar in ("NAMESPACE", METAVAR, SEVERAL):
             self.params.append(click.Option(["-n", "--namespace", "named"], expose_value=False, help=_HELP))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert the namespace of `-n` as the first argument."""
-        if self._namespace() is not None:
-            args = _first(args)
-        return super().parse_args(ctx, args)
-
-    def _namespace(self) -> click.Argument | None:
-        first = next((param for param in self.params if isinstance(param, click.Argument)), None)
-        return first if first is not None and first.metavar in (METAVAR, "NAMESPACE") else None
+        named = self.make_parser(ctx).parse_args(list(args))[0].get("named")
+        return super().parse_args(ctx, [named, *args] if named else args)
 
 
 class BudgetGroup(ClusterGroup):
     """A group of commands about namespaces' budgets."""
 
     command_class = NamespaceCommand
-
-
-def _first(args: Sequence[str]) -> list[str]:
-    rest, named = list(args), ""
-    for index, word in enumerate(args):
-        if word == "--":
-            break
-        if word in ("-n", "--namespace") and index + 1 < len(args):
-            named, rest = args[index + 1], [*args[:index], *args[index + 2 :]]
-            break
-        if word.startswith("--namespace=") or (word.startswith("-n") and len(word) > 2):
-            named = word.removeprefix("--namespace=") if word.startswith("--") else word[2:].removeprefix("=")
-            rest = [*args[:index], *args[index + 1 :]]
-            break
-    return [named, *rest] if named else rest
 
 
 def namespace_argument(command: Any) -> Any:

@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
-from slicekeeper.cli.budget_options import amount_argument, booking_options
+from slicekeeper.cli.budget_options import amount_argument, booking_options, zone_of
 from slicekeeper.cli.connection import ClusterGroup, timekeeper
+from slicekeeper.cli.date_options import HELP, instant_of
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import LISTS, Column, instant_columns, output_option, show_list, show_one
 from slicekeeper.units import format_duration
-from slicekeeper.wire.timekeeper import Reservation
+from slicekeeper.wire.timekeeper import Budget, Reservation
 
 _COLUMNS: list[Column[Reservation]] = [
     Column("ID", lambda r: r.id),
@@ -59,13 +60,15 @@ def show_reservation(context: Context, namespace: str, key: int, output: str) ->
 @reservation.command("open")
 @click.argument("namespace")
 @amount_argument
-@click.option("--until", required=True, help="When it expires, RFC 3339; for example 2026-11-30T12:00:00Z.")
+@click.option("--until", required=True, help=f"When it expires. {HELP}")
 @booking_options("set aside on the command line")
 def open_reservation(
     context: Context, namespace: str, amount: int, until: str, reason: str, key: str, output: str
 ) -> None:
     """Reserve AMOUNT (for example 2h) of NAMESPACE's GPU time. The namespace must have `enforcement: safe`."""
-    _show(timekeeper(context).open_reservation(namespace, amount, until, reason, key), output)
+    client = timekeeper(context)
+    expires_at = instant_of(until, zone_of(client, Budget, namespace))
+    _show(client.open_reservation(namespace, amount, expires_at, reason, key), output)
 
 
 @reservation.command("cancel")

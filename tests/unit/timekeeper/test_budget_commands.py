@@ -141,6 +141,12 @@ def test_a_namespace_is_named_by_argument_by_option_or_by_the_context(run: Run, 
     assert "give a NAMESPACE" in run("statement", code=2)
 
 
+@pytest.mark.parametrize("reason", ["-none was left", "-n", "--namespace=x"])
+def test_a_reason_that_looks_like_a_namespaces_option_is_a_reason(run: Run, reason: str) -> None:
+    assert json.loads(run("grant", "team", "1h", "--reason", reason, "-o", "json"))["namespace"] == "team"
+    assert reason in [grant["reason"] for grant in json.loads(run("grants", "-n", "team", "-o", "json"))]
+
+
 def test_plain_dates_are_days_of_the_budgets_time_zone(run: Run) -> None:
     run("set", "other", "25h", "--time-zone", "America/New_York")
     year = NOW.year

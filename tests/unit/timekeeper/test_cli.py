@@ -132,6 +132,12 @@ def test_time_is_set_aside_shown_and_given_back(run: Run) -> None:
     assert "has no reservation" in run("reservation", "show", "other", str(made["id"]), code=1)
 
 
+def test_a_reservation_may_end_with_a_day_of_the_budgets_time_zone(run: Run) -> None:
+    run("budget", "set", "team", "25h", "--time-zone", "Asia/Tokyo")
+    made = run("reservation", "open", "team", "30m", "--until", "2026-01-03")
+    assert made["expiresAt"] == "2026-01-02T15:00:00.000Z"
+
+
 def test_time_is_moved_by_hand_and_stated(run: Run, world: HandlerContext) -> None:
     closing = Closing("uid-p", T0 + 1_200_000, "finished")
     workload.apply(world.books, [opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
