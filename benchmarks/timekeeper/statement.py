@@ -36,7 +36,7 @@ from slicekeeper.units import format_instant
 from timekeeper.core.period import bounds
 from timekeeper.ledger import workload
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.settlement import ANCHORS_KEPT
+from timekeeper.ledger.settlement import CHECKPOINTS_KEPT
 from timekeeper.ledger.workload import Closing
 from timekeeper.store import timelines
 from timekeeper.store.accounts import mark_settled, touch
@@ -76,7 +76,7 @@ def fill(it: Made, pods: int) -> None:
     state.used += total
 
     def settle(session: Session) -> None:
-        timelines.keep_anchors(session, 1, [state], ANCHORS_KEPT)
+        timelines.keep_checkpoints(session, 1, [state], CHECKPOINTS_KEPT)
         touch(session, 1)
         mark_settled(session, 1, LAST)
 

@@ -3,7 +3,7 @@
 
 Records are claims (pods), rules (budget amount per period) and grants; the result is the state at an instant and the
 postings that the ledger must contain up to it. `advance` from any earlier state gives the same result as from the
-beginning, so callers keep states as anchors and continue from one.
+beginning, so callers keep states as checkpoints and continue from one.
 
 A claim's cumulative charge is `round_half_up(rate × milliseconds)`, and a part of it is a difference of two such
 values: cutting a claim anywhere does not change the sum. A budget is exhausted from the instant at which nothing is
@@ -36,11 +36,11 @@ CHILD = "child:"
 
 @dataclass(frozen=True, slots=True)
 class TimelineOutcome:
-    """The states at the requested instant, the postings settled since the previous states, and anchors in between."""
+    """The states at the requested instant, and the postings and checkpoints since the previous states."""
 
     states: dict[AccountId, BudgetState]
     postings: dict[AccountId, list[Posting]]
-    anchors: list[dict[AccountId, BudgetState]]
+    checkpoints: list[dict[AccountId, BudgetState]]
 
 
 def begin(records: Records, at: Instant, linked: Iterable[Instant] = ()) -> BudgetState:
@@ -88,11 +88,11 @@ def advance(
     """Return the outcome at `until` from earlier states, which are not changed.
 
     The states have the same instant, except for budgets that begin later. All records that differ from those used for
-    `states` must begin after that instant. Anchors of the budgets that have begun are taken after each `every`
+    `states` must begin after that instant. Checkpoints of the budgets that have begun are taken after each `every`
     boundaries (0: none) before `settled`.
     """
     run = Run(states, forest)
-    anchors: list[dict[AccountId, BudgetState]] = []
+    checkpoints: list[dict[AccountId, BudgetState]] = []
     passed = 0
     while (boundary := run.next_boundary(until)) is not None:
         run.move(boundary)
@@ -101,11 +101,11 @@ def advance(
         if every and passed >= every and boundary < settled:
             run.complete()
             begun = [key for key, state in states.items() if state.at <= boundary]
-            anchors.append({key: run.lines[key].state.copy() for key in begun})
+            checkpoints.append({key: run.lines[key].state.copy() for key in begun})
             passed = 0
     run.move(until)
     run.complete()
-    return TimelineOutcome({key: line.state for key, line in run.lines.items()}, run.postings(), anchors)
+    return TimelineOutcome({key: line.state for key, line in run.lines.items()}, run.postings(), checkpoints)
 
 
 def next_allowance_change(states: Mapping[AccountId, BudgetState], forest: Forest, key: AccountId) -> Instant | None:

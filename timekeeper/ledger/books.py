@@ -17,9 +17,9 @@ from timekeeper.core import timeline
 from timekeeper.core.account import AccountId, Revision
 from timekeeper.core.budget_record import Forest
 from timekeeper.core.hierarchy import IN_FORCE
-from timekeeper.ledger.anchor import anchored, instant_of, rest_of
+from timekeeper.ledger.checkpoint import newest_checkpoint, rest_of, resume
 from timekeeper.ledger.standing import BudgetStanding, TreeStanding
-from timekeeper.store import accounts, audit_chain, budget_objects, budget_rules, hierarchy_links, timelines
+from timekeeper.store import accounts, audit_chain, budget_objects, budget_rules, hierarchy_links
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.database import Database
 
@@ -133,7 +133,7 @@ class Books:
     def _tree_standing(self, session: Session, root: BudgetAccount) -> TreeStanding:
         """Return the standings of a root and of all below it, computed again only if the root's version has changed.
 
-        Settling any of them increments it. The time line continues from the last anchor to where the ledger is
+        Settling any of them increments it. The time line continues from the last checkpoint to where the ledger is
         settled; later than that, `TreeStanding` advances it by itself.
         """
         with self._lock:
@@ -141,10 +141,9 @@ class Books:
         if cached is not None and version == root.version:
             return cached
         now = hierarchy_links.tree(session, [root.id], IN_FORCE)
-        tree, anchor = anchored(session, now, None)
-        forest = Forest(timelines.records(session, tree.keys, instant_of(anchor), carry=self.carry), tree.links)
+        tree, checkpoint = newest_checkpoint(session, now, None)
         settled = accounts.settled_until(session, tree.keys)
-        start = timeline.begin_all(forest, settled) | anchor
+        forest, start = resume(session, tree, checkpoint, settled, carry=self.carry)
         # Budgets may begin later than the ledger is settled; `TreeStanding` needs all states at one instant.
         until = max(settled, *(state.at for state in start.values()))
         states = timeline.advance(start, forest, until).states

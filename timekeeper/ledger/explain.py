@@ -19,12 +19,11 @@ from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant, format_instant
 from timekeeper.core import hierarchy, timeline
 from timekeeper.core.account import AccountId
 from timekeeper.core.accounting_period import accounting_period
-from timekeeper.core.budget_record import Forest
 from timekeeper.core.budget_state import rule_at
 from timekeeper.core.posting import Posting, difference, effect
 from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.core.timeline import CHILD
-from timekeeper.ledger.anchor import anchored, instant_of
+from timekeeper.ledger.checkpoint import instant_of, newest_checkpoint, resume
 from timekeeper.store import (
     accounts,
     bookings,
@@ -33,7 +32,6 @@ from timekeeper.store import (
     idempotent_rows,
     interval_corrections,
     seals,
-    timelines,
     workloads,
 )
 from timekeeper.store.accounts import BudgetAccount
@@ -84,10 +82,9 @@ def _lines(session: Session, account: BudgetAccount, at: Instant, *, carry: bool
     causes = _Causes(session, account.id)
     yield from map(causes.of_booking, bookings.causes(session, account.id, sealed, at))
     # Computed from the records as settling would, up to `at`: what is not in the ledger is due.
-    tree, anchor = anchored(session, hierarchy_links.tree(session, [account.id], at), Instant(at + 1))
-    after = instant_of(anchor)
-    forest = Forest(timelines.records(session, tree.keys, after, carry=carry, until=at), tree.links)
-    start = timeline.begin_all(forest, at) | anchor
+    tree, checkpoint = newest_checkpoint(session, hierarchy_links.tree(session, [account.id], at), Instant(at + 1))
+    after = instant_of(checkpoint)
+    forest, start = resume(session, tree, checkpoint, at, carry=carry, until=at)
     outcome = timeline.advance(start, forest, max(at, *(state.at for state in start.values())))
     _, due = difference(bookings.valid(session, account.id, after, at), outcome.postings[account.id])
     yield from map(causes.of_due, due)

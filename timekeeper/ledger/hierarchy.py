@@ -21,7 +21,7 @@ from timekeeper.ledger.account import AccountRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import change_budget, refuse_kept
 from timekeeper.ledger.budget_rule import Change, rule_detail
-from timekeeper.ledger.settlement import ANCHOR_LAG_MS
+from timekeeper.ledger.settlement import CHECKPOINT_LAG_MS
 from timekeeper.store import accounts, hierarchy_links
 from timekeeper.store.accounts import BudgetAccount, HolderKind
 
@@ -124,10 +124,10 @@ def move_below(
         return False
     if target is not None:
         _refuse_unless_hierarchy(session, child, target, tree)
-    # From now on the two are settled together, from an anchor that both must have.
+    # From now on the two are settled together, from a checkpoint that both must have.
     for account in (child, target):
         if account is not None:
-            settlement.pin(books, session, account.id, Instant(now - ANCHOR_LAG_MS), now)
+            settlement.pin(books, session, account.id, Instant(now - CHECKPOINT_LAG_MS), now)
     # Not before the link in force, by any clock that may be right, so that no cycle can exist in between.
     since = max([now, *(link.since for link in links.values() if link.child not in ahead)])
     # A wrong clock wrote the links that are further ahead. They were meant to take effect immediately, and later links

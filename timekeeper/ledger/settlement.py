@@ -2,7 +2,7 @@
 """Make the ledger equal to what follows from the records.
 
 The one way to change the ledger is to append a record (a pod's interval, a budget rule, a grant) and to settle its
-account in the same transaction: compute the time line from the last anchor before the change, compare with what is
+account in the same transaction: compute the time line from the last checkpoint before the change, compare with what is
 booked, reverse and book the difference. So it does not matter in which order, how late or how often a record comes.
 What falls into a sealed period is booked as a correction in the open one (`timekeeper.ledger.seal`); the sums come to
 the same.
@@ -19,22 +19,21 @@ from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.units import GpuMilliseconds, Instant
 from timekeeper.core import timeline
 from timekeeper.core.account import AccountId
-from timekeeper.core.budget_record import Forest
 from timekeeper.core.budget_state import BudgetState
 from timekeeper.core.hierarchy import IN_FORCE, Tree
 from timekeeper.core.posting import difference
-from timekeeper.ledger.anchor import anchored, instant_of
 from timekeeper.ledger.books import Books
+from timekeeper.ledger.checkpoint import instant_of, newest_checkpoint, resume
 from timekeeper.store import accounts, bookings, hierarchy_links, movements, seals, timelines, workloads
 
-ANCHOR_EVERY: Final = 256
-"""Boundaries of the time line (starts and ends of pods and allowances) between two anchors."""
+CHECKPOINT_EVERY: Final = 256
+"""Boundaries of the time line (starts and ends of pods and allowances) between two checkpoints."""
 
-ANCHOR_LAG_MS: Final = 600_000
-"""Minimum age of a new anchor: a record that is less late than this invalidates none."""
+CHECKPOINT_LAG_MS: Final = 600_000
+"""Minimum age of a new checkpoint: a record that is less late than this invalidates none."""
 
-ANCHORS_KEPT: Final = 64
-"""Number of newest anchors that a budget keeps all of; `timelines.keep_anchors` thins out older ones."""
+CHECKPOINTS_KEPT: Final = 64
+"""Number of newest checkpoints that a budget keeps all of; `timelines.keep_checkpoints` thins out older ones."""
 
 
 def settle_in(books: Books, session: Session, namespace: AccountId, since: Instant | None, now: Instant) -> BudgetState:
@@ -69,22 +68,21 @@ def _settle(
     Refunds count up to their pod's charge. If the new charges change what a refund counts, that is a changed record
     too, and everything is settled again from there.
     """
-    tree, anchor, until = _continued_from(session, tree, since, now)
+    tree, checkpoint, until = _continued_from(session, tree, since, now)
     # Rows are locked from the top and in one order, so that two writers wait for each other without a deadlock.
     for root in tree.roots:
         accounts.bump_version(session, root)
-    after = instant_of(anchor)
-    forest = Forest(timelines.records(session, tree.keys, after, carry=books.carry), tree.links)
-    start = timeline.begin_all(forest, until) | anchor
-    outcome = timeline.advance(start, forest, until, every=ANCHOR_EVERY, settled=Instant(until - ANCHOR_LAG_MS))
+    after = instant_of(checkpoint)
+    forest, start = resume(session, tree, checkpoint, until, carry=books.carry)
+    outcome = timeline.advance(start, forest, until, every=CHECKPOINT_EVERY, settled=Instant(until - CHECKPOINT_LAG_MS))
     for key in sorted(tree.keys):
         wrong, missing = difference(bookings.valid(session, key, after), outcome.postings[key])
         if wrong or missing:
             floor = seals.until(session, key)
             bookings.reverse(session, key, wrong, now, floor)
             bookings.book(session, key, missing, now, floor)
-        anchors = [states[key] for states in outcome.anchors if key in states]
-        timelines.keep_anchors(session, key, anchors, ANCHORS_KEPT)
+        checkpoints = [states[key] for states in outcome.checkpoints if key in states]
+        timelines.keep_checkpoints(session, key, checkpoints, CHECKPOINTS_KEPT)
     for root in tree.roots:
         accounts.mark_settled(session, root, until)
     changed = None if since is None else _limit_refunds(session, tree.keys, since)
@@ -94,21 +92,21 @@ def _settle(
 def _continued_from(
     session: Session, tree: Tree, since: Instant | None, now: Instant
 ) -> tuple[Tree, dict[AccountId, BudgetState], Instant]:
-    """Drop the anchors that rely on what has changed; return the budgets to settle, their anchor, and up to when."""
+    """Drop checkpoints that rely on what has changed; return the budgets to settle, from which one, and up to when."""
     if since is not None:
-        # A link that ends at that instant has changed too: budgets that it affected have anchors that rely on it.
+        # A link that ends at that instant has changed too: budgets that it affected have checkpoints that rely on it.
         tree = hierarchy_links.tree(session, tree.keys, Instant(since - 1))
-        timelines.drop_anchors(session, tree.keys, since)
-    tree, anchor = anchored(session, tree, since)
+        timelines.drop_checkpoints(session, tree.keys, since)
+    tree, checkpoint = newest_checkpoint(session, tree, since)
     # A replica whose clock is ahead of ours may have settled further: what it booked is not reversed.
     until = max(now, accounts.settled_until(session, tree.keys))
     if until > now + CLOCK_SKEW_MS:
         # No replica's clock is so far ahead. What is ahead of now is not due yet: it is reversed.
         until, ahead = now, Instant(now + 1)
-        timelines.drop_anchors(session, tree.keys, ahead)
+        timelines.drop_checkpoints(session, tree.keys, ahead)
         accounts.limit_settled(session, tree.keys, now)
-        tree, anchor = anchored(session, tree, ahead if since is None else min(since, ahead))
-    return tree, anchor, until
+        tree, checkpoint = newest_checkpoint(session, tree, ahead if since is None else min(since, ahead))
+    return tree, checkpoint, until
 
 
 def _limit_refunds(session: Session, keys: Collection[AccountId], since: Instant) -> Instant | None:
@@ -135,18 +133,16 @@ def pin(books: Books, session: Session, namespace: AccountId, at: Instant, now: 
     """Settle a namespace, and keep its state at a past instant and those of all that depend on it.
 
     Settling can continue from there. What is due up to that instant must be booked first, because nothing before an
-    anchor is examined again.
+    checkpoint is examined again.
     """
     settle_in(books, session, namespace, None, now)
-    tree, anchor = anchored(session, hierarchy_links.tree(session, [namespace], at), at)
-    records = timelines.records(session, tree.keys, instant_of(anchor), carry=books.carry)
-    forest = Forest(records, tree.links)
-    start = timeline.begin_all(forest, now) | anchor
+    tree, checkpoint = newest_checkpoint(session, hierarchy_links.tree(session, [namespace], at), at)
+    forest, start = resume(session, tree, checkpoint, now, carry=books.carry)
     begun = [key for key, state in start.items() if state.at < at]
     if begun:
         states = timeline.advance(start, forest, at).states
         for key in begun:
-            timelines.keep_anchors(session, key, [states[key]], ANCHORS_KEPT)
+            timelines.keep_checkpoints(session, key, [states[key]], CHECKPOINTS_KEPT)
 
 
 def settle(books: Books, ids: Iterable[AccountId], now: Instant) -> None:

@@ -149,14 +149,14 @@ def _balances(session: Session, account: BudgetAccount) -> Iterator[str]:
 def _bookings(
     session: Session, tree: Tree, accounts_by_id: Mapping[AccountId, BudgetAccount], *, carry: bool
 ) -> Iterator[str]:
-    """Yield each booking and anchor that does not follow from the records of the budgets that were settled together.
+    """Yield each booking and checkpoint that does not follow from the records of budgets that were settled together.
 
     Records and bookings are read side by side, one stretch of time after the other, because all of them together may
-    not fit into memory. The time line is stopped at each anchor, to compare it, and where each budget was settled last:
-    what falls due later is not booked yet.
+    not fit into memory. The time line is stopped at each checkpoint, to compare it, and where each budget was settled
+    last: what falls due later is not booked yet.
     """
     settled = {key: accounts_by_id[tree.chain(key)[-1]].settled_at for key in tree.keys}
-    kept = _anchors(session, tree)
+    kept = _checkpoints(session, tree)
     booked = _InOrder(bookings.valid_in_order(session, tree.keys))
     states: dict[AccountId, BudgetState] = {}
     begun = last = EPOCH
@@ -174,22 +174,22 @@ def _bookings(
             states = outcome.states
             for key, mine in outcome.postings.items():
                 postings[key] += mine if at <= max(settled[key], begun) else []
-            for key, anchor in kept.pop(at, ()):
-                if states[key] != anchor:
+            for key, checkpoint in kept.pop(at, ()):
+                if states[key] != checkpoint:
                     yield f"{_where(accounts_by_id[key])}: the anchor at {at} is not what the records give"
         found = booked.up_to(end)
         for key in sorted(tree.keys):
             yield from _compared(found[key], postings[key], accounts_by_id[key])
-    for at, anchors in kept.items():
-        for key, _ in anchors:
+    for at, checkpoints in kept.items():
+        for key, _ in checkpoints:
             yield f"{_where(accounts_by_id[key])}: the anchor at {at} is older than all records"
 
 
-def _anchors(session: Session, tree: Tree) -> dict[Instant, list[tuple[AccountId, BudgetState]]]:
+def _checkpoints(session: Session, tree: Tree) -> dict[Instant, list[tuple[AccountId, BudgetState]]]:
     found: dict[Instant, list[tuple[AccountId, BudgetState]]] = {}
     for key in tree.keys:
-        for anchor in timelines.anchors(session, key):
-            found.setdefault(anchor.at, []).append((key, anchor))
+        for checkpoint in timelines.checkpoints(session, key):
+            found.setdefault(checkpoint.at, []).append((key, checkpoint))
     return found
 
 

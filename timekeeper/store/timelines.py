@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of a budget's time line, and its anchors: states from which it can be continued."""
+"""The records of a budget's time line, and its checkpoints: states from which it can be continued."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from timekeeper.core.budget_state import BudgetState
 from timekeeper.core.posting import PostingKind
 from timekeeper.store import debts, hierarchy_links, rates
 from timekeeper.store.budget_rules import ruling_of_each
-from timekeeper.store.db.models import Anchor, BudgetGrant, BudgetRule, Membership, Namespace, WorkloadRow
+from timekeeper.store.db.models import BudgetGrant, BudgetRule, Checkpoint, Membership, Namespace, WorkloadRow
 
 _STRETCH: Final = 10_000
 """Minimum number of pods that begin in a stretch."""
@@ -37,7 +37,7 @@ _KIND_OUT: Final[dict[str, PostingKind]] = {"adjustment": "withdrawal", "transfe
 
 _DAY_MS: Final = 86_400_000
 _DAYS: Final = 40
-"""One anchor a day is kept for this many days, then one a month (30 days)."""
+"""One checkpoint a day is kept for this many days, then one a month (30 days)."""
 
 
 def records(
@@ -145,23 +145,27 @@ def holders_since(session: Session, since: Instant) -> list[AccountId]:
     return sorted(session.scalars(query.distinct()))
 
 
-def anchor_before(session: Session, keys: Collection[AccountId], at: Instant | None) -> dict[AccountId, BudgetState]:
+def checkpoint_before(
+    session: Session, keys: Collection[AccountId], at: Instant | None
+) -> dict[AccountId, BudgetState]:
     """Return the latest states of one instant before another (None: the latest of all); empty if there are none.
 
     A budget without one there begins later, with all its records.
     """
-    query = select(Anchor.at, func.count()).where(Anchor.namespace_id.in_(keys))
+    query = select(Checkpoint.at, func.count()).where(Checkpoint.namespace_id.in_(keys))
     if at is not None:
-        query = query.where(Anchor.at < at)
-    # Usually the newest anchor has all budgets. If it lacks some, it matters whether these had begun by then, and that
-    # takes several statements to find out.
+        query = query.where(Checkpoint.at < at)
+    # Usually the newest checkpoint has all budgets. If it lacks some, it matters whether these had begun by then, and
+    # that takes several statements to find out.
     births: dict[AccountId, Instant] | None = None
-    for found, count in session.execute(query.group_by(Anchor.at).order_by(Anchor.at.desc())).all():
+    for found, count in session.execute(query.group_by(Checkpoint.at).order_by(Checkpoint.at.desc())).all():
         if count < len(keys):
             births = _births(session, keys) if births is None else births
             if count < sum(born <= found for born in births.values()):
                 continue
-        rows = select(Anchor.namespace_id, Anchor.state).where(Anchor.namespace_id.in_(keys), Anchor.at == found)
+        rows = select(Checkpoint.namespace_id, Checkpoint.state).where(
+            Checkpoint.namespace_id.in_(keys), Checkpoint.at == found
+        )
         states = {key: typed_json.decode(text, BudgetState) for key, text in session.execute(rows)}
         if births is None or all(born > found for key, born in births.items() if key not in states):
             return states
@@ -195,38 +199,38 @@ def _births(session: Session, keys: Collection[AccountId]) -> dict[AccountId, In
     return found
 
 
-def anchors(session: Session, namespace: AccountId) -> list[BudgetState]:
-    """Return a namespace's anchors, oldest first."""
-    query = select(Anchor.state).where(Anchor.namespace_id == namespace).order_by(Anchor.at)
+def checkpoints(session: Session, namespace: AccountId) -> list[BudgetState]:
+    """Return a namespace's checkpoints, oldest first."""
+    query = select(Checkpoint.state).where(Checkpoint.namespace_id == namespace).order_by(Checkpoint.at)
     return [typed_json.decode(text, BudgetState) for text in session.scalars(query)]
 
 
-def drop_anchors(session: Session, keys: Collection[AccountId], since: Instant) -> None:
-    """Delete the anchors from an instant on, because a record there has changed."""
-    session.execute(delete(Anchor).where(Anchor.namespace_id.in_(keys), Anchor.at >= since))
+def drop_checkpoints(session: Session, keys: Collection[AccountId], since: Instant) -> None:
+    """Delete the checkpoints from an instant on, because a record there has changed."""
+    session.execute(delete(Checkpoint).where(Checkpoint.namespace_id.in_(keys), Checkpoint.at >= since))
 
 
-def keep_anchors(session: Session, namespace: AccountId, states: list[BudgetState], most: int) -> None:
-    """Keep new anchors, the newest `most` of all, and of older ones the first of each day, then of each month.
+def keep_checkpoints(session: Session, namespace: AccountId, states: list[BudgetState], most: int) -> None:
+    """Keep new checkpoints, the newest `most` of all, and of older ones the first of each day, then of each month.
 
     So a late record is settled from shortly before its instant, and not from the start.
     """
     if not states:
         return
     instants = [state.at for state in states]
-    session.execute(delete(Anchor).where(Anchor.namespace_id == namespace, Anchor.at.in_(instants)))
+    session.execute(delete(Checkpoint).where(Checkpoint.namespace_id == namespace, Checkpoint.at.in_(instants)))
     session.execute(
-        insert(Anchor),
+        insert(Checkpoint),
         [{"namespace_id": namespace, "at": s.at, "state": msgspec.json.encode(s).decode()} for s in states],
     )
-    kept = select(Anchor.at).where(Anchor.namespace_id == namespace).order_by(Anchor.at)
+    kept = select(Checkpoint.at).where(Checkpoint.namespace_id == namespace).order_by(Checkpoint.at)
     gone = _superfluous(session.scalars(kept).all(), most)
     if gone:
-        session.execute(delete(Anchor).where(Anchor.namespace_id == namespace, Anchor.at.in_(gone)))
+        session.execute(delete(Checkpoint).where(Checkpoint.namespace_id == namespace, Checkpoint.at.in_(gone)))
 
 
 def _superfluous(instants: Sequence[Instant], most: int) -> list[Instant]:
-    """Return the anchors to delete, out of all in the order of time."""
+    """Return the checkpoints to delete, out of all in the order of time."""
     gone: list[Instant] = []
     before = None
     for at in instants[: max(len(instants) - most, 0)]:

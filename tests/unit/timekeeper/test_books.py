@@ -112,9 +112,9 @@ def test_late_repeated_and_reordered_knowledge_ends_in_the_same_ledger(
 def test_settling_from_anchors_gives_the_ledger_of_settling_from_the_start(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settlement, "ANCHOR_EVERY", 3)
-    monkeypatch.setattr(settlement, "ANCHOR_LAG_MS", 1_000)
-    monkeypatch.setattr(settlement, "ANCHORS_KEPT", 4)
+    monkeypatch.setattr(settlement, "CHECKPOINT_EVERY", 3)
+    monkeypatch.setattr(settlement, "CHECKPOINT_LAG_MS", 1_000)
+    monkeypatch.setattr(settlement, "CHECKPOINTS_KEPT", 4)
     for i in range(40):
         at = T0 + i * 700
         apply(books, [opening(f"pod-{i}", at, Fraction(1, 3))], [], at)
@@ -123,7 +123,7 @@ def test_settling_from_anchors_gives_the_ledger_of_settling_from_the_start(
     with books.database.reading() as session:
         known = accounts.find_name(session, "default", "team")
         assert known is not None
-        assert len(timelines.anchors(session, known.id)) == 4 + 1  # and the first of the day
+        assert len(timelines.checkpoints(session, known.id)) == 4 + 1  # and the first of the day
     apply(books, [opening("late", T0 + 900, HALF)], [Closing("late", T0 + 1_900, "finished")], T0 + 40_000)
     found = verify(books.database.engine, carry=False)
     assert found.differences == []
@@ -131,8 +131,8 @@ def test_settling_from_anchors_gives_the_ledger_of_settling_from_the_start(
 
 
 def test_old_anchors_are_kept_by_day_and_then_by_month(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settlement, "ANCHOR_EVERY", 1)
-    monkeypatch.setattr(settlement, "ANCHORS_KEPT", 4)
+    monkeypatch.setattr(settlement, "CHECKPOINT_EVERY", 1)
+    monkeypatch.setattr(settlement, "CHECKPOINTS_KEPT", 4)
     hour, days = 3_600_000, 80
     for step in range(0, days * 24, 12):
         start = T0 + step * hour
@@ -140,7 +140,7 @@ def test_old_anchors_are_kept_by_day_and_then_by_month(books: Books, monkeypatch
             books, [opening(f"pod-{step}", start, HALF)], [Closing(f"pod-{step}", start + 1, "finished")], start + hour
         )
     with books.database.reading() as session:
-        kept = [state.at for state in timelines.anchors(session, books.require("team").account.id)]
+        kept = [state.at for state in timelines.checkpoints(session, books.require("team").account.id)]
     by_day = [at // (24 * hour) for at in kept[:-4]]
     newest = by_day[-1]
     assert by_day[-30:] == list(range(newest - 29, newest + 1))

@@ -186,7 +186,7 @@ def test_a_parents_period_and_grant_bring_running_pods_back_at_their_instant(boo
 
 
 def test_what_was_charged_before_a_move_stays_with_the_old_parent(books: Books, monkeypatch: Any) -> None:
-    monkeypatch.setattr(settlement, "ANCHOR_EVERY", 1)
+    monkeypatch.setattr(settlement, "CHECKPOINT_EVERY", 1)
     for name in ("physics", "chemistry"):
         team(books, name, 90_000)
     under(books, RED, "physics")

@@ -79,8 +79,8 @@ def test_what_was_due_before_a_move_is_booked(books: Books) -> None:
 def test_a_namespace_goes_under_a_team_out_and_in_again(
     books: Books, monkeypatch: pytest.MonkeyPatch, every: int, late: bool
 ) -> None:
-    monkeypatch.setattr(settlement, "ANCHOR_EVERY", every)
-    monkeypatch.setattr(settlement, "ANCHOR_LAG_MS", 1_000)
+    monkeypatch.setattr(settlement, "CHECKPOINT_EVERY", every)
+    monkeypatch.setattr(settlement, "CHECKPOINT_LAG_MS", 1_000)
     parent(books, "lab", 90 * MINUTE, at=T0)
     parent(books, "school", 90 * MINUTE, period="hour", at=T0)
     move(books, "lab", "school", T0)
@@ -97,8 +97,8 @@ def test_a_namespace_goes_under_a_team_out_and_in_again(
 def test_a_move_by_a_clock_that_lags_behind_leaves_no_anchor_of_before(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settlement, "ANCHOR_EVERY", 1)
-    monkeypatch.setattr(settlement, "ANCHOR_LAG_MS", 0)
+    monkeypatch.setattr(settlement, "CHECKPOINT_EVERY", 1)
+    monkeypatch.setattr(settlement, "CHECKPOINT_LAG_MS", 0)
     parent(books, "lab", 50 * MINUTE, period="hour")
     move(books, "red", "lab", T0 + 1)
     run(books, "a", T0 + 1_000, None, T0 + 1_000)
@@ -154,10 +154,10 @@ steps = st.lists(
 )  # at a midnight, an anchor had the team's budget in a later hour
 def test_any_moves_end_in_what_the_records_say(databases: Databases, steps: Any, every: int, lag: int) -> None:
     with databases.migrated() as url, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(settlement, "ANCHOR_EVERY", every)
-        patch.setattr(settlement, "ANCHOR_LAG_MS", lag)
-        patch.setattr(settlement, "ANCHORS_KEPT", 3)
-        patch.setattr(hierarchy, "ANCHOR_LAG_MS", lag)
+        patch.setattr(settlement, "CHECKPOINT_EVERY", every)
+        patch.setattr(settlement, "CHECKPOINT_LAG_MS", lag)
+        patch.setattr(settlement, "CHECKPOINTS_KEPT", 3)
+        patch.setattr(hierarchy, "CHECKPOINT_LAG_MS", lag)
         books = Books(Database(make_engine(url)), "default", carry=False)
         aside = Database(make_engine(url))
         try:

@@ -368,7 +368,7 @@ def test_an_account_that_a_no_op_opened_is_settled_from_its_opening(books: Books
 
 
 def test_grants_that_are_used_up_leave_the_state_and_its_anchors(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("timekeeper.ledger.settlement.ANCHOR_EVERY", 1)
+    monkeypatch.setattr("timekeeper.ledger.settlement.CHECKPOINT_EVERY", 1)
     set_to(books, T0, 0)
     for step in range(30):
         grant(books, 2, T0 + step * HOUR, T0 + step * HOUR + DAY if step % 2 else None)
@@ -376,7 +376,7 @@ def test_grants_that_are_used_up_leave_the_state_and_its_anchors(books: Books, m
     state = books.require("team").at(T0 + 30 * HOUR)
     assert (state.grants, state.balance, state.granted) == ([], 0, 60 * SECOND)
     with books.database.reading() as session:
-        kept = timelines.anchors(session, books.require("team").account.id)
+        kept = timelines.checkpoints(session, books.require("team").account.id)
     assert kept
     assert max(len(anchor.grants) for anchor in kept) <= 1
     assert booked(books)["charged"] == 60 * SECOND

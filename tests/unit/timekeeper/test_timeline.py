@@ -33,12 +33,12 @@ class Outcome:
 
     state: BudgetState
     postings: list[Posting]
-    anchors: list[BudgetState]
+    checkpoints: list[BudgetState]
 
 
 def advance(state: BudgetState, records: Records, until: int, *, every: int = 0, settled: int = 0) -> Outcome:
     found = timeline.advance({1: state}, Forest({1: records}), until, every=every, settled=settled)
-    return Outcome(found.states[1], found.postings[1], [anchor[1] for anchor in found.anchors])
+    return Outcome(found.states[1], found.postings[1], [checkpoint[1] for checkpoint in found.checkpoints])
 
 
 def run_out(state: BudgetState, records: Records) -> int | None:
@@ -101,11 +101,11 @@ def test_it_does_not_matter_when_anybody_looked(records: Records, until: int, lo
 @given(histories(), st.integers(1000, 1400))
 def test_settling_goes_on_from_any_anchor(records: Records, until: int) -> None:
     whole = advance(begin(records, until), records, until, every=1, settled=until)
-    for anchor in whole.anchors:
-        assert anchor == advance(begin(records, until), records, anchor.at).state
-        rest = advance(anchor, records, until)
+    for checkpoint in whole.checkpoints:
+        assert checkpoint == advance(begin(records, until), records, checkpoint.at).state
+        rest = advance(checkpoint, records, until)
         assert rest.state == whole.state
-        assert sorted(rest.postings) == sorted(p for p in whole.postings if p.at > anchor.at)
+        assert sorted(rest.postings) == sorted(p for p in whole.postings if p.at > checkpoint.at)
 
 
 @settings(max_examples=100, deadline=None)

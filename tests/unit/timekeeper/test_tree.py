@@ -91,12 +91,12 @@ def test_it_does_not_matter_when_anybody_looked(forest: Forest, until: int, look
 @given(forests(), st.integers(1000, 1400))
 def test_settling_goes_on_from_any_anchor(forest: Forest, until: int) -> None:
     outcome = advance(begin_all(forest, until), forest, until, every=1, settled=until)
-    for anchor in outcome.anchors:
-        rest = advance(begin_all(forest, until) | anchor, forest, until)
+    for checkpoint in outcome.checkpoints:
+        rest = advance(begin_all(forest, until) | checkpoint, forest, until)
         assert rest.states == outcome.states
-        at = next(iter(anchor.values())).at
+        at = next(iter(checkpoint.values())).at
         then = advance(begin_all(forest, until), forest, at).states
-        assert anchor == {key: then[key] for key in anchor}
+        assert checkpoint == {key: then[key] for key in checkpoint}
         for key, mine in rest.postings.items():
             assert sorted(mine) == sorted(p for p in outcome.postings[key] if p.at > at)
 
@@ -105,11 +105,11 @@ def test_an_anchor_where_one_period_ends_has_the_others_of_that_instant() -> Non
     """Nothing happens in any budget; the first one's hours are passed over up to the end, beyond the second's day."""
     rules = {1: Rule(0, 5, "hour", "UTC"), 2: Rule(0, 5, "day", "UTC")}
     forest = Forest({key: Records([], [rule], opened=10) for key, rule in rules.items()}, [Link(1, 2, 20)])
-    for anchor in advance(begin_all(forest, 180), forest, 180, every=1, settled=180).anchors:
-        at = anchor[1].at
-        assert anchor == advance(begin_all(forest, 180), forest, at).states
-        assert all(state.period.expires is None or state.period.expires > at for state in anchor.values())
-        assert all(state.period_start is None or state.period_start <= at for state in anchor.values())
+    for checkpoint in advance(begin_all(forest, 180), forest, 180, every=1, settled=180).checkpoints:
+        at = checkpoint[1].at
+        assert checkpoint == advance(begin_all(forest, 180), forest, at).states
+        assert all(state.period.expires is None or state.period.expires > at for state in checkpoint.values())
+        assert all(state.period_start is None or state.period_start <= at for state in checkpoint.values())
 
 
 @settings(max_examples=60, deadline=None)

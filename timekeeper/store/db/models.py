@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables. Records and ledger entries are append-only; balances, anchors and versions can be rebuilt from them.
+"""The tables. Records and ledger entries are append-only; balances, checkpoints and versions can be rebuilt from them.
 
 A namespace is identified by (cluster, namespace UID): a name that is used again starts afresh. All instants are
 milliseconds since the epoch, all GPU time is GPU-milliseconds, both as 64-bit integers. Types are portable.
@@ -415,7 +415,7 @@ class Entry(Base):
     amount_ms: Mapped[GpuMilliseconds]
 
 
-class Anchor(Base):
+class Checkpoint(Base):
     """A namespace's state at an instant, from which settling can continue. Deleted if a record before it changes."""
 
     __tablename__ = "anchor"
