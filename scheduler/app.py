@@ -38,7 +38,7 @@ from scheduler.extender_requests import (
 )
 from scheduler.gangs import WAITERS
 from scheduler.pods import Pod
-from scheduler.service import NotSynced, Scheduler
+from scheduler.scheduler_process import NotSynced, Scheduler
 from slicekeeper import threads
 from slicekeeper.errors import SlicekeeperError
 from slicekeeper.net.serving.bodies import Bodies, BodyRefused

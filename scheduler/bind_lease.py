@@ -33,7 +33,7 @@ class NotHolder(SlicekeeperError):
     code = "not-holder"
 
 
-class Fence:
+class BindLease:
     """The right to bind. `catch_up` reads all pods from the API server. Thread-safe."""
 
     def __init__(self, lease: LeaderElection, catch_up: Callable[[], None], *, idle_seconds: float) -> None:

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from scheduler.agent_readiness import NodeAgents
-from scheduler.bind_lease import Fence, NotHolder
+from scheduler.bind_lease import BindLease, NotHolder
 from scheduler.extender import gpu_pod, placeable
 from scheduler.gangs import Gangs
 from scheduler.held_places import Place
 from scheduler.pending_bindings import NoPlace
 from scheduler.pods import Pod
-from scheduler.state import SchedulerState
+from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.errors import Conflict, NotFound, ServiceError, Unavailable
@@ -51,13 +51,19 @@ class Binder:
     """Executes `bind`, and checks bindings that no watch has confirmed."""
 
     def __init__(
-        self, client: KubeClient, state: SchedulerState, clock: Clock, agents: NodeAgents, fence: Fence, gangs: Gangs
+        self,
+        client: KubeClient,
+        state: SchedulerState,
+        clock: Clock,
+        agents: NodeAgents,
+        bind_lease: BindLease,
+        gangs: Gangs,
     ) -> None:
         self._client = client
         self._state = state
         self._clock = clock
         self._agents = agents
-        self._fence = fence
+        self._bind_lease = bind_lease
         self._gangs = gangs
 
     def bind(self, args: BindingArgs) -> str:
@@ -79,9 +85,9 @@ class Binder:
             if not_now:
                 return f"node {node}: {not_now}"
             if pod.gang is not None:
-                with self._fence.held():  # so that only the Bindings can fail once all have arrived
+                with self._bind_lease.held():  # so that only the Bindings can fail once all have arrived
                     self._gangs.wait_for_gang(pod, node)
-            with self._fence.held() as term:
+            with self._bind_lease.held() as term:
                 return self._give(args, pod, term)
         except (NoPlace, NotHolder) as error:
             return f"node {node}: {error}"
@@ -99,7 +105,7 @@ class Binder:
         result = Result("lost")
         try:
             annotations = self._annotations(place)
-            if self._fence.is_still_held(term):
+            if self._bind_lease.is_still_held(term):
                 result = self._try(args, annotations)
             else:
                 lost = "the lease for binding was lost while GPUs were chosen; the pod is tried again"
@@ -111,7 +117,7 @@ class Binder:
                 self._state.bindings.refused(uid, node)
             else:
                 self._state.bindings.lost(uid, node)
-                self._fence.need(REQUEST_SECONDS)
+                self._bind_lease.need(REQUEST_SECONDS)
         return result.message
 
     def stop(self) -> None:

@@ -10,7 +10,7 @@ import click
 from starlette.types import ASGIApp
 
 from scheduler.app import make_app
-from scheduler.service import Scheduler
+from scheduler.scheduler_process import Scheduler
 from slicekeeper.cli.main import Context
 from slicekeeper.clock import from_settings
 from slicekeeper.net import probes

@@ -15,7 +15,7 @@ from scheduler.extender import UNMANAGED, placeable
 from scheduler.gang_places import places_for
 from scheduler.placement.learner import Learner
 from scheduler.pods import Pod
-from scheduler.state import SchedulerState
+from scheduler.scheduler_state import SchedulerState
 from scheduler.wait_forecast import deadlines
 from scheduler.wait_remedies import ROOM
 from scheduler.watches import BOUND

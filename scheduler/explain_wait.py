@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from scheduler.cluster_snapshot import Snapshot
 from scheduler.placement.policy import Policy
 from scheduler.placement.reasons import Why
 from scheduler.pods import Pod
-from scheduler.reclaim.room import ClusterView
-from scheduler.snapshot import Snapshot
+from scheduler.reclaim.room_finder import RoomFinder
 from scheduler.wait_forecast import Expected, StartForecast
 from scheduler.wait_remedies import grants, remedies
 from scheduler.wait_turns import gang_of, order, turns
@@ -70,8 +70,8 @@ def _give_way(snapshot: Snapshot, pod: Pod, policy: Policy) -> tuple[str, ...]:
     """
     has_budget = pod.budget_state != names.OVER_BUDGET
     alike = {other.uid for other in snapshot.pods if other.namespace == pod.namespace}
-    view = ClusterView(policy)
-    view.update(snapshot.views(), leaving=set(), blocked=set() if has_budget else alike)
+    finder = RoomFinder(policy)
+    finder.update(snapshot.views(), leaving=set(), blocked=set() if has_budget else alike)
     there = gang_of(snapshot, pod)
     together = there.waiting if there else (pod,)
     if (there and not there.is_complete) or not all(
@@ -80,7 +80,7 @@ def _give_way(snapshot: Snapshot, pod: Pod, policy: Policy) -> tuple[str, ...]:
     ):
         return ()
     if there:
-        places = view.choose_all(together, there.needed) or ()
-        return tuple(sorted(victim.key for place in places for victim in place.victims))
-    chosen = view.choose(pod)
-    return () if chosen is None else tuple(sorted(victim.key for victim in view.victims(chosen[0])))
+        places = finder.room_for_gang(together, there.needed) or []
+    else:
+        places = [freed] if (freed := finder.room_by_eviction(pod)) else []
+    return tuple(sorted(victim.key for place in places for victim in place.victims))

@@ -15,8 +15,8 @@ from scheduler.node_fit import has_preferences
 from scheduler.placement.ranking import scores
 from scheduler.placement.reasons import Why, explain
 from scheduler.pods import Pod, read_pod
-from scheduler.reclaim.victims import rank_of
-from scheduler.state import SchedulerState
+from scheduler.reclaim.victim_choice import rank_of
+from scheduler.scheduler_state import SchedulerState
 from slicekeeper.gpu.pod_manifest import asks_for
 from slicekeeper.names import IN_BUDGET
 from slicekeeper.untyped_json import as_map

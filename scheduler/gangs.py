@@ -22,12 +22,12 @@ import numpy as np
 
 from scheduler.gang_members import GangMembers
 from scheduler.gang_places import OfferedNodes, places_for
-from scheduler.gang_turns import SEARCH_PAUSE_RATIO, SearchQueue
+from scheduler.gang_queue import SEARCH_PAUSE_RATIO, GangQueue
 from scheduler.pending_bindings import NoPlace
 from scheduler.pods import Hold, Pod
 from scheduler.reclaim.back_off import BackOff
-from scheduler.reclaim.retry_trigger import Nudger
-from scheduler.state import SchedulerState
+from scheduler.reclaim.retry_trigger import RetryTrigger
+from scheduler.scheduler_state import SchedulerState
 from slicekeeper.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -88,18 +88,18 @@ class Gangs:
         self,
         state: SchedulerState,
         clock: Clock,
-        nudger: Nudger,
+        retry_trigger: RetryTrigger,
         *,
         hold_seconds: float,
         barrier_seconds: float = BARRIER_SECONDS,
     ) -> None:
         self._state = state
         self._clock = clock
-        self._nudger = nudger
+        self._retry_trigger = retry_trigger
         self._hold_ns = int(hold_seconds * 1_000_000_000)
         self._barrier = barrier_seconds
         self._known: dict[str, _KnownGang] = {}
-        self._queue = SearchQueue(clock)
+        self._queue = GangQueue(clock)
         self._changed = threading.Condition()
         """Protects everything above, and notifies waiting binds that a plan has changed."""
         self._waiters = 0
@@ -189,9 +189,9 @@ class Gangs:
             keys = dict.fromkeys([*self._queue.in_order(), *self._known])
         # The lock is released after each: kube-scheduler waits during calls for one of their pods.
         called = [pod for key in keys for pod in self._look_at(key)]
-        self._nudger.keep({pod.uid for pod in called})
+        self._retry_trigger.keep({pod.uid for pod in called})
         for pod in called:
-            self._nudger.nudge(pod, at_once=True)
+            self._retry_trigger.trigger(pod, at_once=True)
 
     def _look_at(self, key: str) -> list[Pod]:
         """Process one gang; return those of its pods that have a place and must be retried."""

@@ -65,7 +65,7 @@ class Found:
         return np.flatnonzero(self.usable & (self.price == self.price[self.best]))
 
 
-class Finder:
+class NodeFinder:
     """EvaluationCache, names, and recent results. Thread-safe."""
 
     def __init__(self, nodes: Nodes) -> None:

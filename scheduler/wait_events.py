@@ -18,7 +18,7 @@ from typing import Final
 from scheduler.explain_wait import Outlook, outlook
 from scheduler.extender import placeable
 from scheduler.pods import Pod
-from scheduler.state import SchedulerState
+from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.kube import events
@@ -53,7 +53,7 @@ class _Notice:
     written_at: float = 0.0
 
 
-class Notices:
+class WaitEvents:
     """The events of the pods that wait. One of several processes keeps them: the one that `is_leader`."""
 
     def __init__(

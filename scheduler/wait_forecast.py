@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from scheduler.cluster_snapshot import Snapshot
 from scheduler.gang_places import Trial, places_for
 from scheduler.node_fit import fields_judged
 from scheduler.node_names import Roster
@@ -25,7 +26,6 @@ from scheduler.placement.fleet import Fleet
 from scheduler.placement.policy import Policy
 from scheduler.placement.ranking import best_of
 from scheduler.pods import Hold, Pod, chosen_hold, end_of
-from scheduler.snapshot import Snapshot
 from scheduler.wait_nodes import NodesForPod
 from scheduler.wait_turns import WaitTurn
 from slicekeeper.units import MS_PER_SECOND, Instant

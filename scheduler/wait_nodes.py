@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from scheduler.cluster_snapshot import Snapshot
 from scheduler.held_places import HoldKind
 from scheduler.node_fit import admits, closed_because
 from scheduler.placement.demand import Demand
@@ -17,7 +18,6 @@ from scheduler.placement.mig import suits
 from scheduler.placement.policy import Policy
 from scheduler.placement.reasons import Why, explain
 from scheduler.pods import Hold, Pod, gpu_rows, labels_out_of_sight
-from scheduler.snapshot import Snapshot
 from slicekeeper.gpu.inventory import Gpu, is_wanted
 from slicekeeper.names import MIG
 

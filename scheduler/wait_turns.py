@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
+from scheduler.cluster_snapshot import Snapshot
 from scheduler.gang_members import GangMembers, gang_members
 from scheduler.held_places import HoldKind
 from scheduler.pods import Pod
-from scheduler.snapshot import Snapshot
 
 
 @dataclass(frozen=True)

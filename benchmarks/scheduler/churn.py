@@ -18,7 +18,7 @@ from run import node, pod
 
 from scheduler.extender import filter_nodes, gpu_pod
 from scheduler.placement.learner import Learner
-from scheduler.state import SchedulerState
+from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Settings

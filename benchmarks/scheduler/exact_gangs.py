@@ -20,7 +20,7 @@ from run import GPU_MIB, percentile
 
 from scheduler.gang_places import Trial, places_for
 from scheduler.placement.learner import Learner
-from scheduler.state import SchedulerState
+from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Settings

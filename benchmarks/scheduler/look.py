@@ -21,8 +21,8 @@ from scheduler.placement.best_fit import BestFit
 from scheduler.placement.learner import Learner
 from scheduler.reclaim.eviction import Evictor
 from scheduler.reclaim.reclaimer import Reclaimer
-from scheduler.reclaim.retry_trigger import Nudger
-from scheduler.state import SchedulerState
+from scheduler.reclaim.retry_trigger import RetryTrigger
+from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import KubernetesSettings, Settings
@@ -60,8 +60,8 @@ def main() -> None:
     client = KubeClient(settings.kubernetes)
     leader = LeaderElection(client, clock, namespace="x", name="x", identity="x", duration_seconds=15, renew_seconds=2)
     evictor = Evictor(client, clock, settings.resources, reporter="x", hold_seconds=30, count=print)
-    nudger = Nudger(client, clock, pause_seconds=1)
-    reclaimer = Reclaimer(settings, clock, state, BestFit(), leader, evictor, nudger, hold_seconds=30)
+    retry_trigger = RetryTrigger(client, clock, pause_seconds=1)
+    reclaimer = Reclaimer(settings, clock, state, BestFit(), leader, evictor, retry_trigger, hold_seconds=30)
 
     def look() -> float:
         begin = time.thread_time()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The growing wait of a pod or gang for which something was done: an eviction, a nudge, a reservation of places."""
+"""The growing wait of a pod or gang for which something was done: an eviction, a retry, a reservation of places."""
 
 from __future__ import annotations
 

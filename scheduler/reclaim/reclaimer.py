@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reclaimer's loop: find waiting pods, let `victims` choose which pods to evict, evict them, and keep the place.
+"""The reclaimer's loop: find waiting pods, find room for them (`room_finder`), evict the victims, and keep the place.
 
 While a waiting pod's place is kept, no other pods are evicted for it. The place is kept until the victims are gone, and
 for the duration of a hold after that. If the pod has not been bound by then, it waits for something else (CPU, a
@@ -25,9 +25,9 @@ from scheduler.placement.policy import Policy
 from scheduler.pods import Pod
 from scheduler.reclaim.back_off import BackOff
 from scheduler.reclaim.eviction import Evictor
-from scheduler.reclaim.retry_trigger import Nudger
-from scheduler.reclaim.room import ClusterView
-from scheduler.state import SchedulerState
+from scheduler.reclaim.retry_trigger import RetryTrigger
+from scheduler.reclaim.room_finder import RoomFinder
+from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Settings
@@ -63,7 +63,7 @@ class Reclaimer:
         policy: Policy,
         leader: LeaderElection,
         evictor: Evictor,
-        nudger: Nudger,
+        retry_trigger: RetryTrigger,
         *,
         hold_seconds: float,
     ) -> None:
@@ -74,7 +74,7 @@ class Reclaimer:
         self._policy = policy
         self._leader = leader
         self._evictor = evictor
-        self._nudger = nudger
+        self._retry_trigger = retry_trigger
         self._hold_ns = int(hold_seconds * 1_000_000_000)
         self._served: dict[str, _Served] = {}
         """By the UIDs of waiting pods for which room was made."""
@@ -83,7 +83,7 @@ class Reclaimer:
         """The state's changes, and how many waited, at a look that could do nothing."""
         self._idle_until_ns = 0
         """When all is looked at again nevertheless: time alone may have changed something."""
-        self._view: ClusterView | None = None
+        self._finder: RoomFinder | None = None
 
     def run(self, stopped: threading.Event) -> None:
         """Look every `scheduler.reclaimSeconds`, until `stopped`."""
@@ -104,7 +104,7 @@ class Reclaimer:
         pods = self._state.waiting()
         alive = {pod.uid for pod in pods}
         self._served = {uid: service for uid, service in self._served.items() if uid in alive}
-        self._nudger.keep(alive)
+        self._retry_trigger.keep(alive)
         waiting = [pod for pod in pods if self._is_waiting(pod)]
         if not waiting:
             return
@@ -129,7 +129,7 @@ class Reclaimer:
             if shape not in known:
                 known[shape] = self._state.fits_now(pod)
             if known[shape]:
-                self._nudger.nudge(pod)
+                self._retry_trigger.trigger(pod)
 
     def _make_room(self, waiting: list[Pod], gangs: list[GangMembers]) -> None:
         """Serve pods and gangs one after the other, in the order of priority; a gang has the place of its first pod."""
@@ -142,8 +142,8 @@ class Reclaimer:
         members = {pod.uid: gang for gang in gangs for pod in gang.waiting[:1]}
         everyone = [*waiting, *(pod for gang in gangs for pod in gang.waiting)]
         held = {place.pod.uid for place in self._state.places_of(pod.uid for pod in everyone)}
-        # Serving one returns None if that changed who holds what; then the next one needs a new view.
-        view: ClusterView | None = None
+        # Serving one returns None if that changed who holds what; then the next one needs an updated finder.
+        finder: RoomFinder | None = None
         acted = False
         first = [*waiting, *(gang.waiting[0] for gang in gangs if gang.waiting)]
         for pod in sorted(first, key=lambda pod: (-pod.priority, pod.created_ms, pod.key)):
@@ -153,15 +153,15 @@ class Reclaimer:
             gang = members.get(pod.uid)
             if gang is not None and not self._may_serve(gang, held):
                 continue
-            view = view or self._current_view()
+            finder = finder or self._current_finder()
             if gang is not None:
-                view = self._serve_gang(gang, view)
-                acted = acted or view is None
+                finder = self._serve_gang(gang, finder)
+                acted = acted or finder is None
             elif _may_take(pod):
-                view = self._serve(pod, view)
-                acted = acted or view is None
-            elif view.fits(pod):
-                self._nudger.nudge(pod)
+                finder = self._serve(pod, finder)
+                acted = acted or finder is None
+            elif finder.fits(pod):
+                self._retry_trigger.trigger(pod)
         if not acted and not self._served:
             self._idle_at, self._idle_until_ns = (changes, count), now + self._idle_ns
 
@@ -175,7 +175,7 @@ class Reclaimer:
                 self._state.reserve(place.pod, place.hold)
                 self._put_off(service)
             else:
-                self._nudger.nudge(place.pod)
+                self._retry_trigger.trigger(place.pod)
 
     def _put_off(self, service: _Served) -> None:
         """Leave a served pod alone until it had time to take its place."""
@@ -190,33 +190,31 @@ class Reclaimer:
             and self._clock.now_ms() - pod.created_ms >= after_ms
         )
 
-    def _serve(self, pod: Pod, view: ClusterView) -> ClusterView | None:
-        """Make room for one pod if possible; return None if that has changed the view."""
+    def _serve(self, pod: Pod, finder: RoomFinder) -> RoomFinder | None:
+        """Make room for one pod if possible; return None if that has changed who holds what."""
         for _ in range(CHOICES):
-            if view.fits(pod):
-                self._nudger.nudge(pod)
-                return view
-            hold, victims = view.room(pod), []
-            if hold is None:
-                chosen = None if view.may_have_room(pod) else view.choose(pod)
-                if chosen is None:
-                    return view
-                choice, hold = chosen
-                victims = view.victims(choice)
+            if finder.fits(pod):
+                self._retry_trigger.trigger(pod)
+                return finder
+            freed = finder.room_after_leaving(pod)
+            if freed is None and not finder.may_have_room_after_leaving(pod):
+                freed = finder.room_by_eviction(pod)
+            if freed is None:
+                return finder
             # Reserved first: otherwise a third pod might take the room before the one for which it is made.
-            if not self._state.reserve(pod, hold):
+            if not self._state.reserve(pod, freed.hold):
                 return None
             service = self._served.setdefault(pod.uid, _Served())
-            service.victims = frozenset(victim.uid for victim in victims) | view.leaving_for(hold)
+            service.victims = frozenset(victim.uid for victim in freed.victims) | finder.leaving_for(freed.hold)
             # If one of several may not be evicted, evicting the others would be in vain.
-            may = len(victims) < 2 or self._evictor.may_evict(victims)
-            if may and self._evictor.evict(victims, pod):
+            may = len(freed.victims) < 2 or self._evictor.may_evict(freed.victims)
+            if may and self._evictor.evict(freed.victims, pod):
                 service.times += 1
                 self._put_off(service)
                 return None
             self._state.release(pod.uid)
-            view = self._current_view()
-        return view
+            finder = self._current_finder()
+        return finder
 
     def _may_serve(self, gang: GangMembers, held: Set[str]) -> bool:
         """Whether room may be made for a gang: all are there, have waited and are in budget, and none has a place."""
@@ -226,17 +224,17 @@ class Reclaimer:
             and not any(pod.uid in held for pod in gang.waiting)
         )
 
-    def _serve_gang(self, gang: GangMembers, view: ClusterView) -> ClusterView | None:
-        """Make room for as many pods of a gang as it needs, or for none; return None if the view has changed."""
+    def _serve_gang(self, gang: GangMembers, finder: RoomFinder) -> RoomFinder | None:
+        """Make room for as many pods of a gang as it needs, or for none; None if that changed holds."""
         for _ in range(CHOICES):
-            places = view.choose_all(gang.waiting, gang.needed)
-            if places is None or not any(place.victims or view.leaving_for(place.hold) for place in places):
-                return view  # it would not help, or there is room: then the gang takes it by itself
+            places = finder.room_for_gang(gang.waiting, gang.needed)
+            if places is None or not any(place.victims or finder.leaving_for(place.hold) for place in places):
+                return finder  # it would not help, or there is room: then the gang takes it by itself
             victims = [victim for place in places for victim in place.victims]
-            leaving = frozenset(uid for place in places for uid in view.leaving_for(place.hold))
+            leaving = frozenset(uid for place in places for uid in finder.leaving_for(place.hold))
             leaving |= {victim.uid for victim in victims}
             if not self._would_start(gang, leaving):
-                return view
+                return finder
             until_ns = self._clock.monotonic_ns() + self._hold_ns
             if not self._state.reserve_all([(place.pod, place.hold) for place in places], until_ns):
                 return None
@@ -251,22 +249,22 @@ class Reclaimer:
                 return None
             for place in places:
                 self._state.release(place.pod.uid)
-            view = self._current_view()
-        return view
+            finder = self._current_finder()
+        return finder
 
     def _would_start(self, gang: GangMembers, leaving: frozenset[str]) -> bool:
         """Whether the gang's own search, which starts it, finds places once the pods `leaving` have left."""
         begin = partial(self._state.trial, leaving | {pod.uid for pod in gang.waiting})
         return len(places_for(begin, gang, {}, self._state.policy)[1]) >= gang.needed
 
-    def _current_view(self) -> ClusterView:
-        """Return the view, up to date; if the update fails, the next call makes a new one."""
-        known, self._view = self._view, None
-        view = known or ClusterView(self._policy)
+    def _current_finder(self) -> RoomFinder:
+        """Return the room finder, up to date; if the update fails, the next call makes a new one."""
+        known, self._finder = self._finder, None
+        finder = known or RoomFinder(self._policy)
         changed = self._state.changed_nodes(everything=known is None)
-        view.update(changed, self._evictor.leaving(), self._evictor.blocked())
-        self._view = view
-        return view
+        finder.update(changed, self._evictor.leaving(), self._evictor.blocked())
+        self._finder = finder
+        return finder
 
 
 def _may_take(pod: Pod) -> bool:

@@ -25,35 +25,36 @@ from slicekeeper.untyped_json import as_list, as_map
 log = logging.getLogger(__name__)
 
 LONGEST_PAUSE: Final = 128
-"""A pod that is not retried (it may wait for CPU) is nudged at most once in as many first pauses."""
+"""A pod that is not retried (it may wait for CPU) gets at most one trigger in as many first pauses."""
 
 
-class Nudger:
-    """Nudges each pod after `pause_seconds`, so that most are retried without it, and then less and less often."""
+class RetryTrigger:
+    """Triggers a retry of each pod after `pause_seconds`, because most are retried without it, then ever less often."""
 
     def __init__(self, client: KubeClient, clock: Clock, *, pause_seconds: float) -> None:
         self._client = client
         self._clock = clock
         self._pause_ns = int(pause_seconds * 1_000_000_000)
-        self._nudged: dict[str, BackOff] = {}
+        self._back_offs: dict[str, BackOff] = {}
 
     def keep(self, waiting: Set[str]) -> None:
         """Forget all pods but those with these UIDs."""
-        self._nudged = {uid: nudged for uid, nudged in self._nudged.items() if uid in waiting}
+        self._back_offs = {uid: back_off for uid, back_off in self._back_offs.items() if uid in waiting}
 
-    def nudge(self, pod: Pod, *, at_once: bool = False) -> None:
-        """Note that there is room for the pod but it does not come; nudge it if that is due, or for the first time.
+    def trigger(self, pod: Pod, *, at_once: bool = False) -> None:
+        """Trigger a retry of a pod for which there is room, if that is due, or for the first time.
 
         Unless `at_once`, a pod that kube-scheduler has not refused yet is left alone: it waits for its first turn.
         """
         if not (at_once or _is_refused(pod)):
             return
         now = self._clock.monotonic_ns()
-        nudged = self._nudged.setdefault(pod.uid, BackOff(not_before_ns=now if at_once else now + self._pause_ns))
-        if now < nudged.not_before_ns:
+        first_ns = now if at_once else now + self._pause_ns
+        back_off = self._back_offs.setdefault(pod.uid, BackOff(not_before_ns=first_ns))
+        if now < back_off.not_before_ns:
             return
-        nudged.times += 1
-        nudged.put_off(now, self._pause_ns, LONGEST_PAUSE)
+        back_off.times += 1
+        back_off.put_off(now, self._pause_ns, LONGEST_PAUSE)
         # The UID cannot be changed: a pod of the same name that was made later is not touched.
         seen = {names.ROOM_SEEN_AT: format_instant(self._clock.now_ms())}
         try:

@@ -10,7 +10,7 @@ from scheduler.gangs import Gangs
 from scheduler.pending_bindings import NoPlace
 from scheduler.placement.learner import Learner
 from scheduler.pods import read_pod
-from scheduler.state import SchedulerState
+from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
@@ -41,7 +41,7 @@ def pod(name, core=60, *, gang="g", size=4, on="", gpus="", phase="Pending", own
 
 
 class Calls:
-    """A nudger that notes who is called."""
+    """A retry_trigger that notes who is called."""
 
     def __init__(self):
         self.called = []
@@ -49,7 +49,7 @@ class Calls:
     def keep(self, waiting):
         pass
 
-    def nudge(self, pod, *, at_once):
+    def trigger(self, pod, *, at_once):
         assert at_once
         self.called.append(pod.name)
 

@@ -9,7 +9,7 @@ from scheduler.extender import filter_nodes, gpu_pod, prioritize_nodes
 from scheduler.gangs import Gangs
 from scheduler.placement.learner import Learner
 from scheduler.pods import read_pod
-from scheduler.state import SchedulerState
+from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory

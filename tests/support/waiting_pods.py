@@ -6,7 +6,7 @@ from support.manual_clock import ManualClock
 from scheduler.explain_wait import outlook
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.learner import Learner
-from scheduler.state import SchedulerState
+from scheduler.scheduler_state import SchedulerState
 from scheduler.wait_forecast import deadlines
 from slicekeeper import names
 from slicekeeper.config.settings import Resources

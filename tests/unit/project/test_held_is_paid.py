@@ -16,7 +16,7 @@ from support.manual_clock import ManualClock
 from nodeagent.node_pods import may_start
 from scheduler.held_places import HoldKind
 from scheduler.placement.learner import Learner
-from scheduler.state import SchedulerState
+from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory

@@ -30,8 +30,8 @@ from objects.sharepods.keeper import SharePodKeeper
 from objects.sharepods.template import MADE
 from scheduler.pods import read_pod
 from scheduler.reclaim.disruption_budgets import not_allowed_together
-from scheduler.reclaim.retry_trigger import Nudger
-from scheduler.service import Scheduler
+from scheduler.reclaim.retry_trigger import RetryTrigger
+from scheduler.scheduler_process import Scheduler
 from slicekeeper import names
 from slicekeeper.cli.check.rights import ALWAYS
 from slicekeeper.config.policy import NamespacePolicy
@@ -134,7 +134,7 @@ def run_timekeeper(server: Server) -> None:
 def run_scheduler(server: Server) -> None:
     client: Any = server
     clock = ManualClock(NOW)
-    with mock.patch("scheduler.service.KubeClient", return_value=client):
+    with mock.patch("scheduler.scheduler_process.KubeClient", return_value=client):
         scheduler = Scheduler(Settings(), clock)
     for watch in scheduler.watches._watches.values():
         attempt(lambda watch=watch: follow(watch))  # type: ignore[misc]
@@ -147,8 +147,8 @@ def run_scheduler(server: Server) -> None:
     attempt(lambda: evictor._evict(read))
     attempt(lambda: not_allowed_together(client, [read, read]))
     attempt(lambda: evictor._tell(pod(), "Normal", "Reclaimed", "note"))
-    nudger = Nudger(client, clock, pause_seconds=1)
-    nudger.nudge(read, at_once=True)
+    retry_trigger = RetryTrigger(client, clock, pause_seconds=1)
+    retry_trigger.trigger(read, at_once=True)
     waits = read_pod(pod(node=""), Resources())
     assert waits is not None
     scheduler.notices._write(waits)

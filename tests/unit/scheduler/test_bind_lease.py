@@ -16,7 +16,7 @@ from support.small_cluster import SmallCluster, binding, lost_after, lost_before
 from scheduler.bind_lease import BINDER_LEASE
 from scheduler.binder import REQUEST_SECONDS
 from scheduler.extender import filter_nodes, gpu_pod
-from scheduler.service import Scheduler
+from scheduler.scheduler_process import Scheduler
 from simulator.api import Api
 from simulator.api_errors import ApiError
 from slicekeeper import names
@@ -62,7 +62,7 @@ class Extender:
             ),
             time.clock,
         )
-        self.fence, self.state = self.scheduler.fence, self.scheduler.state
+        self.bind_lease, self.state = self.scheduler.bind_lease, self.scheduler.state
         self.state.intake.set_nodes(cluster.client.list(NODES)[0])
         self.see()
 
@@ -113,18 +113,18 @@ def test_when_binds_cease_the_lease_is_given_up_and_taken_again_without_a_list(c
     one, other = two
     listed = lists(cluster)
     assert one.bind(cluster.pod("a", 10), "n0") == ""
-    one.fence.look()
+    one.bind_lease.look()
     assert holder(cluster) == "127.0.0.1:1"
     time.after(RENEW_SECONDS)
-    one.fence.look()
+    one.bind_lease.look()
     assert holder(cluster) == ""
     assert one.bind(cluster.pod("b", 10), "n0") == ""
     assert len(listed) == 1, "no other can have bound anything since"
     time.after(RENEW_SECONDS)
-    one.fence.look()
+    one.bind_lease.look()
     assert other.bind(cluster.pod("c", 10), "n0") == ""
     time.after(RENEW_SECONDS)
-    other.fence.look()
+    other.bind_lease.look()
     assert one.bind(cluster.pod("d", 10), "n0") == ""
     assert len(listed) == 3
 
@@ -135,7 +135,7 @@ def test_the_lease_is_renewed_while_binds_come_and_expires_by_ones_own_clock(clu
     for index in range(12):
         assert one.bind(cluster.pod(f"a{index}", 1, 1), "n0") == ""
         time.after(RENEW_SECONDS - 0.5)
-        one.fence.look()
+        one.bind_lease.look()
         assert refused in other.bind(cluster.pod(f"b{index}", 1, 1), "n0")
     time.after(LEASE_SECONDS - 2)
     assert refused in other.bind(cluster.pod("c", 1, 1), "n0")
@@ -146,7 +146,7 @@ def test_the_lease_is_renewed_while_binds_come_and_expires_by_ones_own_clock(clu
 def test_one_that_is_not_asked_sees_that_the_holder_is_dead(cluster, two, time):
     one, other = two
     assert one.bind(cluster.pod("a"), "n0") == ""
-    other.fence.look()
+    other.bind_lease.look()
     time.after(LEASE_SECONDS)
     assert other.bind(cluster.pod("b"), "n1") == ""
 
@@ -163,7 +163,7 @@ def test_one_that_stops_lets_the_other_bind_at_once(cluster, two, time):
     pod = cluster.pod("b")
     assert one.bind(cluster.pod("a"), "n0") == ""
     assert "which has the lease" in other.bind(pod, "n1")
-    one.fence.stop()
+    one.bind_lease.stop()
     time.after(1)
     assert other.bind(pod, "n1") == ""
     assert "may bind now" in one.bind(cluster.pod("c"), "n1")
@@ -176,12 +176,12 @@ def test_while_a_bindings_fate_is_unknown_nobody_else_binds(cluster, two, time, 
     assert "no answer" in one.bind(cluster.pod("a"), "n0")
     del cluster.api.faults["binding"]
     time.after(30)
-    one.fence.look()
+    one.bind_lease.look()
     if stops:
-        one.fence.stop()
+        one.bind_lease.stop()
     assert "which has the lease" in other.bind(cluster.pod("b"), "n0")
     time.after(30)
-    one.fence.look()
+    one.bind_lease.look()
     assert other.bind(cluster.pod("c"), "n0") == ""
 
 
@@ -200,7 +200,7 @@ def test_a_bind_under_way_keeps_the_lease_however_long_it_takes(cluster, two, ti
             assert begun.wait(60)
             for _ in range(20):
                 time.after(RENEW_SECONDS)
-                one.fence.look()
+                one.bind_lease.look()
                 assert "which has the lease" in other.bind(cluster.pod(f"b{time.now}"), "n0")
         finally:
             go_on.set()
@@ -212,7 +212,7 @@ def test_a_bind_under_way_keeps_the_lease_however_long_it_takes(cluster, two, ti
 def test_one_that_is_frozen_after_it_chose_sends_no_binding_once_its_lease_is_over(cluster, two, time, regained):
     one, other = two
     assert one.bind(cluster.pod("before", 20), "n1") == ""
-    other.fence.look()
+    other.bind_lease.look()
     annotations, second = one.scheduler.binder._annotations, cluster.pod("second")
 
     def frozen(place):
@@ -220,7 +220,7 @@ def test_one_that_is_frozen_after_it_chose_sends_no_binding_once_its_lease_is_ov
         time.after(LEASE_SECONDS + 1)
         assert other.bind(second, "n0") == ""
         if regained:  # and another of its own binds has caught up since
-            other.fence.stop()
+            other.bind_lease.stop()
             assert one.bind(cluster.pod("third", 20), "n1") == ""
         return annotations(place)
 
@@ -228,7 +228,7 @@ def test_one_that_is_frozen_after_it_chose_sends_no_binding_once_its_lease_is_ov
     first = cluster.pod("first")
     assert "was lost while GPUs were chosen" in one.bind(first, "n0")
     assert cluster.taken()["n0-0"] == 60
-    other.fence.stop()
+    other.bind_lease.stop()
     time.after(1)
     assert one.bind(first, "n1") == "", "nothing is held for it on the other node"
 
@@ -269,7 +269,7 @@ def test_an_older_list_that_the_watch_takes_late_does_not_undo_a_newer_one(clust
         listing = callers.submit(other.scheduler.watches._pods.on_list, old_list())
         assert reading.wait(60)
         assert one.bind(cluster.pod("a"), "n0") == ""
-        one.fence.stop()
+        one.bind_lease.stop()
         late = callers.submit(other.bind, cluster.pod("b"), "n0")
         go_on.set()
         listing.result()
@@ -369,10 +369,10 @@ class Story:
             self.settle()
         self.time.after(seconds)
         for extender in self.extenders if seconds < LEASE_SECONDS else ():
-            extender.fence.look()
+            extender.bind_lease.look()
 
     def look(self, which):
-        self.extenders[which].fence.look()
+        self.extenders[which].bind_lease.look()
         self.extenders[which].scheduler.binder.look_at_overdue()
 
     def end(self, _which):

@@ -13,7 +13,7 @@ from support.small_cluster import NAMESPACE, binding, lost_after, lost_before, s
 
 from scheduler.app import make_app
 from scheduler.held_places import HoldKind
-from scheduler.service import Scheduler
+from scheduler.scheduler_process import Scheduler
 from simulator.api_errors import ApiError
 from slicekeeper import names
 from slicekeeper.config.settings import KubernetesSettings, ServingSettings, Settings

@@ -4,7 +4,7 @@
 import pytest
 from support.scheduler_state import node, placed, pod, read
 
-from scheduler.node_finder import Finder
+from scheduler.node_finder import NodeFinder
 
 
 @pytest.mark.parametrize(("second", "ahead"), [(20, True), (30, False)])
@@ -15,12 +15,12 @@ def test_a_search_for_unequal_containers_is_never_made_ahead(state, monkeypatch,
         assert placed(state, pod(name, spec={"containers": containers})) == ["n0"]
     state.intake.set_node(node("n1", 2))
     judged_ahead = []
-    monkeypatch.setattr(Finder, "cheapest", lambda _self, _fleet, demand, _policy: judged_ahead.append(demand))
+    monkeypatch.setattr(NodeFinder, "cheapest", lambda _self, _fleet, demand, _policy: judged_ahead.append(demand))
     state.look_ahead()
     assert bool(judged_ahead) is ahead
 
 
 def test_looking_ahead_survives_that_another_thread_expects_nothing_any_more(state, monkeypatch):
     expected = iter([read(pod("a")).demand])
-    monkeypatch.setattr(Finder, "_next", property(lambda _finder: next(expected, None)), raising=False)
+    monkeypatch.setattr(NodeFinder, "_next", property(lambda _finder: next(expected, None)), raising=False)
     state.look_ahead()

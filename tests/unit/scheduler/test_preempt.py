@@ -10,7 +10,7 @@ from support.small_cluster import binding, small_cluster, wait_for
 
 from scheduler.app import make_app
 from scheduler.held_places import HoldKind
-from scheduler.service import Scheduler
+from scheduler.scheduler_process import Scheduler
 from slicekeeper import names
 from slicekeeper.config.settings import KubernetesSettings, Settings
 

@@ -7,7 +7,7 @@ from support.manual_clock import ManualClock
 from support.small_cluster import binding, small_cluster, wait_for
 
 from scheduler.extender import filter_nodes, gpu_pod
-from scheduler.service import Scheduler
+from scheduler.scheduler_process import Scheduler
 from scheduler.wait_events import FIRST_SECONDS
 from slicekeeper import names
 from slicekeeper.config.settings import KubernetesSettings, SchedulerSettings, Settings

@@ -24,8 +24,8 @@ from scheduler.held_places import HoldKind
 from scheduler.pending_bindings import NoPlace
 from scheduler.placement.learner import Learner
 from scheduler.pods import held_by, read_pod
-from scheduler.reclaim.retry_trigger import Nudger
-from scheduler.state import SchedulerState
+from scheduler.reclaim.retry_trigger import RetryTrigger
+from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
@@ -67,7 +67,7 @@ class Extender:
 
     def __init__(self, clock: ManualClock, nodes: list[Object], pods: list[Object]) -> None:
         self.state = SchedulerState(Resources(), Learner("best-fit"), clock, hold_seconds=HOLD, lost_seconds=LOST)
-        calls: Any = Nudger
+        calls: Any = RetryTrigger
         self.gangs = Gangs(self.state, clock, calls, hold_seconds=HOLD)
         self.nodes_behind: list[tuple[bool, Object]] = []
         self.pods_behind: list[tuple[bool, Object]] = []

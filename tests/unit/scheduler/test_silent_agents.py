@@ -10,7 +10,7 @@ import pytest
 from support.small_cluster import binding, small_cluster, wait_for
 
 from scheduler.app import make_app
-from scheduler.service import Scheduler
+from scheduler.scheduler_process import Scheduler
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import KubernetesSettings, ServingSettings, Settings

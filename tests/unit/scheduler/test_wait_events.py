@@ -6,8 +6,8 @@ from support.manual_clock import ManualClock
 from support.small_cluster import NAMESPACE, small_cluster
 
 from scheduler.placement.learner import Learner
-from scheduler.state import SchedulerState
-from scheduler.wait_events import AGAIN_SECONDS, FIRST_SECONDS, SAME_AGAIN_SECONDS, Notices
+from scheduler.scheduler_state import SchedulerState
+from scheduler.wait_events import AGAIN_SECONDS, FIRST_SECONDS, SAME_AGAIN_SECONDS, WaitEvents
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.kube.client import EVENTS, NAMESPACES, NODES, PODS
@@ -22,7 +22,7 @@ class World:
     def __init__(self, cluster, clock):
         self.cluster, self.clock = cluster, clock
         self.state = SchedulerState(Resources(), Learner("best-fit"), clock, hold_seconds=30, lost_seconds=60)
-        self.notices = Notices(cluster.client, clock, self.state, lambda: True, reporter="slicekeeper-scheduler")
+        self.notices = WaitEvents(cluster.client, clock, self.state, lambda: True, reporter="slicekeeper-scheduler")
 
     def look(self, seconds=0):
         """Let time pass and the watches catch up, and write all notices that are due."""

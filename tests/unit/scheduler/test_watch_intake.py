@@ -8,7 +8,7 @@ from support.scheduler_state import fitting, free, judged, new_state, node, plac
 
 from scheduler.pending_bindings import NoPlace
 from scheduler.placement.learner import Learner
-from scheduler.state import SchedulerState
+from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 
@@ -177,7 +177,7 @@ def test_cpu_and_memory_of_nodes_follow_bound_pods_and_those_about_to_be_there(c
     state = new_state(clock, {**node("n0", gpus=2), "status": offers})
 
     def beside():
-        view = state._held.fleet.view(["n0"], read(pod("x")).demand)
+        view = state._cluster.fleet.view(["n0"], read(pod("x")).demand)
         return view.cpu[0], view.ram[0]
 
     other = {

@@ -14,7 +14,7 @@ from scheduler.placement import links
 from scheduler.placement.learner import Learner
 from scheduler.placement.links import closeness
 from scheduler.pods import read_pod
-from scheduler.state import SchedulerState
+from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory

@@ -23,8 +23,8 @@ from scheduler.placement.learner import Learner
 from scheduler.placement.mig import MigRow, choose, in_order, sliced
 from scheduler.placement.ranking import scores
 from scheduler.pods import gpu_rows, read_pod
-from scheduler.reclaim.victims import NodeGpus, Tenant, choose_victims
-from scheduler.state import SchedulerState
+from scheduler.reclaim.victim_choice import NodeGpus, Tenant, choose_victims
+from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory

@@ -8,7 +8,7 @@ from support.small_cluster import binding, protected, small_cluster, wait_for
 
 from scheduler.extender import filter_nodes, gpu_pod
 from scheduler.held_places import HoldKind
-from scheduler.service import Scheduler
+from scheduler.scheduler_process import Scheduler
 from simulator import kinds
 from simulator.api_errors import ApiError
 from simulator.kinds import ObjectKind
@@ -85,7 +85,7 @@ class Story:
                 for uid, p in pods.items()
             }
             bound = {uid for uid, p in pods.items() if p["spec"].get("nodeName")}
-            counted = self.state._held.cpu_memory.uids()
+            counted = self.state._cluster.cpu_memory.uids()
             return known == there and not self.state.counts()[HoldKind.BINDING] and counted == bound
 
         wait_for(same, "the watches have caught up")
@@ -426,7 +426,7 @@ def test_only_a_leader_reclaims(story):
     assert not story.scheduler.leader.is_leader
 
 
-def _nudged(story, name="w"):
+def _triggered(story, name="w"):
     return story.cluster.get(name)["metadata"]["annotations"].get(names.ROOM_SEEN_AT)
 
 
@@ -436,30 +436,30 @@ def test_a_pod_that_does_not_come_to_its_place_is_nudged_ever_more_seldom(story)
     story.look()
     story.clock.advance(10_000)
     story.look()
-    assert _nudged(story) is None, "the victim is still there"
+    assert _triggered(story) is None, "the victim is still there"
     story.cluster.end("victim")
     story.look()
-    assert _nudged(story) is None, "most come by themselves"
+    assert _triggered(story) is None, "most come by themselves"
     seen = []
     for _ in range(9):
         story.clock.advance(2_000)
         story.look()
-        if _nudged(story) not in seen:
-            seen.append(_nudged(story))
+        if _triggered(story) not in seen:
+            seen.append(_triggered(story))
     assert len(seen) == 3
     assert story.cluster.get("w")["spec"].get("nodeName") is None
 
 
-def test_a_pod_that_fits_and_does_not_come_is_nudged(story):
+def test_a_pod_that_fits_and_does_not_come_is_triggered(story):
     story.waits()
     story.look()
     story.clock.advance(2_000)
     story.look()
-    assert _nudged(story)
+    assert _triggered(story)
 
 
 @pytest.mark.parametrize("victims", [False, True])
-def test_a_pod_that_kube_scheduler_has_not_tried_yet_is_not_nudged(story, victims):
+def test_a_pod_that_kube_scheduler_has_not_tried_yet_is_not_triggered(story, victims):
     """In a burst many wait for their first turn: there is room for them, and they come."""
     if victims:
         story.runs("victim", 30)
@@ -467,7 +467,7 @@ def test_a_pod_that_kube_scheduler_has_not_tried_yet_is_not_nudged(story, victim
     for _ in range(3):
         story.clock.advance(3_000)
         story.look()
-    assert not _nudged(story)
+    assert not _triggered(story)
 
 
 @pytest.mark.parametrize("state", [IN, OVER])
@@ -481,7 +481,7 @@ def test_a_place_that_another_pod_did_not_come_for_hides_no_room(story, state):
     story.scheduler.reclaimer.look()
     story.clock.advance(2_000)
     story.scheduler.reclaimer.look()
-    assert _nudged(story)
+    assert _triggered(story)
 
 
 def test_a_pod_over_budget_is_told_of_room_too_but_nobody_gives_way_to_it(story):
@@ -490,11 +490,11 @@ def test_a_pod_over_budget_is_told_of_room_too_but_nobody_gives_way_to_it(story)
     for _ in range(3):
         story.look()
         story.clock.advance(3000)
-    assert _nudged(story)
+    assert _triggered(story)
     story.waits("more", 90, state=OVER)
     story.look()
     assert story.evicted() == set()
-    assert not _nudged(story, "more")
+    assert not _triggered(story, "more")
 
 
 def test_nothing_is_looked_at_while_no_pod_waits_nor_again_until_something_changes(story, monkeypatch):

@@ -8,7 +8,7 @@ from support.controller_stage import T0, Stage
 
 from scheduler.held_places import HoldKind
 from scheduler.placement.learner import Learner
-from scheduler.state import SchedulerState
+from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import NAMESPACES, NODES, PODS

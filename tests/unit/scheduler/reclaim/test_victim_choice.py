@@ -12,8 +12,8 @@ from scheduler.placement.evaluation import evaluate
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.node_search import StepBudget
 from scheduler.pods import Hold, Share, gpu_rows
-from scheduler.reclaim.smallest_set import fewest
-from scheduler.reclaim.victims import NodeGpus, Tenant, choose_victims
+from scheduler.reclaim.cover_search import smallest_cover
+from scheduler.reclaim.victim_choice import NodeGpus, Tenant, choose_victims
 from slicekeeper.gpu.inventory import Gpu, MigSlice
 from slicekeeper.gpu.request import GpuRequest, PodRequest
 
@@ -133,18 +133,18 @@ def test_cover_is_as_small_as_brute_force_finds(things, need):
         return all(sum(things[i][d] for i in chosen) >= need[d] for d in range(2))
 
     sizes = [k for k in range(len(things) + 1) if any(map(enough, itertools.combinations(range(len(things)), k)))]
-    found = fewest(things, need, 99, StepBudget(10_000))
+    found = smallest_cover(things, need, 99, StepBudget(10_000))
     if found is None:
         assert not sizes
     else:
         assert enough(found)
         assert len(found) == len(set(found)) == min(sizes)
-        assert fewest(things, need, len(found) - 1, StepBudget(10_000)) is None or not any(need)
+        assert smallest_cover(things, need, len(found) - 1, StepBudget(10_000)) is None or not any(need)
 
 
 def test_a_spent_budget_still_gives_enough():
     things = [(1 + i % 13, 1 + (i * 7) % 11) for i in range(60)]
-    found = fewest(things, (200, 180), 60, StepBudget(3))
+    found = smallest_cover(things, (200, 180), 60, StepBudget(3))
     assert found is not None
     assert sum(things[i][0] for i in found) >= 200
     assert sum(things[i][1] for i in found) >= 180

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the fewest of some things that together are enough: exact search, within a budget of steps.
+"""Find the fewest of some things that together are enough (a minimum cover), by exact search within a budget of steps.
 
 Each thing gives an amount in each of a few dimensions (compute and memory of some GPUs); the sums must reach a need.
+Which pods these things are, and which come first among equally small sets, is decided in `victim_choice`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from scheduler.placement.node_search import StepBudget
 Amounts = tuple[int, ...]
 
 
-def fewest(things: Sequence[Amounts], need: Amounts, most: int, budget: StepBudget) -> list[int] | None:
+def smallest_cover(things: Sequence[Amounts], need: Amounts, most: int, budget: StepBudget) -> list[int] | None:
     """Return the indexes of at most `most` things that meet `need`, as few as there can be, None if none do.
 
     Among sets of that size the first in `things`' order is returned. When the budget is spent, what a simple choice of

@@ -17,7 +17,7 @@ SEARCH_PAUSE_RATIO: Final = 9
 tenth of the time."""
 
 
-class SearchQueue:
+class GangQueue:
     """The queue of gangs that wait for a search, by their keys. Protected by its owner's lock."""
 
     def __init__(self, clock: Clock) -> None:

@@ -17,7 +17,7 @@ from scheduler.placement.demand import Demand, Piece
 from scheduler.placement.mig import MigRow, in_order, suits
 from scheduler.placement.node_search import StepBudget
 from scheduler.pods import Hold, Pod, gpu_rows
-from scheduler.reclaim.smallest_set import fewest
+from scheduler.reclaim.cover_search import smallest_cover
 from slicekeeper import names
 from slicekeeper.gpu.inventory import Gpu, is_slice, is_wanted
 from slicekeeper.names import MIG
@@ -249,7 +249,7 @@ class _NodeSearch:
             {t.uid for uuid in wanted for t in self.on[uuid]} & self.takeable - gone,
             key=lambda uid: (self.tenants[uid].rank, self._gives(uid, wanted), -self.tenants[uid].since_ms, uid),
         )
-        more = fewest(
+        more = smallest_cover(
             [self._gives(uid, wanted) for uid in others], self._need(wanted, gone), most - len(gone), self.budget
         )
         return None if more is None else (*sorted(gone), *(others[index] for index in more))

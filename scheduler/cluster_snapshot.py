@@ -12,7 +12,7 @@ from slicekeeper.gpu import inventory
 
 
 @dataclass(frozen=True)
-class NodeView:
+class NodeSnapshot:
     """A node with all places there, with their pods as they are now.
 
     If its GPUs are not in sight it has none, and only the places with an affinity label.
@@ -33,7 +33,7 @@ class Snapshot:
     cpu_memory: dict[str, tuple[float, float]]
     """The free cores and MiB of each node, infinite if unknown."""
 
-    def views(self) -> dict[str, NodeView]:
+    def views(self) -> dict[str, NodeSnapshot]:
         """Return the nodes with the places there."""
         pods = {pod.uid: pod for pod in self.pods}
         here: dict[str, list[Place]] = {name: [] for name in self.nodes}
@@ -41,7 +41,7 @@ class Snapshot:
             if place.hold.node in self.nodes or place.hold.affinity:
                 here.setdefault(place.hold.node, []).append(replace(place, pod=pods.get(place.pod.uid, place.pod)))
         return {
-            name: NodeView(*self.nodes.get(name, (out_of_sight(name), ())), tuple(places))
+            name: NodeSnapshot(*self.nodes.get(name, (out_of_sight(name), ())), tuple(places))
             for name, places in here.items()
         }
 

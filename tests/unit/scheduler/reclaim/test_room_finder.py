@@ -10,8 +10,8 @@ from scheduler.pending_bindings import NoPlace
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.learner import Learner
 from scheduler.pods import read_pod
-from scheduler.reclaim.room import ClusterView
-from scheduler.state import SchedulerState
+from scheduler.reclaim.room_finder import RoomFinder
+from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
@@ -54,7 +54,7 @@ class _Cluster:
     def __init__(self):
         self.clock = ManualClock()
         self.state = SchedulerState(Resources(), Learner("best-fit"), self.clock, hold_seconds=30, lost_seconds=60)
-        self.kept = ClusterView(BestFit())
+        self.kept = RoomFinder(BestFit())
         self.leaving, self.blocked = set(), set()
         self.pods = {}
         for number, name in enumerate(NODES):
@@ -97,9 +97,9 @@ class _Cluster:
 
     def reserve(self, number):
         waiting = self.state.pod(f"u{number}")
-        hold = waiting and self.kept.room(waiting)
-        if hold:
-            self.state.reserve(waiting, hold)
+        place = waiting and self.kept.room_after_leaving(waiting)
+        if place:
+            self.state.reserve(waiting, place.hold)
 
     def time(self, seconds):
         self.clock.advance(seconds * 1000)
@@ -109,12 +109,12 @@ class _Cluster:
 
     def check(self):
         self.kept.update(self.state.changed_nodes(everything=False), self.leaving, self.blocked)
-        fresh = ClusterView(BestFit())
+        fresh = RoomFinder(BestFit())
         fresh.update(self.state.snapshot().views(), self.leaving, self.blocked)
         for core in (30, 60, 100, 200):
             for label in ("", "friends") if core < 100 else ("",):
                 asking = read_pod(pod(99, core, label=label), Resources())
-                for question in ("fits", "room", "may_have_room", "choose"):
+                for question in ("fits", "room_after_leaving", "may_have_room_after_leaving", "room_by_eviction"):
                     assert getattr(self.kept, question)(asking) == getattr(fresh, question)(asking), question
 
 
@@ -142,7 +142,7 @@ def test_places_for_several_hold_together_take_only_whom_they_may_and_leave_no_t
         cluster.pod(number, core, state)
     cluster.check()
     pods = [read_pod(pod(50 + number, core), Resources()) for number, core in enumerate(wanted)]
-    seats = cluster.kept.choose_all(pods, needed)
+    seats = cluster.kept.room_for_gang(pods, needed)
     cluster.check()
     if seats is None:
         return

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where there is room for a waiting pod: now, once the leaving pods have left, and if others were evicted.
+"""Find room for a waiting pod: now, once the leaving pods have left, or by evicting others.
 
-All three follow from one view of the cluster at one instant. Its arrays are kept from one look to the next, and so is
+All three follow from the cluster as it was at one instant. Its arrays are kept from one look to the next, and so is
 what pods of one shape find in them: computing them takes seconds for 5,000 nodes, and a millisecond for the few that
 have changed.
 """
@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scheduler.cluster_snapshot import NodeSnapshot
 from scheduler.held_places import HoldKind, Place
-from scheduler.node_fit import admits
+from scheduler.node_fit import admits, fields_judged
 from scheduler.placement.demand import Demand
 from scheduler.placement.evaluation import evaluate
 from scheduler.placement.evaluation_cache import EvaluationCache
@@ -22,9 +23,7 @@ from scheduler.placement.fleet import Fleet
 from scheduler.placement.policy import Policy
 from scheduler.placement.ranking import best_of
 from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
-from scheduler.reclaim.victims import Choice, NodeGpus, Tenant, choose_victims, rank_of
-from scheduler.snapshot import NodeView
-from slicekeeper.untyped_json import as_map
+from scheduler.reclaim.victim_choice import NodeGpus, Tenant, choose_victims, rank_of
 
 
 class _Layer:
@@ -36,7 +35,7 @@ class _Layer:
         self._cache = EvaluationCache()
         self.stale: set[str] = set()
 
-    def fleet(self, nodes: Mapping[str, NodeView]) -> Fleet:
+    def fleet(self, nodes: Mapping[str, NodeSnapshot]) -> Fleet:
         """Return the arrays for the current `nodes`."""
         for name in self.stale:
             node = nodes.get(name)
@@ -47,7 +46,7 @@ class _Layer:
         self.stale = set()
         return self._fleet
 
-    def fitting(self, nodes: Mapping[str, NodeView], demand: Demand, policy: Policy) -> frozenset[str]:
+    def fitting(self, nodes: Mapping[str, NodeSnapshot], demand: Demand, policy: Policy) -> frozenset[str]:
         """Return the nodes on which a demand fits."""
         fleet = self.fleet(nodes).publish()
         evaluation, _ = self._cache.evaluate(fleet, demand, policy)
@@ -56,23 +55,23 @@ class _Layer:
 
 @dataclass(frozen=True)
 class FreedPlace:
-    """A place for one pod of several, and the pods to evict so that it is free."""
+    """A place for a pod, and the pods to evict so that it is free."""
 
     pod: Pod
     hold: Hold
-    victims: tuple[Pod, ...]
+    victims: tuple[Pod, ...] = ()
 
 
-class ClusterView:
+class RoomFinder:
     """Nodes, the pods on them, and the pods that are leaving. It is kept, and updated with the nodes that change."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._nodes: dict[str, NodeView] = {}
+        self._nodes: dict[str, NodeSnapshot] = {}
         self._leaving: Set[str] = frozenset()
         self._blocked: Set[str] = frozenset()
-        self._admitted: dict[str, frozenset[str]] = {}
-        """Nodes that admit a pod, by the parts of its manifest that decide."""
+        self._admitted: dict[tuple[int, int, str], frozenset[str]] = {}
+        """Nodes that admit a pod and are large enough, by its CPU, memory and the fields that decide."""
         self._with_leaving: set[str] = set()
         """Nodes with a terminating pod."""
         self._expecting: set[str] = set()
@@ -86,7 +85,7 @@ class ClusterView:
         self._floor = _Layer(lambda place: self._stays(place) and self._rank(place, 0) is None)
         """What would be free if every pod that may be evicted were: elsewhere no eviction can help."""
 
-    def update(self, changed: Mapping[str, NodeView | None], leaving: Set[str], blocked: Set[str]) -> None:
+    def update(self, changed: Mapping[str, NodeSnapshot | None], leaving: Set[str], blocked: Set[str]) -> None:
         """Update some nodes; pods `leaving` are evicted already, pods `blocked` must not be evicted now."""
         for name, node in changed.items():
             before = self._nodes.pop(name, None)
@@ -124,16 +123,17 @@ class ClusterView:
         """Whether the pod fits now: then kube-scheduler places it, or something other than GPUs prevents that."""
         return self._fit(self._certain, pod) is not None
 
-    def room(self, pod: Pod) -> Hold | None:
+    def room_after_leaving(self, pod: Pod) -> FreedPlace | None:
         """Return where the pod fits once leaving pods have left, and others have taken what they expect."""
-        return self._fit(self._expected if self._expecting else self._without_leaving(), pod)
+        hold = self._fit(self._expected if self._expecting else self._without_leaving(), pod)
+        return None if hold is None else FreedPlace(pod, hold)
 
-    def may_have_room(self, pod: Pod) -> bool:
+    def may_have_room_after_leaving(self, pod: Pod) -> bool:
         """Whether the pod fits once leaving pods have left, if others do not take what they expect."""
         return self._fit(self._without_leaving(), pod) is not None
 
-    def choose(self, pod: Pod) -> tuple[Choice, Hold] | None:
-        """Return which pods to evict for the pod and what it then holds, None if that would not help."""
+    def room_by_eviction(self, pod: Pod) -> FreedPlace | None:
+        """Return the pods to evict for the pod and what it then holds, None if that would not help."""
         names = self._admit(pod)
         if not pod.demand.affinity:  # an affine pod depends on others' presence
             names &= self._floor.fitting(self._nodes, pod.demand, self._policy)
@@ -146,37 +146,31 @@ class ClusterView:
         stay = [p.hold for p in node.places if self._stays(p) and p.pod.uid not in choice.victims]
         fleet.set(choice.node, gpu_rows(node.gpus, stay))
         hold = self._best(fleet, [choice.node], pod)
-        return None if hold is None else (choice, hold)
+        pods = {place.pod.uid: place.pod for place in node.places}
+        return None if hold is None else FreedPlace(pod, hold, tuple(pods[uid] for uid in choice.victims))
 
-    def choose_all(self, pods: Sequence[Pod], needed: int) -> list[FreedPlace] | None:
+    def room_for_gang(self, pods: Sequence[Pod], needed: int) -> list[FreedPlace] | None:
         """Return places for as many of the pods as possible, and the victims of each; None if fewer than `needed`.
 
-        Each is found as if the pods before it had theirs. The view is unchanged afterwards.
+        Each is found as if the pods before it had theirs. The cluster is unchanged afterwards.
         """
         leaving = self._leaving
-        before: dict[str, NodeView] = {}
-        freed: list[FreedPlace] = []
+        before: dict[str, NodeSnapshot] = {}
+        found: list[FreedPlace] = []
         try:
             for pod in pods:
-                hold, victims = self.room(pod), list[Pod]()
-                if hold is None:
-                    chosen = self.choose(pod)
-                    if chosen is None:
-                        continue
-                    victims, hold = self.victims(chosen[0]), chosen[1]
-                freed.append(FreedPlace(pod, hold, tuple(victims)))
-                node = self._nodes[hold.node]
-                before.setdefault(hold.node, node)
-                taken = replace(node, places=(*node.places, Place(HoldKind.RESERVED, pod, hold)))
-                self.update({hold.node: taken}, self._leaving | {victim.uid for victim in victims}, self._blocked)
+                place = self.room_after_leaving(pod) or self.room_by_eviction(pod)
+                if place is None:
+                    continue
+                found.append(place)
+                node = self._nodes[place.hold.node]
+                before.setdefault(place.hold.node, node)
+                taken = replace(node, places=(*node.places, Place(HoldKind.RESERVED, pod, place.hold)))
+                gone = self._leaving | {victim.uid for victim in place.victims}
+                self.update({place.hold.node: taken}, gone, self._blocked)
         finally:
             self.update(before, leaving, self._blocked)
-        return freed if len(freed) >= needed else None
-
-    def victims(self, choice: Choice) -> list[Pod]:
-        """Return the pods of a choice."""
-        pods = {place.pod.uid: place.pod for place in self._nodes[choice.node].places}
-        return [pods[uid] for uid in choice.victims]
+        return found if len(found) >= needed else None
 
     def leaving_for(self, hold: Hold) -> frozenset[str]:
         """Return the terminating pods on the node of `hold`."""
@@ -197,9 +191,8 @@ class ClusterView:
         Pods of one controller have the same, so it is computed once for them.
         """
         manifest = pod.waiting or {}
-        spec = as_map(manifest.get("spec"))
         cpu_memory = pod.demand.cpu_milli, pod.demand.ram_mib
-        key = repr([cpu_memory, *(spec.get(field) for field in ("nodeSelector", "affinity", "tolerations"))])
+        key = *cpu_memory, fields_judged(manifest)
         if key not in self._admitted:
             self._admitted[key] = frozenset(
                 n for n, node in self._nodes.items() if node.facts.has(*cpu_memory) and admits(node.facts, manifest)

@@ -12,7 +12,7 @@ import uuid
 from typing import Final
 
 from scheduler.agent_readiness import NodeAgents
-from scheduler.bind_lease import BINDER_LEASE, Fence
+from scheduler.bind_lease import BINDER_LEASE, BindLease
 from scheduler.binder import REQUEST_SECONDS, Binder
 from scheduler.gangs import Gangs
 from scheduler.metrics import Metrics
@@ -20,9 +20,9 @@ from scheduler.placement.best_fit import BestFit
 from scheduler.placement.learner import Learner
 from scheduler.reclaim.eviction import Evictor
 from scheduler.reclaim.reclaimer import Reclaimer
-from scheduler.reclaim.retry_trigger import Nudger
-from scheduler.state import SchedulerState
-from scheduler.wait_events import Notices
+from scheduler.reclaim.retry_trigger import RetryTrigger
+from scheduler.scheduler_state import SchedulerState
+from scheduler.wait_events import WaitEvents
 from scheduler.watches import Watches
 from slicekeeper import threads
 from slicekeeper.clock import Clock
@@ -79,13 +79,13 @@ class Scheduler:
         # Only this process can listen on this address, so after a crash it has its lease again at once.
         lease = self._lease(BINDER_LEASE, f"{socket.gethostname()}/{settings.scheduler.bind}")
         renew_seconds = settings.scheduler.lease_seconds / RENEWALS
-        self.fence = Fence(lease, self.watches.catch_up, idle_seconds=renew_seconds)
+        self.bind_lease = BindLease(lease, self.watches.catch_up, idle_seconds=renew_seconds)
         after = settings.scheduler.reclaim_after_seconds
-        self.gangs = Gangs(self.state, clock, Nudger(self.client, clock, pause_seconds=after), hold_seconds=hold)
+        self.gangs = Gangs(self.state, clock, RetryTrigger(self.client, clock, pause_seconds=after), hold_seconds=hold)
         # When a holder stops, half of the rest of its lease is for connecting, and half for delivering.
         delivery_seconds = settings.scheduler.lease_seconds * (1 - LEADS) / 2
         binding = KubeClient(settings.kubernetes, delivery_seconds=delivery_seconds)
-        self.binder = Binder(binding, self.state, clock, agents, self.fence, self.gangs)
+        self.binder = Binder(binding, self.state, clock, agents, self.bind_lease, self.gangs)
         self.leader = self._lease(LEASE, f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
         evictor = Evictor(
             self.client,
@@ -95,12 +95,12 @@ class Scheduler:
             hold_seconds=hold,
             count=lambda outcome: self.metrics.evictions.labels(outcome).inc(),
         )
-        nudger = Nudger(self.client, clock, pause_seconds=after)
+        retry_trigger = RetryTrigger(self.client, clock, pause_seconds=after)
         # Room is made for one given pod, so what usually arrives does not matter here.
         self.reclaimer = Reclaimer(
-            settings, clock, self.state, BestFit(), self.leader, evictor, nudger, hold_seconds=hold
+            settings, clock, self.state, BestFit(), self.leader, evictor, retry_trigger, hold_seconds=hold
         )
-        self.notices = Notices(self.client, clock, self.state, lambda: self.leader.is_leader, reporter=reporter)
+        self.notices = WaitEvents(self.client, clock, self.state, lambda: self.leader.is_leader, reporter=reporter)
 
     def _lease(self, name: str, identity: str) -> LeaderElection:
         mine = self.settings.scheduler
@@ -117,7 +117,7 @@ class Scheduler:
     def start(self) -> None:
         """Start the watches, the threads that look after bindings and their lease, and the reclaimer."""
         self.watches.start()
-        threads.keep("binder-lease", lambda: self.fence.run(self.stopped), self.stopped.is_set)
+        threads.keep("binder-lease", lambda: self.bind_lease.run(self.stopped), self.stopped.is_set)
         threads.keep("overdue", self._look, self.stopped.is_set)
         threads.keep("gangs", lambda: self.gangs.run(self.stopped), self.stopped.is_set)
         threads.keep("reclaimer", self._reclaim, self.stopped.is_set)
@@ -133,7 +133,7 @@ class Scheduler:
         """Stop all threads, and let another process reclaim and bind at once."""
         self.stopped.set()
         self.gangs.stop()
-        self.fence.stop()
+        self.bind_lease.stop()
         self.watches.stop()
         self.leader.stop()
         self.binder.stop()

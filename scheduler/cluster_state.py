@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Held GPUs, and the arrays built from them: one thread at a time writes, and publishes a version when it is done.
+"""The scheduler's knowledge of the cluster: nodes, pods, held places, and the arrays of free GPUs built from them.
 
-Readers use `published`, without a lock.
+One thread at a time writes, and publishes a version when it is done. Readers use `published`, without a lock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slicekeeper.clock import Clock
 Unwanted = Callable[[Place], bool]
 
 
-class Held:
+class ClusterState:
     """Nodes, pods, places and the fleet, which agree with each other between writes."""
 
     def __init__(self, clock: Clock) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The holders of all GPUs: kept by list and watch, rebuilt from the API server at the start.
 
-One thread at a time writes (`held_gpus`), and publishes arrays that never change. What is only read takes no lock:
+One thread at a time writes (`cluster_state`), and publishes arrays that never change. What is only read takes no lock:
 `find` prices nodes by the version that was published last, and writes one place at the end, if its node is still as it
 was.
 
@@ -18,11 +18,12 @@ from typing import Final
 
 import numpy as np
 
+from scheduler.cluster_snapshot import NodeSnapshot, Snapshot, out_of_sight
+from scheduler.cluster_state import ClusterState
 from scheduler.gang_members import GangMembers
 from scheduler.gang_places import OfferedNodes, Trial, places_for
-from scheduler.held_gpus import Held
 from scheduler.held_places import FIRM, HoldKind, Place, is_tentative, nodes_of
-from scheduler.node_finder import Cheapest, Finder, Found
+from scheduler.node_finder import Cheapest, Found, NodeFinder
 from scheduler.node_fit import admits
 from scheduler.pending_bindings import PendingBindings
 from scheduler.placement.best_fit import BestFit
@@ -32,7 +33,6 @@ from scheduler.placement.fleet_version import Ints
 from scheduler.placement.learner import Learner
 from scheduler.placement.policy import Policy
 from scheduler.pods import Hold, Pod
-from scheduler.snapshot import NodeView, Snapshot, out_of_sight
 from scheduler.watch_intake import Intake
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources
@@ -60,12 +60,12 @@ class SchedulerState:
         self._clock = clock
         self._hold_ns = int(hold_seconds * 1_000_000_000)
         self._fresh_ns = int(min(fresh_seconds, hold_seconds) * 1_000_000_000)
-        self._held = held = Held(clock)
-        self._nodes, self._pods, self._places = held.nodes, held.pods, held.places
-        self._finder = Finder(held.nodes)
-        self.intake = Intake(held, learner, resources)
+        self._cluster = cluster = ClusterState(clock)
+        self._nodes, self._pods, self._places = cluster.nodes, cluster.pods, cluster.places
+        self._finder = NodeFinder(cluster.nodes)
+        self.intake = Intake(cluster, learner, resources)
         self.bindings = PendingBindings(
-            held, self._finder, learner, resources, clock, hold_seconds=hold_seconds, lost_seconds=lost_seconds
+            cluster, self._finder, learner, resources, clock, hold_seconds=hold_seconds, lost_seconds=lost_seconds
         )
 
     # Calls of the extender and the binder.
@@ -81,17 +81,17 @@ class SchedulerState:
 
     def avoid(self, node: str) -> None:
         """Prefer other nodes for a while."""
-        with self._held.writing():
+        with self._cluster.writing():
             self._nodes.avoid(node, self._clock.monotonic_ns())
 
     def find(self, pod: Pod, names: bytes, *, again: bool = False) -> Found:
-        """Judge nodes for `pod`, and hold the best place for it (TENTATIVE), instead of the one held before.
+        """Evaluate nodes for `pod`, and hold the best place for it (TENTATIVE), instead of the one held before.
 
         `names` is a JSON list. With `again`, the result of the last call for this pod is used if it is still known. If
         the best node has changed in the meantime, all are evaluated again. Raises BadRequest.
         """
-        self._held.end_due()
-        roster = self._finder.roster(self._held.published)
+        self._cluster.end_due()
+        roster = self._finder.roster(self._cluster.published)
         rows, unknown = roster.rows(names)
         for _ in range(TRIES):
             evaluation, version = (self._finder.seen(pod) if again else None) or self._evaluate(pod, rows)
@@ -105,7 +105,7 @@ class SchedulerState:
 
     def look_ahead(self) -> None:
         """Price for the pod that comes next what the last one has changed."""
-        self._finder.look_ahead(self._held.published, self._learner.policy)
+        self._finder.look_ahead(self._cluster.published, self._learner.policy)
 
     def best(self, pod: Pod, names: bytes) -> str:
         """Return the best node for `pod`, and hold its place (TENTATIVE); empty if only `find` can tell.
@@ -114,12 +114,12 @@ class SchedulerState:
         are to be avoided. numpy gives others their turn at every step over a whole fleet, so there is none here if
         `look_ahead` has made it.
         """
-        self._held.end_due()
+        self._cluster.end_due()
         self._finder.expect_another(pod.demand)
         if self._nodes.avoided or self._places.of(pod.uid):
             return ""
         for _ in range(TRIES):
-            found = self._finder.cheapest(self._held.published, pod.demand, self._learner.policy)
+            found = self._finder.cheapest(self._cluster.published, pod.demand, self._learner.policy)
             row = found.roster.first_in(names, found.rows)
             if row < 0:
                 return ""
@@ -133,12 +133,12 @@ class SchedulerState:
         `rows` are those that the pod may use.
         """
         if any(place.kind is HoldKind.TENTATIVE for place in self._places.of(pod.uid)):
-            with self._held.writing():
-                self._held.drop_places(pod.uid, is_tentative)
+            with self._cluster.writing():
+                self._cluster.drop_places(pod.uid, is_tentative)
         policy = self._learner.policy
-        evaluation, version = self._finder.cache.evaluate(self._held.published, pod.demand, policy)
+        evaluation, version = self._finder.cache.evaluate(self._cluster.published, pod.demand, policy)
         if not evaluation.fits[rows[rows < len(evaluation.fits)]].any() and self.drop_old_expectations():
-            evaluation, version = self._finder.cache.evaluate(self._held.published, pod.demand, policy)
+            evaluation, version = self._finder.cache.evaluate(self._cluster.published, pod.demand, policy)
         if self._places.of(pod.uid):
             evaluation = self._evaluate_own(pod, evaluation, policy)
         self._finder.remember(pod, evaluation, version)
@@ -146,9 +146,9 @@ class SchedulerState:
 
     def _evaluate_own(self, pod: Pod, evaluation: Evaluation, policy: Policy) -> Evaluation:
         """Evaluate again the nodes on which something is held for the pod itself."""
-        with self._held.writing():
+        with self._cluster.writing():
             mine = nodes_of(self._places.of(pod.uid)) & self._nodes.gpus.keys()
-            fleet = self._held.fleet_without(mine, lambda place: place.pod.uid == pod.uid, uid=pod.uid).publish()
+            fleet = self._cluster.fleet_without(mine, lambda place: place.pod.uid == pod.uid, uid=pod.uid).publish()
         own = np.array(sorted(row for row in map(fleet.row, mine) if 0 <= row < len(evaluation.fits)), np.int64)
         if not own.size:
             return evaluation
@@ -160,47 +160,47 @@ class SchedulerState:
         kube-scheduler binds within moments, or has chosen another node: such a place must not make a pod wait.
         """
         before_ns = self._clock.monotonic_ns() + self._hold_ns - self._fresh_ns
-        with self._held.writing():
+        with self._cluster.writing():
             old = [
                 place.pod.uid
                 for place in self._places.passing()
                 if is_tentative(place) and place.until_ns is not None and place.until_ns <= before_ns
             ]
             for uid in old:
-                self._held.drop_places(uid, is_tentative)
+                self._cluster.drop_places(uid, is_tentative)
         return bool(old)
 
     def _hold_best(self, pod: Pod, found: Found | Cheapest, row: int, among: int, version: int) -> bool:
         """Hold the best place for a pod, the best of `among`; return False if its node has changed since."""
         node = found.roster.names[row]
-        with self._held.writing():
+        with self._cluster.writing():
             places = self._places.of(pod.uid)
             held = next(filter(is_tentative, places), None)
             kept = [place for place in places if place is not held]
             # A pod that is bound, or being bound, needs no other place; one that is reserved may get a better one.
             if any(place.kind is not HoldKind.RESERVED for place in kept):
-                self._held.put(pod.uid, kept)
+                self._cluster.put(pod.uid, kept)
                 return True
             if held is None or held.hold.node != node:
-                if self._held.fleet.row(node) != row or self._held.fleet.version_of(row) > version:
+                if self._cluster.fleet.row(node) != row or self._cluster.fleet.version_of(row) > version:
                     return False
-                held = self._held.place(HoldKind.TENTATIVE, pod, node, found.evaluation.gpus[row].tolist())
-                self._held.put(pod.uid, [*kept, held])
-                held = replace(held, among=among, version=self._held.fleet.version_of(row))
-            self._held.put(pod.uid, [*kept, replace(held, until_ns=self._clock.monotonic_ns() + self._hold_ns)])
+                held = self._cluster.place(HoldKind.TENTATIVE, pod, node, found.evaluation.gpus[row].tolist())
+                self._cluster.put(pod.uid, [*kept, held])
+                held = replace(held, among=among, version=self._cluster.fleet.version_of(row))
+            self._cluster.put(pod.uid, [*kept, replace(held, until_ns=self._clock.monotonic_ns() + self._hold_ns)])
             return True
 
     def is_reserved(self, uid: str) -> bool:
         """Whether the reclaimer has reserved a place for a pod."""
-        self._held.end_due()
+        self._cluster.end_due()
         return any(place.kind is HoldKind.RESERVED for place in self._places.of(uid))
 
     def fits_without(self, pod: Pod, node: str, gone: Set[str]) -> bool:
         """Whether the pod would fit on a node if the pods `gone` were; what others merely expect does not count."""
-        with self._held.writing():
-            if node not in self._held.fleet:
+        with self._cluster.writing():
+            if node not in self._cluster.fleet:
                 return False
-            fleet = self._held.fleet_without(
+            fleet = self._cluster.fleet_without(
                 [node], lambda place: place.pod.uid == pod.uid or place.pod.uid in gone or is_tentative(place)
             )
         return bool(evaluate(fleet.view([node], pod.demand), pod.demand, self._learner.policy).fits[0])
@@ -218,17 +218,17 @@ class SchedulerState:
         def is_binding(pod: Pod) -> bool:
             return any(place.kind is HoldKind.BINDING for place in self._places.of(pod.uid))
 
-        with self._held.writing():
+        with self._cluster.writing():
             return self._pods.gang_members(key, asking, is_binding)
 
     def version(self) -> int:
         """Return a number that increases with every change of the held places or the free GPUs."""
-        self._held.end_due()
-        return self._held.published.version
+        self._cluster.end_due()
+        return self._cluster.published.version
 
     def offered_nodes(self, names: bytes) -> OfferedNodes:
         """Return the nodes of a JSON list. Raises BadRequest."""
-        roster = self._finder.roster(self._held.published)
+        roster = self._finder.roster(self._cluster.published)
         rows, _ = roster.rows(names)
         mask = np.zeros(len(roster.names), np.bool_)
         mask[rows] = True
@@ -236,10 +236,10 @@ class SchedulerState:
 
     def trial(self, without: Set[str]) -> Trial:
         """Return a copy of all held places except those of the pods `without`, to place these pods on."""
-        with self._held.writing():
+        with self._cluster.writing():
             mine = {node for uid in without for node in nodes_of(self._places.of(uid))} & self._nodes.gpus.keys()
-            version = self._held.fleet.version
-            fleet = self._held.fleet_without(mine, lambda place: place.pod.uid in without)
+            version = self._cluster.fleet.version
+            fleet = self._cluster.fleet_without(mine, lambda place: place.pod.uid in without)
         return Trial(
             fleet,
             self._finder.cache.copy(),
@@ -255,8 +255,8 @@ class SchedulerState:
         """Return how many of a gang's waiting pods would find a place if no pod held any."""
 
         def begin() -> Trial:
-            with self._held.writing():
-                fleet = self._held.fleet.idle()
+            with self._cluster.writing():
+                fleet = self._cluster.fleet.idle()
             return Trial(
                 fleet,
                 EvaluationCache(),
@@ -269,7 +269,7 @@ class SchedulerState:
         return len(places_for(begin, members, {}, BestFit())[1])
 
     def _holds(self, node: str, without: Set[str]) -> list[Hold]:
-        with self._held.writing():
+        with self._cluster.writing():
             return [place.hold for place in self._places.on(node) if place.pod.uid not in without]
 
     def reserve_all(self, wanted: Sequence[tuple[Pod, Hold]], until_ns: int, *, version: int | None = None) -> bool:
@@ -277,13 +277,13 @@ class SchedulerState:
 
         Return False if a node has changed since `version`, or a pod is not waiting any more.
         """
-        with self._held.writing():
+        with self._cluster.writing():
             for pod, hold in wanted:
-                row = self._held.fleet.row(hold.node)
+                row = self._cluster.fleet.row(hold.node)
                 known = self._pods.get(pod.uid) or pod
                 if (
                     row < 0
-                    or (version is not None and self._held.fleet.version_of(row) > version)
+                    or (version is not None and self._cluster.fleet.version_of(row) > version)
                     or known.node
                     or known.leaving
                     or known.finished
@@ -291,20 +291,20 @@ class SchedulerState:
                 ):
                     return False
             for pod, hold in wanted:
-                self._held.put(pod.uid, [Place(HoldKind.RESERVED, pod, hold, until_ns)])
+                self._cluster.put(pod.uid, [Place(HoldKind.RESERVED, pod, hold, until_ns)])
             return True
 
     def keep_reserved(self, uids: Iterable[str], until_ns: int) -> None:
         """Extend the reservations of some pods."""
-        with self._held.writing():
+        with self._cluster.writing():
             for uid in uids:
                 places = self._places.of(uid)
                 longer = [replace(p, until_ns=until_ns) if p.kind is HoldKind.RESERVED else p for p in places]
-                self._held.put(uid, longer)
+                self._cluster.put(uid, longer)
 
     def are_kept(self, holds: Mapping[str, Hold]) -> bool:
         """Whether all pods, by UID, still have the places that were kept for them, or have got one."""
-        self._held.end_due()
+        self._cluster.end_due()
         return all(
             any(p.kind in FIRM or (p.kind, p.hold) == (HoldKind.RESERVED, hold) for p in self._places.of(uid))
             for uid, hold in holds.items()
@@ -322,63 +322,63 @@ class SchedulerState:
 
     def changes(self) -> int:
         """Return a number that increases with every change of nodes, pods or places."""
-        return self._held.unpublished_changes + self._held.published.version
+        return self._cluster.unpublished_changes + self._cluster.published.version
 
     def fits_now(self, pod: Pod) -> bool:
         """Whether the pod would fit on a node that admits it if it came now, as `find` would judge."""
-        self._held.end_due()
+        self._cluster.end_due()
         return self._fits_admitted(pod) or (self.drop_old_expectations() and self._fits_admitted(pod))
 
     def _fits_admitted(self, pod: Pod) -> bool:
-        fleet = self._held.published
+        fleet = self._cluster.published
         evaluation, _ = self._finder.cache.evaluate(fleet, pod.demand, self._learner.policy)
         fitting = (fleet.names[row] for row in np.flatnonzero(evaluation.fits[: len(fleet.names)]).tolist())
         known = (self._nodes.facts.get(name) for name in fitting)
         return any(facts is not None and admits(facts, pod.waiting or {}) for facts in known)
 
-    def changed_nodes(self, *, everything: bool) -> dict[str, NodeView | None]:
+    def changed_nodes(self, *, everything: bool) -> dict[str, NodeSnapshot | None]:
         """Return the nodes that have changed since the last call, or all of them.
 
         None: the node shows no GPUs, and has no pod with an affinity label that others have to join.
         """
-        with self._held.writing():
-            names = self._held.changed_nodes
+        with self._cluster.writing():
+            names = self._cluster.changed_nodes
             if everything:
                 names = names | self._nodes.gpus.keys() | self._places.nodes()
-            self._held.changed_nodes = set()
+            self._cluster.changed_nodes = set()
             return {name: self._view(name) for name in names}
 
     def places_of(self, uids: Iterable[str]) -> list[Place]:
         """Return the places of some pods."""
-        self._held.end_due()
+        self._cluster.end_due()
         return [place for uid in uids for place in self._places.of(uid)]
 
     def snapshot(self) -> Snapshot:
         """Return the current nodes with GPUs, pods and places."""
-        with self._held.writing():
+        with self._cluster.writing():
             nodes, pods, places = self._nodes.with_gpus(), self._pods.every(), self._places.every()
-            fleet = self._held.published
+            fleet = self._cluster.published
         return Snapshot(nodes, pods, places, {name: fleet.cpu_memory(name) for name in nodes})
 
     def reserve(self, pod: Pod, hold: Hold) -> bool:
         """Keep a place for a waiting pod, instead of one kept before; return False if it is not waiting any more."""
         until = self._clock.monotonic_ns() + self._hold_ns
-        with self._held.writing():
+        with self._cluster.writing():
             known = self._pods.get(pod.uid)
             if known is None or known.node or any(place.kind in FIRM for place in self._places.of(pod.uid)):
                 return False
-            self._held.put(pod.uid, [Place(HoldKind.RESERVED, pod, hold, until)])
+            self._cluster.put(pod.uid, [Place(HoldKind.RESERVED, pod, hold, until)])
             return True
 
     def release(self, uid: str) -> None:
         """Release the place reserved for a waiting pod."""
-        with self._held.writing():
-            self._held.drop_places(uid, lambda place: place.kind is HoldKind.RESERVED)
+        with self._cluster.writing():
+            self._cluster.drop_places(uid, lambda place: place.kind is HoldKind.RESERVED)
 
     def learn(self) -> None:
         """Update the policy if enough pods have arrived since the last time. May take a second."""
-        with self._held.writing():
-            fleet = self._held.published
+        with self._cluster.writing():
+            fleet = self._cluster.published
             mix = self._learner.due(fleet.models)
         if mix is not None:
             self._learner.learn(mix, fleet)
@@ -389,12 +389,12 @@ class SchedulerState:
 
     def totals(self) -> tuple[int, int, int, int]:
         """Return the number of nodes with GPUs, of GPUs, and their free compute (percent) and memory (MiB)."""
-        fleet = self._held.published
+        fleet = self._cluster.published
         return len(fleet.row_of), *fleet.totals()
 
     # Below, only while writing.
 
-    def _view(self, name: str) -> NodeView | None:
+    def _view(self, name: str) -> NodeSnapshot | None:
         gpus = self._nodes.gpus.get(name, [])
         held = [place for place in self._places.on(name) if gpus or place.hold.affinity]
         if not gpus and not held:
@@ -402,4 +402,4 @@ class SchedulerState:
         here = [(self._pods.get(place.pod.uid), place) for place in held]
         places = (place if pod is None or pod is place.pod else replace(place, pod=pod) for pod, place in here)
         facts = self._nodes.facts[name] if gpus else out_of_sight(name)
-        return NodeView(facts, tuple(gpus), tuple(places))
+        return NodeSnapshot(facts, tuple(gpus), tuple(places))
