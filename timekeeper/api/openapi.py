@@ -11,7 +11,7 @@ import msgspec
 from slicekeeper import __version__
 from slicekeeper.net.problem_document import MEDIA_TYPE, ProblemDocument
 from timekeeper.api.paging import MOST_PER_PAGE
-from timekeeper.api.routes import ROUTES, Route
+from timekeeper.api.routes import PREFIX, ROUTES, Route
 
 _NAMESPACE = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
 _PATH: dict[str, dict[str, Any]] = {
@@ -103,7 +103,8 @@ def _operation(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, An
 
 
 def _needed(route: Route, header: str) -> bool:
-    return header == "Idempotency-Key" and route.path.startswith("/api/")
+    """Whether requests must have a header; legacy clients send no Idempotency-Key."""
+    return header == "Idempotency-Key" and route.path.startswith(PREFIX)
 
 
 def _responses(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
@@ -114,14 +115,11 @@ def _responses(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, An
             responses[str(status)]["content"] = {"application/json": {"schema": schemas[route.answer]}}
             if "format" in route.query:
                 responses[str(status)]["content"]["text/csv"] = {"schema": {"type": "string"}}
-    refused = {"content": {MEDIA_TYPE: {"schema": next(s for k, s in schemas.items() if k is ProblemDocument)}}}
+    # Probes fail in the form of their answer.
+    kind, media_type = (route.answer, "application/json") if route.public else (ProblemDocument, MEDIA_TYPE)
     for status in sorted(_statuses(route)):
-        content = (
-            {"content": {"application/json": {"schema": schemas[route.answer]}}}
-            if route.public and route.answer
-            else refused
-        )
-        responses[str(status)] = {"description": _REFUSALS[status], **content}
+        content = {media_type: {"schema": schemas[kind]}}
+        responses[str(status)] = {"description": _REFUSALS[status], "content": content}
     return responses
 
 

@@ -9,7 +9,7 @@ from flask import Response
 
 from slicekeeper.units import MS_PER_MINUTE, GpuMilliseconds
 from timekeeper.api import requests, usage_reporter
-from timekeeper.api.budget_owner import NamespaceOwner
+from timekeeper.api.budget_owner import BudgetOwner, owner_of
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.idempotency import idempotency_key
 from timekeeper.api.problems import Problem
@@ -21,13 +21,13 @@ from timekeeper.store import workloads
 
 def shown(context: HandlerContext, namespace: str) -> Response:
     """Return a budget; a namespace never seen has the full default."""
-    name = requests.namespace(namespace)
-    context.allow("get", name)
-    return _answer(context, name)
+    owner = owner_of(context, namespace)
+    owner.allow("get")
+    return _answer(owner)
 
 
-def _answer(context: HandlerContext, name: str) -> Response:
-    budget, _ = NamespaceOwner(context, name).current()
+def _answer(owner: BudgetOwner) -> Response:
+    budget, _ = owner.current()
     return requests.answer(
         LegacyBudget(
             budget_available=budget.state not in ("exhausted", "suspended"),
@@ -58,14 +58,13 @@ def report(context: HandlerContext, namespace: str) -> Response:
 
 def increase(context: HandlerContext, namespace: str) -> Response:
     """Book a grant of some minutes; with an Idempotency-Key only once."""
-    name = requests.namespace(namespace)
-    caller = context.allow("create", name, "grants")
+    owner = owner_of(context, namespace)
+    caller = owner.allow("create", "grants")
     given = requests.body(IncreaseBody)
     now = context.clock.now_ms()
     key = idempotency_key(shorten=True) or uuid.uuid4().hex
-    order = Order(
-        GpuMilliseconds(given.minutes * MS_PER_MINUTE), given.reason, key, requests.canonical(), caller.name, now
-    )
-    movement.grant(context.books, NamespaceOwner(context, name).account_ref(), order, valid_from=now, valid_to=None)
+    amount = GpuMilliseconds(given.minutes * MS_PER_MINUTE)
+    order = Order(amount, given.reason, key, requests.canonical(), caller.name, now)
+    movement.grant(context.books, owner.account_ref(), order, valid_from=now, valid_to=None)
     context.controller.nudge()
-    return _answer(context, name)
+    return _answer(owner)

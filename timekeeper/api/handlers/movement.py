@@ -39,9 +39,9 @@ def _grant(row: BudgetGrant) -> Grant:
     )
 
 
-def refunds(context: HandlerContext, namespace: str) -> Response:
+def refunds(context: HandlerContext, **path: str) -> Response:
     """Return a page of refunds."""
-    return _moved(context, {"namespace": namespace}, "refund", "refunds")
+    return _moved(context, path, "refund", "refunds")
 
 
 def adjustments(context: HandlerContext, **path: str) -> Response:
@@ -96,11 +96,9 @@ def withdraw(context: HandlerContext, grant: str, **path: str) -> Response:
     """Withdraw a grant that has not begun."""
     owner = owner_of(context, **path)
     caller = owner.allow("delete", "grants")
-    key = int(grant) if grant.isascii() and grant.isdecimal() and len(grant) <= 18 else 0
+    key, now = requests.row_id(grant), context.clock.now_ms()
     reason = requests.plain("reason", 1024) or "withdrawn"
-    row = movement.withdraw(
-        context.books, owner.require, key, reason=reason, actor=caller.name, now=context.clock.now_ms()
-    )
+    row = movement.withdraw(context.books, owner.require, key, reason=reason, actor=caller.name, now=now)
     context.controller.nudge()
     return requests.answer(_grant(row))
 

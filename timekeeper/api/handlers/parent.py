@@ -17,7 +17,8 @@ from timekeeper.api.budget_owner import ParentOwner, owner_of
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.schemas.parent import ParentBudgetBody, ParentPatch, PlaceBody
 from timekeeper.api.views import budget
-from timekeeper.api.views.budget_state import TRIES, state_name
+from timekeeper.api.views.budget_state import state_name
+from timekeeper.api.views.consistent_read import read_with_bookings
 from timekeeper.ledger import hierarchy, reservation
 from timekeeper.store import bookings
 
@@ -72,23 +73,22 @@ def children(context: HandlerContext, parent: str) -> Response:
     """Return the budgets directly below a team or an organisation, and how much of its budget each has consumed."""
     owner = ParentOwner(context, requests.parent(parent))
     owner.allow("get")
-    standing, now = owner.standing(), context.clock.now_ms()
-    state, below = standing.at(now), context.books.children(standing)
-    for _ in range(TRIES):  # a posting that is settled between the two reads would be counted as booked and as due
-        with context.books.database.reading() as session:
-            booked = bookings.charged_below(session, standing.account.id, standing.counts_since(now))
-        before, standing = standing, owner.standing()
-        if standing == before:
-            break
+    now = context.clock.now_ms()
+    standing, booked = read_with_bookings(
+        context.books.database,
+        owner.standing,
+        lambda session, one: bookings.charged_below(session, one.account.id, one.counts_since(now)),
+    )
     running = standing.running_below(now)
+    below = [(child, child.at(now)) for child in context.books.children(standing)]
     items = [
         Child(
             name=child.account.name,
             kind=child.account.kind,
-            state=state_name(child, child.at(now), NamespacePolicy()),
-            balance_ms=child.at(now).balance,
+            state=state_name(child, state, NamespacePolicy()),
+            balance_ms=state.balance,
             consumed_ms=booked[child.account.id] + running[child.account.id],
         )
-        for child in below
+        for child, state in below
     ]
-    return requests.answer(ChildList(items=items, as_of=format_instant(max(now, state.at))))
+    return requests.answer(ChildList(items=items, as_of=format_instant(max(now, standing.at(now).at))))

@@ -11,7 +11,7 @@ from flask import Response
 from slicekeeper.units import format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Reservation, ReservationList
 from timekeeper.api import requests
-from timekeeper.api.budget_owner import NamespaceOwner, owner_of
+from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
@@ -24,25 +24,25 @@ from timekeeper.store.db.models import ReservationRow
 
 def listed(context: HandlerContext, namespace: str) -> Response:
     """Return a page of reservations."""
-    name = requests.namespace(namespace)
-    context.allow("get", name, "reservations")
-    rows, more = NamespaceOwner(context, name).page(ReservationRow)
+    owner = owner_of(context, namespace)
+    owner.allow("get", "reservations")
+    rows, more = owner.page(ReservationRow)
     return requests.answer(ReservationList(items=_views(context, rows), next_cursor=more))
 
 
 def opened(context: HandlerContext, namespace: str) -> Response:
     """Set GPU time aside."""
-    name = requests.namespace(namespace)
-    caller = context.allow("create", name, "reservations")
+    owner = owner_of(context, namespace)
+    caller = owner.allow("create", "reservations")
     given = requests.body(ReservationBody)
     order = order_of(context, caller, given.amount_ms, given.reason)
     end = requests.instant(given.expires_at, "expiresAt")
-    ref = owner_of(context, name).account_ref()
+    ref = owner.account_ref()
     if not ref.policy.reserves:
         raise Problem(
             409,
             "enforcement-not-safe",
-            f"the budget of {name} is enforced {ref.policy.budget.enforcement}: its pods take what there is, so "
+            f"the budget of {namespace} is enforced {ref.policy.budget.enforcement}: its pods take what there is, so "
             "nothing can be set aside; set budget.enforcement: safe in the policy file",
         )
     row, made = open_by_hand(context.books, ref, order, expires_at=end)
@@ -51,31 +51,22 @@ def opened(context: HandlerContext, namespace: str) -> Response:
 
 def shown(context: HandlerContext, namespace: str, reservation: str) -> Response:
     """Return one reservation."""
-    name = requests.namespace(namespace)
-    context.allow("get", name, "reservations")
-    key = _key(name, reservation)
+    owner = owner_of(context, namespace)
+    owner.allow("get", "reservations")
     with context.books.database.reading() as session:
-        account = NamespaceOwner(context, name).find(session)
-        row = store.by_id(session, account.id, key) if account else None
+        account = owner.find(session)
+        row = store.by_id(session, account.id, requests.row_id(reservation)) if account else None
     if row is None:
-        raise ReservationUnknown(f"namespace {name} has no reservation {reservation}")
+        raise ReservationUnknown(f"namespace {namespace} has no reservation {reservation}")
     return requests.answer(_views(context, [row])[0])
-
-
-def _key(name: str, reservation: str) -> int:
-    if not (reservation.isascii() and reservation.isdecimal() and len(reservation) <= 18):
-        raise ReservationUnknown(f"namespace {name} has no reservation {reservation}")
-    return int(reservation)
 
 
 def released(context: HandlerContext, namespace: str, reservation: str) -> Response:
     """Release a reservation that was opened by hand."""
-    name = requests.namespace(namespace)
-    caller = context.allow("delete", name, "reservations")
-    key = _key(name, reservation)
-    row = release(
-        context.books, NamespaceOwner(context, name).find, name, key, actor=caller.name, now=context.clock.now_ms()
-    )
+    owner = owner_of(context, namespace)
+    caller = owner.allow("delete", "reservations")
+    key, now = requests.row_id(reservation), context.clock.now_ms()
+    row = release(context.books, owner.find, namespace, key, actor=caller.name, now=now)
     context.controller.nudge()
     return requests.answer(_views(context, [row])[0])
 

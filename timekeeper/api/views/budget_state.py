@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import EPOCH, Instant, format_instant
 from slicekeeper.wire.timekeeper import State
@@ -15,9 +13,6 @@ from timekeeper.core.threshold_crossing import crossed, limit_of
 from timekeeper.ledger.budget_rule import policy_rule
 from timekeeper.ledger.standing import BudgetStanding
 from timekeeper.store.accounts import BudgetAccount
-
-TRIES: Final = 5
-"""How often bookings and standings are read at most, until nothing was settled between the two reads."""
 
 
 def state_at(standing: BudgetStanding | None, policy: NamespacePolicy, now: Instant) -> BudgetState:

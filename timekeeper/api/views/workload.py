@@ -10,7 +10,7 @@ from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.units import Instant, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Workload
-from timekeeper.api.views.budget_state import TRIES
+from timekeeper.api.views.consistent_read import read_with_bookings
 from timekeeper.core import usage_report
 from timekeeper.core.usage_report import Watermark, total
 from timekeeper.ledger.books import Books
@@ -24,14 +24,11 @@ def workload_views(books: Books, rows: Sequence[tuple[WorkloadRow, str]], now: I
     """Return pods from the ledger; running ones with their totals up to now."""
     uids = [row.pod_uid for row, _ in rows]
     running = {name for row, name in rows if row.ended_at is None or row.ended_at > now - CLOCK_SKEW_MS}
-    standings = {name: books.standing(name) for name in running}
-    for _ in range(TRIES):  # a posting that is settled between the two reads would be counted as booked and as due
-        with books.database.reading() as session:
-            booked = bookings.booked_by_pod(session, uids)
-            marks = watermarks.read(session, uids).marks
-        before, standings = standings, {name: books.standing(name) for name in running}
-        if standings == before:
-            break
+    standings, (booked, marks) = read_with_bookings(
+        books.database,
+        lambda: {name: books.standing(name) for name in running},
+        lambda session, _: (bookings.booked_by_pod(session, uids), watermarks.read(session, uids).marks),
+    )
     return [_workload(row, name, booked[row.pod_uid], marks, standings.get(name), now) for row, name in rows]
 
 
