@@ -95,7 +95,7 @@ def difference(booked: Iterable[Booked], wanted: Iterable[Posting]) -> tuple[lis
     return wrong, sorted(missing.elements())
 
 
-def idempotency_key(namespace: AccountId, posting: Posting, version: int) -> str:
+def idempotency_key(budget: AccountId, posting: Posting, version: int) -> str:
     """Return the key under which a posting can be booked once; `version` counts its bookings that were reversed."""
-    parts = (namespace, posting.kind, posting.key, posting.start, posting.at, posting.amount, version)
+    parts = (budget, posting.kind, posting.key, posting.start, posting.at, posting.amount, version)
     return ":".join(map(str, parts))

@@ -117,18 +117,18 @@ def _summed(lines: Iterable[BalanceStep]) -> Iterator[BalanceStep]:
 class _Causes:
     """The records of a namespace, to find which of them caused a booking."""
 
-    def __init__(self, session: Session, namespace: AccountId) -> None:
+    def __init__(self, session: Session, budget: AccountId) -> None:
         self._session = session
-        self._rules = [row.rule for row in budget_rules.rules(session, namespace)]
+        self._rules = [row.rule for row in budget_rules.rules(session, budget)]
         self._children = {
             f"{CHILD}{key}": f"all under {account.title}"
-            for key, account in accounts.by_id(session, hierarchy_links.tree(session, [namespace], None).keys).items()
+            for key, account in accounts.by_id(session, hierarchy_links.tree(session, [budget], None).keys).items()
         }
-        self._corrected = interval_corrections.newest(session, namespace)
+        self._corrected = interval_corrections.newest(session, budget)
         self._grants: dict[str, BudgetGrant] = {
             f"{row.kind}:{row.id}": row
             for kind in ("grant", "refund", "adjustment", "transfer")
-            for row in idempotent_rows.page(session, BudgetGrant, namespace, BudgetGrant.kind == kind)
+            for row in idempotent_rows.page(session, BudgetGrant, budget, BudgetGrant.kind == kind)
         }
 
     def of_booking(self, booked: Caused) -> BalanceStep:

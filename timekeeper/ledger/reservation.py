@@ -41,10 +41,10 @@ from timekeeper.store.db.models import ReservationRow
 CONTROLLER: Final = "controller"
 
 
-def reserved(books: Books, now: Instant, namespace: AccountId | None = None) -> Mapping[AccountId, GpuMilliseconds]:
-    """Return the GPU-milliseconds that are reserved, by namespace; `namespace` selects one."""
+def reserved(books: Books, now: Instant, budget: AccountId | None = None) -> Mapping[AccountId, GpuMilliseconds]:
+    """Return the GPU-milliseconds that are reserved, by budget; `budget` selects one."""
     with books.database.reading() as session:
-        times = store.reserved(session, now, None if namespace is None else [namespace])
+        times = store.reserved(session, now, None if budget is None else [budget])
     total: defaultdict[AccountId, GpuMilliseconds] = defaultdict(lambda: NO_TIME)
     for one in times:
         total[one.budget] = GpuMilliseconds(total[one.budget] + one.rest(now))

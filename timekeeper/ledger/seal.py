@@ -66,7 +66,7 @@ def seal(books: Books, account: BudgetAccount, until: Instant, *, reason: str, a
     books.database.write(change)
 
 
-def _seal(books: Books, session: Session, namespace: AccountId, until: Instant, *, actor: str, now: Instant) -> None:
+def _seal(books: Books, session: Session, budget: AccountId, until: Instant, *, actor: str, now: Instant) -> None:
     """Book what is due, then seal."""
-    settlement.settle_in(books, session, namespace, None, now)
-    seals.put(session, namespace, until, actor=actor, now=now)
+    settlement.settle_in(books, session, budget, None, now)
+    seals.put(session, budget, until, actor=actor, now=now)

@@ -36,12 +36,12 @@ CHECKPOINTS_KEPT: Final = 64
 """Number of newest checkpoints that a budget keeps all of; `timelines.keep_checkpoints` thins out older ones."""
 
 
-def settle_in(books: Books, session: Session, namespace: AccountId, since: Instant | None, now: Instant) -> BudgetState:
+def settle_in(books: Books, session: Session, budget: AccountId, since: Instant | None, now: Instant) -> BudgetState:
     """Make the ledger equal to the records, and return the namespace's state then.
 
     `since` is the earliest instant at which the records changed; None: they have not.
     """
-    return settle_all(books, session, {namespace: since}, now)[namespace]
+    return settle_all(books, session, {budget: since}, now)[budget]
 
 
 def settle_all(
@@ -129,14 +129,14 @@ def _limit_refunds(session: Session, keys: Collection[AccountId], since: Instant
     return min(changed, default=None)
 
 
-def pin(books: Books, session: Session, namespace: AccountId, at: Instant, now: Instant) -> None:
+def pin(books: Books, session: Session, budget: AccountId, at: Instant, now: Instant) -> None:
     """Settle a namespace, and keep its state at a past instant and those of all that depend on it.
 
     Settling can continue from there. What is due up to that instant must be booked first, because nothing before an
     checkpoint is examined again.
     """
-    settle_in(books, session, namespace, None, now)
-    tree, checkpoint = newest_checkpoint(session, hierarchy_links.tree(session, [namespace], at), at)
+    settle_in(books, session, budget, None, now)
+    tree, checkpoint = newest_checkpoint(session, hierarchy_links.tree(session, [budget], at), at)
     forest, start = resume(session, tree, checkpoint, now, carry=books.carry)
     begun = [key for key, state in start.items() if state.at < at]
     if begun:

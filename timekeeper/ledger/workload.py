@@ -56,11 +56,11 @@ class Closing:
     flags: tuple[str, ...] = ()
 
 
-def _row_of(opening: Opening, namespace: AccountId, now: Instant) -> dict[str, Any]:
+def _row_of(opening: Opening, budget: AccountId, now: Instant) -> dict[str, Any]:
     """Return the row of a pod that is new."""
     return {
         "pod_uid": opening.pod_uid,
-        "namespace_id": namespace,
+        "namespace_id": budget,
         "pod_name": opening.pod_name,
         "node": opening.node,
         "gpus": ",".join(opening.gpus),

@@ -33,9 +33,9 @@ def _effect(due: Instant, floor: Instant, now: Instant) -> dict[str, Instant | N
     return {"effective_at": max(now, Instant(floor + 1)), "corrects_at": due}
 
 
-def valid(session: Session, namespace: AccountId, after: Instant | None, until: Instant | None = None) -> list[Booked]:
+def valid(session: Session, budget: AccountId, after: Instant | None, until: Instant | None = None) -> list[Booked]:
     """Return the postings that were not reversed and are due after an instant (None: all), up to another."""
-    query = _valid().where(Transaction.namespace_id == namespace)
+    query = _valid().where(Transaction.namespace_id == budget)
     if after is not None:
         # Only the first condition has an index; a correction is effective after what it corrects.
         query = query.where(Transaction.effective_at > after, due_at() > after)
@@ -70,11 +70,11 @@ def _booked(row: Any) -> Booked:
     return Booked(row.id, posting, row.effective_at)
 
 
-def book(session: Session, namespace: AccountId, postings: Sequence[Posting], now: Instant, floor: Instant) -> None:
+def book(session: Session, budget: AccountId, postings: Sequence[Posting], now: Instant, floor: Instant) -> None:
     """Append transactions for postings; those up to `floor`, which is sealed, as corrections."""
     if not postings:
         return
-    versions = _reversed_versions(session, namespace, postings)
+    versions = _reversed_versions(session, budget, postings)
     seen: Counter[Posting] = Counter()
     rows = []
     for posting in postings:
@@ -82,9 +82,9 @@ def book(session: Session, namespace: AccountId, postings: Sequence[Posting], no
         seen[posting] += 1
         rows.append(
             {
-                "namespace_id": namespace,
+                "namespace_id": budget,
                 "kind": posting.kind,
-                "idempotency_key": idempotency_key(namespace, posting, version),
+                "idempotency_key": idempotency_key(budget, posting, version),
                 "subject": posting.key,
                 "started_at": posting.start,
                 "amount_ms": posting.amount,
@@ -94,30 +94,30 @@ def book(session: Session, namespace: AccountId, postings: Sequence[Posting], no
             }
         )
     keys = session.scalars(insert(Transaction).returning(Transaction.id, sort_by_parameter_order=True), rows).all()
-    _enter(session, namespace, [(key, entries(posting)) for key, posting in zip(keys, postings, strict=True)])
+    _enter(session, budget, [(key, entries(posting)) for key, posting in zip(keys, postings, strict=True)])
 
 
-def _reversed_versions(session: Session, namespace: AccountId, postings: Sequence[Posting]) -> Counter[Posting]:
+def _reversed_versions(session: Session, budget: AccountId, postings: Sequence[Posting]) -> Counter[Posting]:
     """Return how often each posting was booked before: then it was reversed, and gets the next key."""
     found: Counter[Posting] = Counter()
     wanted = set(postings)
     for subjects in chunks({posting.key for posting in postings}):
         query = select(
             due_at(), Transaction.kind, Transaction.subject, Transaction.started_at, Transaction.amount_ms
-        ).where(Transaction.namespace_id == namespace, Transaction.kind != REVERSAL, Transaction.subject.in_(subjects))
+        ).where(Transaction.namespace_id == budget, Transaction.kind != REVERSAL, Transaction.subject.in_(subjects))
         for at, kind, subject, begun, amount in session.execute(query):
             posting = Posting(at, cast(PostingKind, kind), subject, begun, amount)
             found[posting] += posting in wanted
     return found
 
 
-def reverse(session: Session, namespace: AccountId, wrong: Sequence[Booked], now: Instant, floor: Instant) -> None:
+def reverse(session: Session, budget: AccountId, wrong: Sequence[Booked], now: Instant, floor: Instant) -> None:
     """Append the opposites of postings that late records have shown to be wrong, as `book` does."""
     if not wrong:
         return
     rows = [
         {
-            "namespace_id": namespace,
+            "namespace_id": budget,
             "kind": REVERSAL,
             "idempotency_key": f"{REVERSAL}:{booked.transaction}",
             "subject": booked.posting.key,
@@ -134,14 +134,14 @@ def reverse(session: Session, namespace: AccountId, wrong: Sequence[Booked], now
         (key, tuple((account, GpuMilliseconds(-amount)) for account, amount in entries(booked.posting)))
         for key, booked in zip(keys, wrong, strict=True)
     ]
-    _enter(session, namespace, opposite)
+    _enter(session, budget, opposite)
 
 
 def _enter(
-    session: Session, namespace: AccountId, bookings: list[tuple[int, tuple[tuple[AccountKind, GpuMilliseconds], ...]]]
+    session: Session, budget: AccountId, bookings: list[tuple[int, tuple[tuple[AccountKind, GpuMilliseconds], ...]]]
 ) -> None:
     """Append the entries of transactions, and move the cached balances by their sums: one statement per account."""
-    accounts = account_ids(session, namespace)
+    accounts = account_ids(session, budget)
     rows = [
         {"txn_id": key, "account_id": accounts[kind], "amount_ms": amount}
         for key, sides in bookings
@@ -159,15 +159,15 @@ def _enter(
         )
 
 
-def account_ids(session: Session, namespace: AccountId) -> dict[AccountKind, int]:
+def account_ids(session: Session, budget: AccountId) -> dict[AccountKind, int]:
     """Return a namespace's accounts."""
-    query = select(Account.kind, Account.id).where(Account.namespace_id == namespace)
+    query = select(Account.kind, Account.id).where(Account.namespace_id == budget)
     return {cast(AccountKind, kind): key for kind, key in session.execute(query)}
 
 
-def balances(session: Session, namespace: AccountId) -> dict[AccountKind, GpuMilliseconds]:
+def balances(session: Session, budget: AccountId) -> dict[AccountKind, GpuMilliseconds]:
     """Return the cached balances of a namespace's accounts."""
-    query = select(Account.kind, Account.balance_ms).where(Account.namespace_id == namespace)
+    query = select(Account.kind, Account.balance_ms).where(Account.namespace_id == budget)
     return {cast(AccountKind, kind): balance for kind, balance in session.execute(query)}
 
 
@@ -215,9 +215,9 @@ class StatementEntry:
     transaction: Transaction
 
 
-def lines(session: Session, namespace: AccountId, after: int, limit: int) -> list[StatementEntry]:
+def lines(session: Session, budget: AccountId, after: int, limit: int) -> list[StatementEntry]:
     """Return a namespace's entries in the order of booking, beginning after an id."""
-    kinds = {key: kind for kind, key in account_ids(session, namespace).items()}
+    kinds = {key: kind for kind, key in account_ids(session, budget).items()}
     # Account by account, so that the index gives the next ones of each, however many entries there are.
     mine = [
         select(Entry).where(Entry.account_id == account, Entry.id > after).order_by(Entry.id).limit(limit).subquery()
@@ -264,7 +264,7 @@ class Caused:
     """The source of the pod's end, if the posting ends with the pod."""
 
 
-def causes(session: Session, namespace: AccountId, after: Instant, at: Instant) -> Iterator[Caused]:
+def causes(session: Session, budget: AccountId, after: Instant, at: Instant) -> Iterator[Caused]:
     """Yield the bookings that are effective after an instant and due up to another, in the order in which they are due.
 
     A reversal comes beside the booking that it reverses.
@@ -288,7 +288,7 @@ def causes(session: Session, namespace: AccountId, after: Instant, at: Instant) 
         )
         .outerjoin(undone, undone.id == Transaction.reverses)
         .outerjoin(WorkloadRow, WorkloadRow.pod_uid == Transaction.subject)
-        .where(Transaction.namespace_id == namespace, Transaction.effective_at > after, due <= at)
+        .where(Transaction.namespace_id == budget, Transaction.effective_at > after, due <= at)
         .order_by(due, Transaction.id)
         .execution_options(yield_per=1000)
     )

@@ -47,7 +47,7 @@ def _rule_row(row: BudgetRule) -> RuleRow:
 
 def add_rule(
     session: Session,
-    namespace: AccountId,
+    budget: AccountId,
     rule: Rule,
     *,
     source: str,
@@ -57,7 +57,7 @@ def add_rule(
 ) -> None:
     """Append a rule."""
     values = {
-        "namespace_id": namespace,
+        "namespace_id": budget,
         "effective_at": rule.since,
         "amount_ms": rule.amount,
         "period": rule.period,
@@ -74,9 +74,9 @@ def add_rule(
     session.execute(insert(BudgetRule).values(values))
 
 
-def rules(session: Session, namespace: AccountId) -> list[RuleRow]:
+def rules(session: Session, budget: AccountId) -> list[RuleRow]:
     """Return a budget's rules in the order in which they apply and were written: the last is in force."""
-    query = select(BudgetRule).where(BudgetRule.namespace_id == namespace)
+    query = select(BudgetRule).where(BudgetRule.namespace_id == budget)
     return _ruling(session.scalars(query.order_by(BudgetRule.id)).all())
 
 

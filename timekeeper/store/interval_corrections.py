@@ -13,9 +13,9 @@ from timekeeper.core.account import AccountId
 from timekeeper.store.db.models import IntervalCorrectionRow, WorkloadRow
 
 
-def newest(session: Session, namespace: AccountId) -> dict[str, IntervalCorrectionRow]:
+def newest(session: Session, budget: AccountId) -> dict[str, IntervalCorrectionRow]:
     """Return the newest correction of each of a namespace's pods that has one, by the pod's UID."""
-    query = select(IntervalCorrectionRow).where(IntervalCorrectionRow.namespace_id == namespace)
+    query = select(IntervalCorrectionRow).where(IntervalCorrectionRow.namespace_id == budget)
     return {row.pod_uid: row for row in session.scalars(query.order_by(IntervalCorrectionRow.id))}
 
 

@@ -14,9 +14,9 @@ from timekeeper.core.account import AccountId
 from timekeeper.store.db.models import BudgetGrant, WorkloadRow
 
 
-def grant_by_id(session: Session, namespace: AccountId, key: int) -> BudgetGrant | None:
+def grant_by_id(session: Session, budget: AccountId, key: int) -> BudgetGrant | None:
     """Return a grant of a namespace."""
-    query = select(BudgetGrant).where(BudgetGrant.id == key, BudgetGrant.namespace_id == namespace)
+    query = select(BudgetGrant).where(BudgetGrant.id == key, BudgetGrant.namespace_id == budget)
     return session.scalars(query.where(BudgetGrant.kind == "grant")).one_or_none()
 
 
@@ -25,17 +25,17 @@ def withdraw_grant(session: Session, key: int, now: Instant) -> None:
     session.execute(update(BudgetGrant).where(BudgetGrant.id == key).values(withdrawn_at=now))
 
 
-def granted_in_all(session: Session, namespace: AccountId) -> GpuMilliseconds:
+def granted_in_all(session: Session, budget: AccountId) -> GpuMilliseconds:
     """Return the sum of a namespace's movements, each counted as positive, in GPU-milliseconds."""
     query = select(func.sum(func.abs(BudgetGrant.amount_ms)))
-    query = query.where(BudgetGrant.namespace_id == namespace, BudgetGrant.withdrawn_at.is_(None))
+    query = query.where(BudgetGrant.namespace_id == budget, BudgetGrant.withdrawn_at.is_(None))
     return GpuMilliseconds(int(session.execute(query).scalar() or 0))
 
 
-def refunded(session: Session, namespace: AccountId, pod_uid: str) -> GpuMilliseconds:
+def refunded(session: Session, budget: AccountId, pod_uid: str) -> GpuMilliseconds:
     """Return what has been refunded of a pod's charge."""
     query = select(func.sum(BudgetGrant.amount_ms - BudgetGrant.taken_back_ms)).where(
-        BudgetGrant.namespace_id == namespace, BudgetGrant.kind == "refund", BudgetGrant.counterpart == pod_uid
+        BudgetGrant.namespace_id == budget, BudgetGrant.kind == "refund", BudgetGrant.counterpart == pod_uid
     )
     return GpuMilliseconds(int(session.execute(query).scalar() or 0))
 

@@ -21,9 +21,9 @@ from timekeeper.store.db.chunks import chunks
 from timekeeper.store.db.models import Namespace, ReservationRow, WorkloadRow
 
 
-def by_id(session: Session, namespace: AccountId, key: int) -> ReservationRow | None:
+def by_id(session: Session, budget: AccountId, key: int) -> ReservationRow | None:
     """Return a namespace's reservation."""
-    query = select(ReservationRow).where(ReservationRow.namespace_id == namespace, ReservationRow.id == key)
+    query = select(ReservationRow).where(ReservationRow.namespace_id == budget, ReservationRow.id == key)
     return session.scalars(query).one_or_none()
 
 

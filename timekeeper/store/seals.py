@@ -20,26 +20,26 @@ BY_ITSELF: Final = "timekeeper"
 """The author of seals after the grace period; all others were requested."""
 
 
-def until(session: Session, namespace: AccountId) -> Instant:
+def until(session: Session, budget: AccountId) -> Instant:
     """Return the instant up to and including which nothing is booked any more; 0: nothing is sealed."""
-    return session.execute(select(Namespace.sealed_until).where(Namespace.id == namespace)).scalar_one()
+    return session.execute(select(Namespace.sealed_until).where(Namespace.id == budget)).scalar_one()
 
 
-def put(session: Session, namespace: AccountId, at: Instant, *, actor: str, now: Instant) -> None:
+def put(session: Session, budget: AccountId, at: Instant, *, actor: str, now: Instant) -> None:
     """Seal everything up to an instant; the namespace must be settled up to it.
 
     A row with the balances is added if anything was booked since the previous seal.
     """
-    before = until(session, namespace)
+    before = until(session, budget)
     if at <= before:
         return
-    last, count = _booked(session, namespace, before, at)
+    last, count = _booked(session, budget, before, at)
     if count:
-        sums = Counter(latest(session, namespace, before)[1])
-        sums.update(_moved(session, namespace, before, at))
+        sums = Counter(latest(session, budget, before)[1])
+        sums.update(_moved(session, budget, before, at))
         session.execute(
             insert(Seal).values(
-                namespace_id=namespace,
+                namespace_id=budget,
                 until=at,
                 sealed_at=now,
                 actor=actor,
@@ -48,34 +48,34 @@ def put(session: Session, namespace: AccountId, at: Instant, *, actor: str, now:
                 balances=msgspec.json.encode(dict(sums), order="sorted").decode(),
             )
         )
-    session.execute(update(Namespace).where(Namespace.id == namespace).values(sealed_until=at))
+    session.execute(update(Namespace).where(Namespace.id == budget).values(sealed_until=at))
 
 
-def latest(session: Session, namespace: AccountId, at: Instant) -> tuple[Instant, dict[str, GpuMilliseconds]]:
+def latest(session: Session, budget: AccountId, at: Instant) -> tuple[Instant, dict[str, GpuMilliseconds]]:
     """Return the end of the newest seal at an instant or earlier, and the sums by account up to it."""
-    query = select(Seal.until, Seal.balances).where(Seal.namespace_id == namespace, Seal.until <= at)
+    query = select(Seal.until, Seal.balances).where(Seal.namespace_id == budget, Seal.until <= at)
     row = session.execute(query.order_by(Seal.until.desc()).limit(1)).one_or_none()
     return (
         (EPOCH, {}) if row is None else (row.until, msgspec.json.decode(row.balances, type=dict[str, GpuMilliseconds]))
     )
 
 
-def _booked(session: Session, namespace: AccountId, after: Instant, at: Instant) -> tuple[int, int]:
+def _booked(session: Session, budget: AccountId, after: Instant, at: Instant) -> tuple[int, int]:
     """Return the newest transaction that is effective in (after, at], and how many there are."""
     query = select(func.coalesce(func.max(Transaction.id), 0), func.count(Transaction.id)).where(
-        Transaction.namespace_id == namespace, Transaction.effective_at > after, Transaction.effective_at <= at
+        Transaction.namespace_id == budget, Transaction.effective_at > after, Transaction.effective_at <= at
     )
     last, count = session.execute(query).one()
     return int(last), int(count)
 
 
-def _moved(session: Session, namespace: AccountId, after: Instant, at: Instant) -> dict[str, GpuMilliseconds]:
+def _moved(session: Session, budget: AccountId, after: Instant, at: Instant) -> dict[str, GpuMilliseconds]:
     """Return by how much the accounts moved in (after, at]."""
     query = (
         select(Account.kind, func.sum(Entry.amount_ms))
         .join(Entry, Entry.account_id == Account.id)
         .join(Transaction, Transaction.id == Entry.txn_id)
-        .where(Transaction.namespace_id == namespace, Transaction.effective_at > after, Transaction.effective_at <= at)
+        .where(Transaction.namespace_id == budget, Transaction.effective_at > after, Transaction.effective_at <= at)
         .group_by(Account.kind)
     )
     return {kind: GpuMilliseconds(int(total)) for kind, total in session.execute(query)}

@@ -54,7 +54,7 @@ class Charged:
     """Whether its interval was corrected by hand."""
 
 
-def totals(session: Session, namespace: AccountId, spans: Sequence[tuple[Instant, Instant]]) -> list[list[Total]]:
+def totals(session: Session, budget: AccountId, spans: Sequence[tuple[Instant, Instant]]) -> list[list[Total]]:
     """Return the totals of each of some half-open intervals."""
     found: list[list[Total]] = [[] for _ in spans]
     if not spans:
@@ -68,7 +68,7 @@ def totals(session: Session, namespace: AccountId, spans: Sequence[tuple[Instant
         .select_from(span)
         .join(Transaction, _within(span.c.start, span.c.until))
         .outerjoin(_undone, _undone.id == Transaction.reverses)
-        .where(Transaction.namespace_id == namespace, _inside(span.c.start, span.c.until))
+        .where(Transaction.namespace_id == budget, _inside(span.c.start, span.c.until))
         .group_by(span.c.index, _kind, corrects)
         .order_by(span.c.index, _kind, corrects)
     )
@@ -88,14 +88,14 @@ def _inside(start: Any, end: Any) -> ColumnElement[bool]:
     return or_(and_(ends, Transaction.effective_at > start), and_(~ends, Transaction.effective_at < end))
 
 
-def opening(session: Session, namespace: AccountId, at: Instant) -> GpuMilliseconds:
+def opening(session: Session, budget: AccountId, at: Instant) -> GpuMilliseconds:
     """Return a budget's booked balance at the beginning of an interval, after everything that ends at that instant."""
-    sealed, sums = seals.latest(session, namespace, at)
+    sealed, sums = seals.latest(session, budget, at)
     balance: int = sums.get("budget", NO_TIME)
     query = (
         select(_kind, func.sum(Transaction.amount_ms))
         .outerjoin(_undone, _undone.id == Transaction.reverses)
-        .where(Transaction.namespace_id == namespace)
+        .where(Transaction.namespace_id == budget)
         .group_by(_kind)
     )
     since = query.where(Transaction.effective_at > sealed, Transaction.effective_at <= at)
@@ -107,13 +107,13 @@ def opening(session: Session, namespace: AccountId, at: Instant) -> GpuMilliseco
 
 
 def charged(
-    session: Session, namespace: AccountId, start: Instant, end: Instant, *, after: str = "", limit: int | None = None
+    session: Session, budget: AccountId, start: Instant, end: Instant, *, after: str = "", limit: int | None = None
 ) -> Iterator[Charged]:
     """Yield what pods were charged in an interval, in the order of their UIDs, beginning after a UID."""
     over = case((_kind == "over-budget", Transaction.amount_ms), else_=0)
     # A planner cannot know how many pods fill a page. A long interval is read pod by pod until the page is full, a
     # short one as a whole, however long the history is. Adding something to a column prevents the use of its index.
-    if _is_long(session, namespace, start, end):
+    if _is_long(session, budget, start, end):
         instant, subject = Transaction.effective_at + 0, Transaction.subject.expression
     else:
         instant, subject = Transaction.effective_at.expression, Transaction.subject + ""
@@ -129,7 +129,7 @@ def charged(
         .outerjoin(_undone, _undone.id == Transaction.reverses)
         .outerjoin(WorkloadRow, WorkloadRow.pod_uid == Transaction.subject)
         .where(
-            Transaction.namespace_id == namespace,
+            Transaction.namespace_id == budget,
             instant >= start,
             instant <= end,
             _inside(start, end),
@@ -146,27 +146,27 @@ def charged(
         yield Charged(uid, name or "", within, over_budget, GpuMilliseconds(int(corrections)), bool(corrected))
 
 
-def _is_long(session: Session, namespace: AccountId, start: Instant, end: Instant) -> bool:
+def _is_long(session: Session, budget: AccountId, start: Instant, end: Instant) -> bool:
     """Whether an interval has so many bookings that a page is a small part of them."""
-    query = select(Transaction.effective_at).where(Transaction.namespace_id == namespace, _within(start, end))
+    query = select(Transaction.effective_at).where(Transaction.namespace_id == budget, _within(start, end))
     return session.execute(query.order_by(Transaction.effective_at).offset(_LONG).limit(1)).first() is not None
 
 
-def begun(session: Session, namespace: AccountId, subjects: Collection[str]) -> list[tuple[Instant, GpuMilliseconds]]:
+def begun(session: Session, budget: AccountId, subjects: Collection[str]) -> list[tuple[Instant, GpuMilliseconds]]:
     """Return the allowances booked under some periods' names: when the first pod drew on each, and its amount."""
     total = func.sum(Transaction.amount_ms)
     query = (
         select(Transaction.started_at, total)
         .outerjoin(_undone, _undone.id == Transaction.reverses)
-        .where(Transaction.namespace_id == namespace, Transaction.subject.in_(subjects), _kind == "allowance")
+        .where(Transaction.namespace_id == budget, Transaction.subject.in_(subjects), _kind == "allowance")
         .group_by(Transaction.started_at)
         .having(total != 0)
     )
     return [(at, GpuMilliseconds(int(amount))) for at, amount in session.execute(query)]
 
 
-def first_instant(session: Session, namespace: AccountId) -> Instant:
+def first_instant(session: Session, budget: AccountId) -> Instant:
     """Return the instant before which a namespace has no record."""
-    opened = session.execute(select(Namespace.opened_at).where(Namespace.id == namespace)).scalar_one()
-    moved = session.execute(select(func.min(BudgetGrant.valid_from)).where(BudgetGrant.namespace_id == namespace))
-    return min(at for at in (opened, moved.scalar(), timelines.first_start(session, namespace)) if at is not None)
+    opened = session.execute(select(Namespace.opened_at).where(Namespace.id == budget)).scalar_one()
+    moved = session.execute(select(func.min(BudgetGrant.valid_from)).where(BudgetGrant.namespace_id == budget))
+    return min(at for at in (opened, moved.scalar(), timelines.first_start(session, budget)) if at is not None)

@@ -199,9 +199,9 @@ def _births(session: Session, keys: Collection[AccountId]) -> dict[AccountId, In
     return found
 
 
-def checkpoints(session: Session, namespace: AccountId) -> list[BudgetState]:
+def checkpoints(session: Session, budget: AccountId) -> list[BudgetState]:
     """Return a namespace's checkpoints, oldest first."""
-    query = select(Checkpoint.state).where(Checkpoint.namespace_id == namespace).order_by(Checkpoint.at)
+    query = select(Checkpoint.state).where(Checkpoint.namespace_id == budget).order_by(Checkpoint.at)
     return [typed_json.decode(text, BudgetState) for text in session.scalars(query)]
 
 
@@ -210,7 +210,7 @@ def drop_checkpoints(session: Session, keys: Collection[AccountId], since: Insta
     session.execute(delete(Checkpoint).where(Checkpoint.namespace_id.in_(keys), Checkpoint.at >= since))
 
 
-def keep_checkpoints(session: Session, namespace: AccountId, states: list[BudgetState], most: int) -> None:
+def keep_checkpoints(session: Session, budget: AccountId, states: list[BudgetState], most: int) -> None:
     """Keep new checkpoints, the newest `most` of all, and of older ones the first of each day, then of each month.
 
     So a late record is settled from shortly before its instant, and not from the start.
@@ -218,15 +218,15 @@ def keep_checkpoints(session: Session, namespace: AccountId, states: list[Budget
     if not states:
         return
     instants = [state.at for state in states]
-    session.execute(delete(Checkpoint).where(Checkpoint.namespace_id == namespace, Checkpoint.at.in_(instants)))
+    session.execute(delete(Checkpoint).where(Checkpoint.namespace_id == budget, Checkpoint.at.in_(instants)))
     session.execute(
         insert(Checkpoint),
-        [{"namespace_id": namespace, "at": s.at, "state": msgspec.json.encode(s).decode()} for s in states],
+        [{"namespace_id": budget, "at": s.at, "state": msgspec.json.encode(s).decode()} for s in states],
     )
-    kept = select(Checkpoint.at).where(Checkpoint.namespace_id == namespace).order_by(Checkpoint.at)
+    kept = select(Checkpoint.at).where(Checkpoint.namespace_id == budget).order_by(Checkpoint.at)
     gone = _superfluous(session.scalars(kept).all(), most)
     if gone:
-        session.execute(delete(Checkpoint).where(Checkpoint.namespace_id == namespace, Checkpoint.at.in_(gone)))
+        session.execute(delete(Checkpoint).where(Checkpoint.namespace_id == budget, Checkpoint.at.in_(gone)))
 
 
 def _superfluous(instants: Sequence[Instant], most: int) -> list[Instant]:

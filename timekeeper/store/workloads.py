@@ -92,17 +92,17 @@ def open_intervals(session: Session, cluster: str) -> dict[str, tuple[str, str]]
 
 
 def page(
-    session: Session, cluster: str, namespace: AccountId | None, before: tuple[Instant, str] | None, limit: int
+    session: Session, cluster: str, budget: AccountId | None, before: tuple[Instant, str] | None, limit: int
 ) -> list[tuple[WorkloadRow, str]]:
     """Return a namespace's workloads, or a cluster's, latest start first, beginning before a position.
 
     Each comes with its namespace's name.
     """
-    if namespace is None:
+    if budget is None:
         mine = _page(before, limit).join(Namespace, Namespace.id == WorkloadRow.namespace_id)
         mine = mine.where(Namespace.cluster == cluster)
     else:
-        mine = _page(before, limit).where(WorkloadRow.namespace_id == namespace)
+        mine = _page(before, limit).where(WorkloadRow.namespace_id == budget)
     pods = list(session.scalars(mine))
     names = namespace_names(session, {pod.namespace_id for pod in pods})
     return [(pod, names[pod.namespace_id]) for pod in pods]
@@ -125,14 +125,14 @@ class UsageSum:
     total: int
 
 
-def used(session: Session, namespace: AccountId, since: Instant) -> UsageSum:
+def used(session: Session, budget: AccountId, since: Instant) -> UsageSum:
     """Return the usage, over their whole lives, of a namespace's pods that ran at an instant or later."""
     reported = (
         select(func.sum(WatermarkRow.used_ms)).where(WatermarkRow.pod_uid == WorkloadRow.pod_uid).scalar_subquery()
     )
     pods = (
         select(func.coalesce(WorkloadRow.used_ms, reported).label("ms"))
-        .where(WorkloadRow.namespace_id == namespace, or_(WorkloadRow.ended_at.is_(None), WorkloadRow.ended_at > since))
+        .where(WorkloadRow.namespace_id == budget, or_(WorkloadRow.ended_at.is_(None), WorkloadRow.ended_at > since))
         .subquery()
     )
     query = select(func.count(), func.count(pods.c.ms), func.coalesce(func.sum(pods.c.ms), 0)).select_from(pods)
