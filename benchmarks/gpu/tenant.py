@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container's program for node.py: kernels without an end, counted, and a try of its memory cap.
+"""A container's program for agent_checks.py: kernels without an end, counted, and a try of its memory cap.
 
     tenant.py torch|driver
 

@@ -38,7 +38,7 @@ def peer() -> str:
 
 
 def gpu_suite() -> str:
-    suite = ROOT.parent / "benchmarks" / "gpu" / "suite.py"
+    suite = ROOT.parent / "benchmarks" / "gpu" / "limiter_checks.py"
     out = subprocess.run(
         [sys.executable, str(suite), str(headers.fetch("13")), "--fake", "--seconds", "2"],
         capture_output=True,

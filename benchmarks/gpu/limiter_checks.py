@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limiter's checks on a real NVIDIA GPU; says plainly when there is none.
 
-    suite.py [HEADERS] [--seconds N]          what `make -C vcuda test-gpu` runs
-    suite.py [HEADERS] [--seconds N] --fake   its driver-API part on the fake GPU, in real time
+    limiter_checks.py [HEADERS] [--seconds N]          what `make -C vcuda test-gpu` runs
+    limiter_checks.py [HEADERS] [--seconds N] --fake   its driver-API part on the fake GPU, in real time
 
 The driver-API program is gpu.c beside this file. numba, CuPy and PyTorch are checked where they are
 installed. The arbiter and the library are those of `make -C vcuda`. On the fake GPU bounds are wide,

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The node agent on a real NVIDIA GPU: inventory, seats, shares, caps, budgets, usage, audit, kills.
 
-    node.py [--seconds N] [--out FOLDER]          on this machine's first GPU; as root; a minute
-    node.py [--seconds N] [--out FOLDER] --fake   the same on the fake GPU, in real time
+    agent_checks.py [--seconds N] [--out FOLDER]          on this machine's first GPU; as root; a minute
+    agent_checks.py [--seconds N] [--out FOLDER] --fake   the same on the fake GPU, in real time
 
-Agent and arbiter are the real ones; one_node.py beside this file has what stands in for the rest of a node. The
+Agent and arbiter are the real ones; gpu_node.py beside this file has what stands in for the rest of a node. The
 containers' programs are tenant.py, with PyTorch where it is installed. On the fake GPU bounds are wide, and a step is
 tried three times, for the machine's other work shows there.
 """
@@ -30,7 +30,7 @@ from types import FrameType
 from typing import Any, Final
 
 import pynvml
-from one_node import ASKED, NODE, TRAIN, Node, Pod, Skip, TooLong, child_of, milliseconds, until
+from gpu_node import ASKED, NODE, TRAIN, Node, Pod, Skip, TooLong, child_of, milliseconds, until
 from verdicts import need, total, verdict
 
 from nodeagent.seat_files import IN_CONTAINER

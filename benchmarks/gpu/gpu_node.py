@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine with a GPU as a node of a cluster, without Kubernetes: for node.py.
+"""A machine with a GPU as a node of a cluster, without Kubernetes: for agent_checks.py.
 
 `slicekeeper nodeagent agent` and `slicekeeper nodeagent arbiter` run as on a node, with what `make -C vcuda` built, and
 need not be installed. kubelet is played by this process, over the device plugin's and PodResources' sockets, and so are
