@@ -16,7 +16,7 @@ from nodeagent.device_plugin import SeatPlugin
 from nodeagent.gpu_health_events import GpuHealthWatch
 from nodeagent.gpu_publisher import GpuPublisher
 from nodeagent.gpu_source import GpuSource
-from nodeagent.live_seats import Live
+from nodeagent.live_seats import LiveSeats
 from nodeagent.mounted_programs import limiter
 from nodeagent.node_pods import NodePods
 from nodeagent.other_plugin_gpus import OfferedGpus, gpu_of
@@ -75,7 +75,7 @@ class Agent:
         self._files = files
         limits = settings.webhook.injection == "limiter"
         self._arbiter = arbiter = Arbiter(Path(mine.run_dir))
-        self._live = Live(self._store)
+        self._live = LiveSeats(self._store)
         self._usage = UsageFiles(arbiter, WholeGpus(source, files), self._store, files, self._live)
         self._shares = Shares(arbiter, self._store, limits=limits, rule=mine.rule, ceiling_of=self._ceiling_of)
         self._pods = NodePods(self._client, mine.node_name, self._gone, self._shares.changed)

@@ -20,7 +20,7 @@ from nodeagent.plain_driver import PlainDriver, links, load
 from slicekeeper import threads
 from slicekeeper.cli.main import Context
 from slicekeeper.clock import Clock
-from slicekeeper.config.settings import NodeAgentSettings, Settings
+from slicekeeper.config.settings import Settings
 
 _FAKE = click.option(
     "--fake-gpus",
@@ -44,10 +44,9 @@ def run(context: Context, fake_gpus: str, node_name: str) -> None:
     """Publish this node's GPUs and give every GPU container its seat, until SIGTERM."""
     from nodeagent.agent import Agent  # noqa: PLC0415 - most of what is imported; the arbiter's keeper needs none of it
 
-    settings, world = _begin(context, fake_gpus, node_name)
+    settings, world, root = _begin(context, fake_gpus, node_name)
     mine = settings.node_agent
     cdi = HostCdi([Path(folder) for folder in mine.host_cdi_dirs], (own_files(settings.resources.seat),))
-    root = _root(mine, world)
     devices: Devices = PlainDriver(root, cdi) if root else cdi
     if world is not None:
         devices = FakeDevices(Path(mine.programs_dir), Path(mine.state_dir) / "lib", world)
@@ -74,10 +73,9 @@ def agent(ctx: click.Context, fake_gpus: str, node_name: str) -> None:
 @click.pass_obj
 def arbiter(context: Context, fake_gpus: str, node_name: str) -> None:
     """Keep this node's arbiter running, until SIGTERM; it needs the node's own process IDs."""
-    settings, world = _begin(context, fake_gpus, node_name)
+    settings, world, root = _begin(context, fake_gpus, node_name)
     mine = settings.node_agent
     options = ["--rule", mine.rule, *(["--fake"] if world else [])]
-    root = _root(mine, world)
 
     def environ() -> dict[str, str]:
         found = links(root, Path(tempfile.gettempdir()) / "driver") if root else ""
@@ -88,17 +86,16 @@ def arbiter(context: Context, fake_gpus: str, node_name: str) -> None:
     )
 
 
-def _root(mine: NodeAgentSettings, world: Path | None) -> Path | None:
-    """Return the path of the node's file system, if the driver's files may be taken from there."""
-    root = Path(mine.driver_root)
-    return root if mine.driver_root and world is None and root.is_dir() else None
+def _begin(context: Context, fake_gpus: str, node_name: str) -> tuple[Settings, Path | None, Path | None]:
+    """Return the settings with the command line's options, and where the GPUs' driver is.
 
-
-def _begin(context: Context, fake_gpus: str, node_name: str) -> tuple[Settings, Path | None]:
-    """Return the settings with the command line's options, and the fake driver's file if it replaces NVIDIA's."""
+    That is the fake driver's file if it replaces NVIDIA's, or else the path of the node's file system, if the driver's
+    files may be taken from there.
+    """
     settings = context.begin()
     mine = settings.node_agent
     node, fake = node_name or mine.node_name or socket.gethostname(), fake_gpus or mine.fake_gpus
     world = install(fake, node, Path(mine.programs_dir), Path(mine.run_dir)) if fake else None
+    root = Path(mine.driver_root) if mine.driver_root and not fake else None
     mine = msgspec.structs.replace(mine, node_name=node, fake_gpus=fake)
-    return msgspec.structs.replace(settings, node_agent=mine), world
+    return msgspec.structs.replace(settings, node_agent=mine), world, root if root and root.is_dir() else None

@@ -29,7 +29,7 @@ _Key = tuple[str, str]
 """A seat's name, and a GPU."""
 
 
-class Live:
+class LiveSeats:
     """The last samples of all counters, and the usage of each seat on each of its GPUs that follows from them."""
 
     def __init__(self, store: SeatStore, now: Callable[[], float] = time.monotonic) -> None:

@@ -7,6 +7,7 @@ Labels, and fields that DCGM's exporter also has, have the same names as there. 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -15,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from nodeagent.arbiter_client import Arbiter, ArbiterAway, ArbiterSeat
 from nodeagent.gpu_source import GpuList, GpuSource
-from nodeagent.live_seats import Live
+from nodeagent.live_seats import LiveSeats
 from nodeagent.process_audit import Audit
 from nodeagent.seat_store import Seat, SeatStore
 
@@ -60,7 +61,7 @@ class SeatMetrics(Collector):
 class ShareMetrics(Collector):
     """Asks the arbiter at each scrape; NVML's figures are at most a second old."""
 
-    def __init__(self, arbiter: Arbiter, store: SeatStore, source: GpuSource, live: Live, node: str) -> None:
+    def __init__(self, arbiter: Arbiter, store: SeatStore, source: GpuSource, live: LiveSeats, node: str) -> None:
         self._arbiter = arbiter
         self._store = store
         self._source = source
@@ -125,29 +126,21 @@ class StrayMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield both families."""
-        many = GaugeMetricFamily(
-            "slicekeeper_gpu_stray_processes", "Processes that use a GPU outside of their slice.", labels=LABELS
-        )
-        memory = GaugeMetricFamily(
-            "slicekeeper_gpu_stray_memory_bytes", "Memory of the GPU that they hold.", labels=LABELS
-        )
         models = {gpu.uuid: gpu.model for gpu in self._source.gpus()}
-        sums: dict[tuple[str, ...], tuple[int, int]] = {}
+        processes: Counter[tuple[str, ...]] = Counter()
+        memory: Counter[tuple[str, ...]] = Counter()
         for stray in self._audit.strays:
             metadata = (stray.pod or {}).get("metadata", {})
             uuid = stray.gpu.uuid
-            labels = (
-                str(stray.gpu.gpu),
-                uuid,
-                models.get(uuid, ""),
-                self._node,
-                metadata.get("namespace", ""),
-                metadata.get("name", ""),
-                stray.container,
-            )
-            there = sums.get(labels, (0, 0))
-            sums[labels] = there[0] + stray.processes, there[1] + stray.memory
-        for key, (processes, held) in sums.items():
-            many.add_metric(key, processes)
-            memory.add_metric(key, held)
-        yield from (many, memory)
+            pod = (metadata.get("namespace", ""), metadata.get("name", ""), stray.container)
+            labels = (str(stray.gpu.gpu), uuid, models.get(uuid, ""), self._node, *pod)
+            processes[labels] += stray.processes
+            memory[labels] += stray.memory
+        for name, text, sums in (
+            ("slicekeeper_gpu_stray_processes", "Processes that use a GPU outside of their slice.", processes),
+            ("slicekeeper_gpu_stray_memory_bytes", "Memory of the GPU that they hold.", memory),
+        ):
+            family = GaugeMetricFamily(name, text, labels=LABELS)
+            for row, value in sums.items():
+                family.add_metric(row, value)
+            yield family

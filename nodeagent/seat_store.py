@@ -144,7 +144,7 @@ class SeatStore:
         for file in sorted(self._folder.glob("*.json")):
             try:
                 seats.append(typed_json.decode(file.read_bytes(), Seat))
-            except msgspec.MsgspecError as error:
+            except (OSError, msgspec.MsgspecError) as error:
                 # Its container keeps running; if it restarts, it gets no seat, and its controller replaces the pod.
                 log.error("seat record %s is damaged and left out: %s", file, error)
         return seats

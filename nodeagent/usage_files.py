@@ -16,7 +16,7 @@ import msgspec
 
 from nodeagent.arbiter_client import Arbiter, ArbiterAway
 from nodeagent.container_usage import Count, of_arbiter
-from nodeagent.live_seats import Live
+from nodeagent.live_seats import LiveSeats
 from nodeagent.seat_files import SeatFiles
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.whole_gpu_usage import WholeGpus
@@ -34,7 +34,7 @@ _MIB: Final = 1 << 20
 class UsageFiles:
     """The counters of all pods of the node, each pod's in its own file."""
 
-    def __init__(self, arbiter: Arbiter, whole: WholeGpus, store: SeatStore, files: SeatFiles, live: Live) -> None:
+    def __init__(self, arbiter: Arbiter, whole: WholeGpus, store: SeatStore, files: SeatFiles, live: LiveSeats) -> None:
         self._arbiter = arbiter
         self._whole = whole
         self._store = store

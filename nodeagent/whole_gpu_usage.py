@@ -66,13 +66,21 @@ class WholeGpus:
         counts = []
         for uuid, moves in zip(seat.gpus, moved, strict=True):
             gpu = known.gpus.get(uuid) if moves is not None else None
-            if gpu is not None:
-                wall_ns = (gpu.until_us - gpu.began_us) * _NS_PER_US
-                used = (wall_ns, gpu.busy_ns, wall_ns)
-                counts.append(Count(seat.name, uuid, known.life, known.life, *used, self._source.memory_used(uuid)))
-            elif moves is None and seat.on_slice:
-                memory = self._source.memory_used(uuid)
-                counts.append(Count(seat.name, uuid, known.life, known.life, 0, None, None, memory))
+            if gpu is None and (moves is not None or not seat.on_slice):
+                continue
+            wall_ns = (gpu.until_us - gpu.began_us) * _NS_PER_US if gpu is not None else 0
+            counts.append(
+                Count(
+                    seat=seat.name,
+                    gpu=uuid,
+                    life=known.life,
+                    by=known.life,
+                    wall_ns=wall_ns,
+                    busy_ns=gpu.busy_ns if gpu is not None else None,
+                    granted_ns=wall_ns if gpu is not None else None,
+                    memory=self._source.memory_used(uuid),
+                )
+            )
         return counts
 
     def _add(self, known: _SeatUsage, uuid: str) -> bool | None:

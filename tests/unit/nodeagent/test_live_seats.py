@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.arbiter_client import ArbiterGpu, ArbiterSeat, Telemetry
 from nodeagent.container_usage import of_arbiter
-from nodeagent.live_seats import OLD_SECONDS, SAMPLES, Live
+from nodeagent.live_seats import OLD_SECONDS, SAMPLES, LiveSeats
 from nodeagent.seat_store import Seat, SeatStore
 from slicekeeper import names
 from slicekeeper.wire.live_seats import NodeSeats, SeatUse
@@ -25,7 +25,7 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.store = SeatStore(folder)
         self.now, self.pid = 100.0, 1
-        self.live = Live(self.store, now=lambda: self.now)
+        self.live = LiveSeats(self.store, now=lambda: self.now)
         half = Seat(
             id="a",
             nonce="1",

@@ -11,7 +11,7 @@ from support.sharing import GIB, Sharing
 
 from nodeagent.arbiter_client import Arbiter
 from nodeagent.container_usage import Count
-from nodeagent.live_seats import Live
+from nodeagent.live_seats import LiveSeats
 from nodeagent.metrics import SeatMetrics, ShareMetrics
 from nodeagent.seat_store import Seat, SeatStore
 from slicekeeper import names
@@ -19,7 +19,9 @@ from slicekeeper import names
 
 def test_metrics_name_the_container(sharing: Sharing) -> None:
     sharing.seat(1, **{names.GPU_CLASS: names.BACKGROUND})
-    metrics = ShareMetrics(Arbiter(sharing.running.folder), sharing.store, sharing.gpus, Live(sharing.store), "node-1")
+    metrics = ShareMetrics(
+        Arbiter(sharing.running.folder), sharing.store, sharing.gpus, LiveSeats(sharing.store), "node-1"
+    )
     found = {sample.name: sample for metric in metrics.collect() for sample in metric.samples}
     assert found["DCGM_FI_DEV_FB_USED"].labels == {
         "gpu": "1",
@@ -44,7 +46,7 @@ def test_metrics_name_the_container(sharing: Sharing) -> None:
 def test_metrics_have_whole_gpus_by_the_drivers_word_without_an_arbiter(made: Any, tmp_path: Path) -> None:
     gpus, store = made(2), SeatStore(tmp_path / "state")
     now = [100.0]
-    live = Live(store, now=lambda: now[0])
+    live = LiveSeats(store, now=lambda: now[0])
     for name in ("whole", "silent"):
         store.put(
             Seat(id=name, nonce="1", namespace="team", pod=name, uid=name, container="c", gpus=("GPU-1",), core=100)

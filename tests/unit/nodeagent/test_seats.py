@@ -268,8 +268,9 @@ def test_two_seats_for_one_container_are_refused(bench: Any) -> None:
         bench.kubelet.call("Allocate", request, plugin.AllocateResponse)
 
 
-def test_a_damaged_record_is_left_out(bench: Any) -> None:
+def test_a_record_that_is_damaged_or_cannot_be_read_is_left_out(bench: Any) -> None:
     (bench.folder / "state/seat-0003.json").write_text("{")
+    (bench.folder / "state/seat-0002.json").mkdir()
     bench.plugin.stop()
     bench.agent()
     assert bench.store.get("seat-0003") is None

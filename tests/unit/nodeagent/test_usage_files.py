@@ -19,7 +19,7 @@ from support.vcuda_programs import built
 
 from nodeagent.arbiter_client import Arbiter
 from nodeagent.host_cdi import HostCdi
-from nodeagent.live_seats import Live
+from nodeagent.live_seats import LiveSeats
 from nodeagent.nvml_gpus import NvmlGpus
 from nodeagent.seat_files import SeatFiles
 from nodeagent.seat_store import Seat, SeatStore
@@ -49,7 +49,7 @@ class Bench:
         files = SeatFiles(self.folder / "cdi", self.running.folder, "slicekeeper.io/seat", self.made(1))
         arbiter = Arbiter(self.running.folder)
         self.shares = Shares(arbiter, self.store, limits=True)
-        self.live = Live(self.store)
+        self.live = LiveSeats(self.store)
         self.usage = UsageFiles(arbiter, WholeGpus(self.gpus, files), self.store, files, self.live)
         for seat in self.store.all():
             files.make_folder(seat)
