@@ -3,7 +3,7 @@
 #ifndef VC_CONNECTION_H
 #define VC_CONNECTION_H
 
-#include "os.h"
+#include "clock_and_lock.h"
 
 /* The pages keep their addresses for the life of the process: a new arbiter's pages are mapped over the old ones, so
  * that a thread that reads them needs no lock. NULL until the first connection. */

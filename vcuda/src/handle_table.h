@@ -3,7 +3,7 @@
 #ifndef VC_HANDLE_TABLE_H
 #define VC_HANDLE_TABLE_H
 
-#include "os.h"
+#include "clock_and_lock.h"
 
 enum vc_kind {
   VC_PLAIN = 1, VC_ARRAY, VC_HOST, VC_PHYSICAL, VC_EXEC, VC_EXEC_PART, VC_CONTEXT, VC_MODULE, VC_LIBRARY,

@@ -8,7 +8,7 @@
 #include "interop.h"
 
 #include "hooks.gen.h"
-#include "os.h"
+#include "clock_and_lock.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -3,7 +3,7 @@
 #ifndef VC_IN_FLIGHT_H
 #define VC_IN_FLIGHT_H
 
-#include "os.h"
+#include "clock_and_lock.h"
 
 /* A lane became active, or stopped being so at `then`, at the latest now. */
 void vc_flight_start(uint64_t now);

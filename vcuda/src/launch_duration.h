@@ -6,7 +6,7 @@
 #ifndef VC_LAUNCH_DURATION_H
 #define VC_LAUNCH_DURATION_H
 
-#include "os.h"
+#include "clock_and_lock.h"
 
 struct vc_duration {
   _Atomic uintptr_t key;

@@ -6,7 +6,7 @@
 #ifndef VC_METER_H
 #define VC_METER_H
 
-#include "os.h"
+#include "clock_and_lock.h"
 
 struct vc_meter {
   struct vc_lock lock;

@@ -7,7 +7,7 @@
 #ifndef VC_PROCESS_TURN_H
 #define VC_PROCESS_TURN_H
 
-#include "os.h"
+#include "clock_and_lock.h"
 
 /* Take the turn for a launch that is expected to take `takes` nanoseconds, behind `own` nanoseconds of this process in
  * flight, and that has waited since `since`. False if others come first: ask again. */

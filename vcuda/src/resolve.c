@@ -9,7 +9,7 @@
  */
 #define _GNU_SOURCE
 #include "hook.h"
-#include "os.h"
+#include "clock_and_lock.h"
 #include "symbols.h"
 #include "text.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "event_loop.h"
-#include "os.h"
+#include "clock_and_lock.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "gpu.h"
-#include "pages.h"
+#include "sealed_page.h"
 
 #include <stddef.h>
 #include <stdio.h>
@@ -73,7 +73,7 @@ static void *run(void *argument) {
 }
 
 bool ar_gpu_start(struct ar_gpu *g, ar_rule *rule) {
-  g->bell = ar_pages_make("slicekeeper-bell", sizeof *g->bell, false, &g->bell_fd);
+  g->bell = ar_sealed_page("slicekeeper-bell", sizeof *g->bell, false, &g->bell_fd);
   if (!g->bell) return false;
   g->bell_key = ((uint64_t)getpid() << 32) | 0xbe110000u | (unsigned)g->index;
   pthread_mutex_init(&g->lock, NULL);

@@ -3,7 +3,7 @@
 #ifndef AR_GPU_H
 #define AR_GPU_H
 
-#include "os.h"
+#include "clock_and_lock.h"
 #include "scheduler.h"
 
 #include <pthread.h>

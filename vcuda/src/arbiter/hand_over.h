@@ -3,8 +3,8 @@
 #ifndef AR_HAND_OVER_H
 #define AR_HAND_OVER_H
 
-#include "member.h"
-#include "os.h"
+#include "scheduler_state.h"
+#include "clock_and_lock.h"
 
 #define AR_QUANTUM_NS (5 * VC_MS)
 #define AR_WAKE_NS (10 * VC_MS) /* a granted seat may take this long to wake up */

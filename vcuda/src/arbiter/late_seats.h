@@ -3,8 +3,8 @@
 #ifndef AR_LATE_SEATS_H
 #define AR_LATE_SEATS_H
 
-#include "member.h"
-#include "os.h"
+#include "scheduler_state.h"
+#include "clock_and_lock.h"
 
 #define AR_RECENT_NS (50 * VC_MS) /* a seat counts as busy for so long after its work */
 

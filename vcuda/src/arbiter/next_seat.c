@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "next_seat.h"
-#include "background_seats.h"
+#include "background_allowance.h"
 #include "late_seats.h"
 
 #define CROWD_NS (20 * VC_MS)     /* for how long work may keep the GPU past its gate in another's short pause */

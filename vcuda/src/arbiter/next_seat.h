@@ -3,7 +3,7 @@
 #ifndef AR_NEXT_SEAT_H
 #define AR_NEXT_SEAT_H
 
-#include "member.h"
+#include "scheduler_state.h"
 
 /* The index of the seat to run next by the rule, or -1. */
 int ar_next_seat(const struct ar_sched *sched, uint64_t now);

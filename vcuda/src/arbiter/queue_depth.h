@@ -3,8 +3,8 @@
 #ifndef AR_QUEUE_DEPTH_H
 #define AR_QUEUE_DEPTH_H
 
-#include "member.h"
-#include "os.h"
+#include "scheduler_state.h"
+#include "clock_and_lock.h"
 
 #define AR_DEPTH_QUIET_NS (4 * VC_MS) /* the depth of a seat if others are seated, and idle */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "scheduler.h"
-#include "background_seats.h"
+#include "background_allowance.h"
 #include "hand_over.h"
 #include "queue_depth.h"
 #include "time_account.h"

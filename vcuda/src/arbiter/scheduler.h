@@ -7,7 +7,7 @@
 #ifndef AR_SCHEDULER_H
 #define AR_SCHEDULER_H
 
-#include "member.h"
+#include "scheduler_state.h"
 
 void ar_sched_init(struct ar_sched *sched, ar_rule *rule, uint64_t now);
 /* Add a seat, which stays where it is until it is removed; false without memory. The holder may be removed too. */

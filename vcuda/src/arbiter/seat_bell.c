@@ -7,7 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "seat_bell.h"
-#include "pages.h"
+#include "sealed_page.h"
 
 #include <limits.h>
 #include <stdlib.h>
@@ -75,7 +75,7 @@ struct ar_bell *ar_bell_open(struct ar_gpu *gpu) {
   if (!b) return NULL;
   *b = (struct ar_bell){.gpu = gpu, .fd = -1};
   if (vc_clock) return b;
-  b->page = ar_pages_make("slicekeeper-bell", sizeof *b->page, false, &b->fd);
+  b->page = ar_sealed_page("slicekeeper-bell", sizeof *b->page, false, &b->fd);
   if (b->page && start(b)) return b;
   if (b->page) close(b->fd);
   discard(b);

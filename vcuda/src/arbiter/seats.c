@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "seats.h"
-#include "pages.h"
+#include "sealed_page.h"
 #include "seat_processes.h"
 #include "procfs.h"
 #include "saved_processes.h"
@@ -39,8 +39,8 @@ struct ar_seat *ar_seat_of(pid_t pid) {
 
 static bool make_pages(struct ar_seat *s) {
   s->place.policy =
-      ar_pages_make("slicekeeper-policy", sizeof *s->place.policy, true, &s->policy_fd);
-  s->usage = ar_pages_make("slicekeeper-usage", sizeof *s->usage, false, &s->usage_fd);
+      ar_sealed_page("slicekeeper-policy", sizeof *s->place.policy, true, &s->policy_fd);
+  s->usage = ar_sealed_page("slicekeeper-usage", sizeof *s->usage, false, &s->usage_fd);
   s->bell = ar_bell_open(s->gpu);
   if (!s->place.policy || !s->usage || !s->bell) return false;
   s->usage->magic = VC_MAGIC;

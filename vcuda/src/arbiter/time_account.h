@@ -3,8 +3,8 @@
 #ifndef AR_TIME_ACCOUNT_H
 #define AR_TIME_ACCOUNT_H
 
-#include "member.h"
-#include "os.h"
+#include "scheduler_state.h"
+#include "clock_and_lock.h"
 
 /* Charge every seat for its time on the GPU since it was last charged. */
 void ar_account_charge(const struct ar_sched *sched, uint64_t now);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the scheduler of a GPU knows: of each seat, and of all. */
-#ifndef AR_MEMBER_H
-#define AR_MEMBER_H
+#ifndef AR_SCHEDULER_STATE_H
+#define AR_SCHEDULER_STATE_H
 
 #include "pauses.h"
 #include "rule.h"

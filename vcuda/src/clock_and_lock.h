@@ -5,8 +5,8 @@
  * The lock is a futex of our own and not a pthread mutex, because a forked child must be able to
  * free it, and because a libc symbol that is not needed cannot be missing.
  */
-#ifndef VC_OS_H
-#define VC_OS_H
+#ifndef VC_CLOCK_AND_LOCK_H
+#define VC_CLOCK_AND_LOCK_H
 
 #include "abi.h"
 #include "compat.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "os.h"
+#include "clock_and_lock.h"
 
 #include <linux/futex.h>
 #include <pthread.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Background: how long its work may hold up in-budget seats, and when it must stop for them. */
-#ifndef AR_BACKGROUND_SEATS_H
-#define AR_BACKGROUND_SEATS_H
+#ifndef AR_BACKGROUND_ALLOWANCE_H
+#define AR_BACKGROUND_ALLOWANCE_H
 
-#include "member.h"
+#include "scheduler_state.h"
 
 void ar_background_init(struct ar_sched *sched);
 /* Add to background's allowances what a span of time brings, and take from them what it cost. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "background_seats.h"
-#include "os.h"
+#include "background_allowance.h"
+#include "clock_and_lock.h"
 #include "queue_depth.h"
 
 /* How long background may hold up in-budget work: in all, and with launches known to be long; and how much at once. */

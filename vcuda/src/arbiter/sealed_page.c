@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "pages.h"
+#include "sealed_page.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -11,7 +11,7 @@
 #endif
 
 /* A memfd and not a file: only a memfd can be sealed, and it needs no room on /run. */
-void *ar_pages_make(const char *name, size_t size, bool private, int *fd) {
+void *ar_sealed_page(const char *name, size_t size, bool private, int *fd) {
   int seals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL | (private ? F_SEAL_FUTURE_WRITE : 0);
   *fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (*fd < 0) return NULL;
