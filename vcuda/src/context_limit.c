@@ -156,12 +156,11 @@ static bool deepen(CUcontext context, uint32_t local) {
   return raise(context, CU_LIMIT_STACK_SIZE, stacks(local), local);
 }
 
-static CUresult found(CUresult r, int local) {
+static CUresult found(int local) {
   CUcontext context = NULL;
-  if (r != CUDA_SUCCESS || local <= (int)STACK_DEFAULT ||
-      VC_CALL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context)
-    return r;
-  return deepen(context, (uint32_t)local) ? r : CUDA_ERROR_OUT_OF_MEMORY;
+  if (local <= (int)STACK_DEFAULT || VC_CALL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context)
+    return CUDA_SUCCESS;
+  return deepen(context, (uint32_t)local) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* A library's kernel runs in any context, and a function may be looked up while another context than its own is
@@ -196,35 +195,43 @@ bool vc_context_runs(const void *kernel, CUcontext context) {
   return ok;
 }
 
-VC_HOOK CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name) {
+static int local_of_function(CUfunction function) {
   int local = 0;
+  VC_CALL(cuFuncGetAttribute)(&local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function);
+  return local;
+}
+
+static int local_of_kernel(CUkernel kernel) {
+  int local = 0;
+  CUdevice device = 0; /* without a context: there is one GPU in a slice */
+  VC_CALL(cuCtxGetDevice)(&device);
+  VC_CALL(cuKernelGetAttribute)(&local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, kernel, device);
+  return local;
+}
+
+VC_HOOK CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name) {
   CUresult r = VC_CALL(cuModuleGetFunction)(out, module, name);
-  if (r == CUDA_SUCCESS)
-    VC_CALL(cuFuncGetAttribute)(&local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, *out);
-  if (r == CUDA_SUCCESS) remember(*out, module, local);
-  return found(r, local);
+  if (r != CUDA_SUCCESS) return r;
+  int local = local_of_function(*out);
+  remember(*out, module, local);
+  return found(local);
 }
 
 VC_HOOK CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name) {
-  int local = 0;
-  CUdevice device = 0; /* without a context: there is one GPU in a slice */
   CUresult r = VC_CALL(cuLibraryGetKernel)(out, library, name);
   if (r != CUDA_SUCCESS) return r;
-  VC_CALL(cuCtxGetDevice)(&device);
-  VC_CALL(cuKernelGetAttribute)(&local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, *out, device);
+  int local = local_of_kernel(*out);
   remember(*out, library, local);
-  return found(r, local);
+  return found(local);
 }
 
 VC_HOOK CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel) {
-  int local = 0;
   struct vc_item item;
   CUresult r = VC_CALL(cuKernelGetFunction)(out, kernel);
-  if (r == CUDA_SUCCESS)
-    VC_CALL(cuFuncGetAttribute)(&local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, *out);
-  if (r == CUDA_SUCCESS && vc_table_find(VC_KERNEL_DEEP, (uint64_t)(uintptr_t)kernel, &item))
-    remember(*out, item.owner, local);
-  return found(r, local);
+  if (r != CUDA_SUCCESS) return r;
+  int local = local_of_function(*out);
+  if (vc_table_find(VC_KERNEL_DEEP, (uint64_t)(uintptr_t)kernel, &item)) remember(*out, item.owner, local);
+  return found(local);
 }
 
 /* Of the functions that are listed at once, any may be launched, so the deepest stack counts. */
@@ -232,27 +239,21 @@ VC_HOOK CUresult cuModuleEnumerateFunctions(CUfunction *out, unsigned room, CUmo
   unsigned count = 0;
   int deepest = 0;
   CUresult r = VC_CALL(cuModuleEnumerateFunctions)(out, room, module);
-  if (r == CUDA_SUCCESS) VC_CALL(cuModuleGetFunctionCount)(&count, module);
+  if (r != CUDA_SUCCESS) return r;
+  VC_CALL(cuModuleGetFunctionCount)(&count, module);
   for (unsigned i = 0; i < count && i < room; i++) {
-    int local = 0;
-    VC_CALL(cuFuncGetAttribute)(&local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, out[i]);
+    int local = local_of_function(out[i]);
     remember(out[i], module, local);
     if (local > deepest) deepest = local;
   }
-  return found(r, deepest);
+  return found(deepest);
 }
 
 VC_HOOK CUresult cuLibraryEnumerateKernels(CUkernel *out, unsigned room, CUlibrary library) {
   unsigned count = 0;
-  CUdevice device = 0;
   CUresult r = VC_CALL(cuLibraryEnumerateKernels)(out, room, library);
   if (r == CUDA_SUCCESS) VC_CALL(cuLibraryGetKernelCount)(&count, library);
-  VC_CALL(cuCtxGetDevice)(&device);
-  for (unsigned i = 0; i < count && i < room; i++) {
-    int local = 0;
-    VC_CALL(cuKernelGetAttribute)(&local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, out[i], device);
-    remember(out[i], library, local);
-  }
+  for (unsigned i = 0; i < count && i < room; i++) remember(out[i], library, local_of_kernel(out[i]));
   return r;
 }
 

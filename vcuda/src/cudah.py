@@ -53,7 +53,7 @@ def _name(argument: str) -> str:
     return re.findall(r"\w+", re.sub(r"\[[^]]*\]", "", argument))[-1]
 
 
-def protos(folder: Path, cc: str = "gcc") -> dict[str, Proto]:
+def protos(folder: Path, cc: str = "cc") -> dict[str, Proto]:
     """Every driver function that cuda.h and interop.h declare, by symbol."""
     source = '#define __CUDA_API_VERSION_INTERNAL 1\n#include "cuda.h"\n#include "interop.h"\n'
     text = subprocess.run(

@@ -60,7 +60,9 @@ static void note_peak(uint64_t held) {
 }
 
 /* With the guard held. */
-static void show_mine(struct vc_slot *slot) {
+static void show_mine(void) {
+  struct vc_slot *slot = atomic_load(&vc_seat.slot);
+  /* The slot is set, not incremented: it cannot wrap round whatever was written there. */
   if (slot && atomic_load(&slot->charged) != mine) atomic_store(&slot->charged, mine);
 }
 
@@ -68,7 +70,7 @@ static void show_mine(struct vc_slot *slot) {
 static int try_reserve(struct vc_slot *slot, uint64_t bytes) {
   uint64_t cap = vc_cap();
   if (!atomic_load(&vc_seat.policy->confirmed)) return 0;
-  show_mine(slot);
+  show_mine();
   atomic_fetch_add(&slot->pending, bytes);
   struct sum s = add_up(slot);
   s.charged = vc_plus(s.charged, mine);
@@ -99,11 +101,8 @@ static bool reserve_locked(uint64_t bytes) {
 }
 
 static void release_locked(uint64_t bytes) {
-  struct vc_slot *slot = atomic_load(&vc_seat.slot);
-  if (bytes > mine) bytes = mine;
-  mine -= bytes;
-  /* The slot is set, not decremented: it cannot wrap round whatever was written there. */
-  if (slot) atomic_store(&slot->charged, mine);
+  mine -= bytes < mine ? bytes : mine;
+  show_mine();
 }
 
 /* After the arbiter's restart the sum is known once all of the container's processes are back. */
@@ -135,8 +134,7 @@ void vc_unreserve(uint64_t bytes) {
 void vc_book(uint64_t bytes) {
   vc_lock(&guard);
   mine += bytes;
-  struct vc_slot *slot = atomic_load(&vc_seat.slot);
-  if (slot) atomic_store(&slot->charged, mine);
+  show_mine();
   vc_unlock(&guard);
 }
 
@@ -237,7 +235,7 @@ void vc_account_tend(void) {
   const struct vc_slot *slot = atomic_load(&vc_seat.slot);
   uint32_t serial = atomic_load(&policy->release_serial);
   vc_lock(&guard);
-  show_mine(atomic_load(&vc_seat.slot));
+  show_mine();
   vc_unlock(&guard);
   if (!let_go || !slot || serial == released) return;
   vc_lock(&guard);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NVML shows the slice. Its types are few and fixed, so its header is not needed. */
 #include "memory_account.h"
+#include "gpu_uuid.h"
 #include "hook.h"
 #include "connection.h"
 #include "nvml.h"
@@ -83,26 +84,6 @@ static void *real_of(unsigned index) {
   return real[index];
 }
 
-static int digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
-/* "GPU-" and 32 hexadecimal digits, dashes between. */
-static bool parse_uuid(const char *text, uint8_t out[16]) {
-  int nibbles = 0;
-  if (strncmp(text, "GPU-", 4)) return false;
-  for (text += 4; *text && nibbles < 32; text++) {
-    if (*text == '-') continue;
-    int d = digit(*text);
-    if (d < 0) return false;
-    out[nibbles / 2] = (uint8_t)(nibbles % 2 ? out[nibbles / 2] | d : d << 4);
-    nibbles++;
-  }
-  return nibbles == 32;
-}
-
 static bool ours(void *device) {
   static int (*uuid_of)(void *, char *, unsigned);
   static const uint8_t any[16];
@@ -112,7 +93,7 @@ static bool ours(void *device) {
   if (!uuid_of)
     uuid_of = (int (*)(void *, char *, unsigned))vc_resolve_symbol("libnvidia-ml.so.1",
                                                                    "nvmlDeviceGetUUID");
-  return uuid_of && uuid_of(device, text, sizeof text) == NVML_SUCCESS && parse_uuid(text, uuid) &&
+  return uuid_of && uuid_of(device, text, sizeof text) == NVML_SUCCESS && vc_parse_uuid(text, uuid) &&
          !memcmp(uuid, vc_seat.policy->uuid, sizeof uuid);
 }
 

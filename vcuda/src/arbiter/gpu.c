@@ -58,7 +58,7 @@ static void *run(void *argument) {
   uint64_t crowd_at = 0;
   int turns = 0;
   prctl(PR_SET_TIMERSLACK, 1000);
-  while (!__atomic_load_n(&g->stop, __ATOMIC_ACQUIRE)) {
+  while (!atomic_load(&g->stop)) {
     uint32_t seen = atomic_load(&g->bell->word);
     uint64_t next = turn(g);
     vc_wait(&g->bell->word, seen, g->bell_key, next);
@@ -82,7 +82,7 @@ bool ar_gpu_start(struct ar_gpu *g, ar_rule *rule) {
 }
 
 void ar_gpu_stop(struct ar_gpu *g) {
-  __atomic_store_n(&g->stop, true, __ATOMIC_RELEASE);
+  atomic_store(&g->stop, true);
   ar_gpu_ring(g);
   pthread_join(g->thread, NULL);
   ar_sched_free(&g->sched);

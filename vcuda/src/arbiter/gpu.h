@@ -31,7 +31,7 @@ struct ar_gpu {
   struct vc_bell *bell;
   int bell_fd;
   uint64_t bell_key;
-  bool stop;
+  _Atomic bool stop;
 };
 
 extern struct ar_gpu ar_gpus[AR_GPUS];

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "nvml_library.h"
 #include "gpu.h"
+#include "gpu_uuid.h"
 
 #include <dlfcn.h>
 #include <stddef.h>
@@ -64,17 +65,6 @@ static bool load(void *library) {
   return true;
 }
 
-static void read_uuid(const char *text, uint8_t out[16]) {
-  unsigned byte;
-  int n = 0;
-  memset(out, 0, 16);
-  for (text += strncmp(text, "GPU-", 4) ? 0 : 4; *text && n < 16; text += 2) {
-    while (*text == '-') text++;
-    if (sscanf(text, "%2x", &byte) != 1) break;
-    out[n++] = (uint8_t)byte;
-  }
-}
-
 static bool describe(struct ar_gpu *g) {
   struct memory memory;
   if (nv.handle((unsigned)g->index, &g->nvml) ||
@@ -84,7 +74,7 @@ static bool describe(struct ar_gpu *g) {
   /* GPUs that share the host's memory do not say how much there is. */
   g->memory = nv.memory && nv.memory(g->nvml, &memory) == NV_OK ? memory.total : 0;
   if (g->memory == AR_NV_UNKNOWN) g->memory = 0;
-  read_uuid(g->uuid_text, g->uuid);
+  if (!vc_parse_uuid(g->uuid_text, g->uuid)) memset(g->uuid, 0, sizeof g->uuid); /* unknown: any counts as it */
   return true;
 }
 

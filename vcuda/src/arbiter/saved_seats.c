@@ -77,13 +77,9 @@ static const char *take(const struct ar_field *f, struct ar_config *c) {
       return "a seat's name has letters, digits, '.', '_', '-'";
     strcpy(c->name, f->text);
   } else if (!strcmp(f->name, "class")) {
-    if (f->kind != AR_STRING) return "class must be in-budget or background";
-    if (!strcmp(f->text, "in-budget"))
-      c->vclass = VC_IN_BUDGET;
-    else if (!strcmp(f->text, "background"))
-      c->vclass = VC_BACKGROUND;
-    else
-      return "class must be in-budget or background";
+    bool background = !strcmp(f->text, "background"); /* what is no string has no text */
+    if (!background && strcmp(f->text, "in-budget")) return "class must be in-budget or background";
+    c->vclass = background ? VC_BACKGROUND : VC_IN_BUDGET;
   } else if (!strcmp(f->name, "cgroup")) {
     if (f->kind != AR_STRING) return "cgroup must be a string";
     strcpy(c->cgroup, f->text);

@@ -24,7 +24,7 @@ struct ar_bell {
   struct ar_gpu *gpu;
   struct vc_bell *page; /* NULL in virtual time */
   int fd;
-  bool stop;
+  _Atomic bool stop;
 };
 
 static void discard(struct ar_bell *b) {
@@ -41,7 +41,7 @@ static void *listen_to(void *argument) {
   for (;;) {
     uint32_t word = atomic_load(&b->page->word);
     uint64_t now = vc_machine_now();
-    if (__atomic_load_n(&b->stop, __ATOMIC_ACQUIRE)) break;
+    if (atomic_load(&b->stop)) break;
     if (now - since > CROWD_NS) {
       since = now;
       count = 0;
@@ -87,7 +87,7 @@ struct ar_bell *ar_bell_open(struct ar_gpu *gpu) {
 void ar_bell_close(struct ar_bell *b) {
   if (!b->page) return discard(b);
   close(b->fd);
-  __atomic_store_n(&b->stop, true, __ATOMIC_RELEASE);
+  atomic_store(&b->stop, true);
 }
 
 int ar_bell_descriptor(const struct ar_bell *b) {

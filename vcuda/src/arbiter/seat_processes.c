@@ -124,7 +124,7 @@ static void inherit(struct ar_seat *s, const struct vc_slot *slot) {
   uint64_t bytes = ar_usage_believable(atomic_load(&slot->exported)), most = atomic_load(&slot->charged);
   if (bytes > most) bytes = most;
   if (!bytes || !s->gpu->tells_memory) return;
-  for (int i = 0; i < 3; i++) s->overhead[i] += bytes;
+  for (int i = 0; i < AR_LOOKS; i++) s->overhead[i] += bytes;
   atomic_fetch_add(&s->place.policy->overhead, bytes);
 }
 

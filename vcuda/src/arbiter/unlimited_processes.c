@@ -74,12 +74,12 @@ static void note(int gpu, const struct ar_nvml_process *p, struct ar_seat *of, c
           how, *f->seat ? f->seat : "unknown", p->memory, f->cgroup);
 }
 
-static uint64_t least_of(const uint64_t looks[3]) {
+static uint64_t least_of(const uint64_t looks[AR_LOOKS]) {
   uint64_t least = looks[0] < looks[1] ? looks[0] : looks[1];
   return looks[2] < least ? looks[2] : least;
 }
 
-static void shift(uint64_t looks[3], uint64_t now) {
+static void shift(uint64_t looks[AR_LOOKS], uint64_t now) {
   looks[2] = looks[1];
   looks[1] = looks[0];
   looks[0] = now;

@@ -88,7 +88,7 @@ static void one_round(unsigned *state) {
   uint8_t mine[16] = {0}, theirs[16] = {0};
   make_identifier(state);
   bool readable = read_identifier(mine);
-  CHECK(parse_uuid(identifier, theirs) == readable);
+  CHECK(vc_parse_uuid(identifier, theirs) == readable);
   if (readable) CHECK(!memcmp(mine, theirs, sizeof mine));
   memcpy(policy.uuid, ours, sizeof ours);
   bool this_one = readable && !memcmp(mine, ours, sizeof ours);
