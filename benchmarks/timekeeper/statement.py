@@ -39,7 +39,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.settlement import CHECKPOINTS_KEPT
 from timekeeper.ledger.workload import Closing
 from timekeeper.store import timelines
-from timekeeper.store.accounts import mark_settled, touch
+from timekeeper.store.accounts import bump_version, mark_settled
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 from timekeeper.store.db.models import Base
@@ -77,7 +77,7 @@ def fill(it: Made, pods: int) -> None:
 
     def settle(session: Session) -> None:
         timelines.keep_checkpoints(session, 1, [state], CHECKPOINTS_KEPT)
-        touch(session, 1)
+        bump_version(session, 1)
         mark_settled(session, 1, LAST)
 
     book.database.write(settle)
