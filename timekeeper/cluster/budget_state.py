@@ -63,12 +63,6 @@ class BudgetStates:
         self._written: dict[str, tuple[str, float]] = {}
         """The state written to each pod, and when (real seconds), by UID."""
 
-    def start_over(self) -> None:
-        """Forget what was written, because another process may have led in the meantime."""
-        self._changed.clear()
-        self._states.clear()
-        self._written.clear()
-
     def judge_again(self) -> None:
         """Determine all states again: the policy has changed, which may affect whether they are written."""
         self._states.clear()

@@ -103,16 +103,9 @@ class GatedPods:
         self._lists = 0
         """`Pods.lists` when reservations of vanished pods were last looked for."""
 
-    def start_over(self) -> None:
-        """Forget everything that is remembered: another process may have led in the meantime."""
-        self._reserved = None
-        self._lists = 0
-        for waiting in self._waiting.values():
-            waiting.lifted = 0.0
-
     def keeps_in_budget(self, pod: Object) -> bool:
         """Whether a pod has a reservation, or does not start before it has one."""
-        return pod["metadata"]["uid"] in (self._reserved or {}) or gate_index(pod) is not None
+        return pod["metadata"]["uid"] in self._known() or gate_index(pod) is not None
 
     def look(
         self, there: Mapping[str, Object], done: Set[str], policy_of: Callable[[str], NamespacePolicy], now: Instant

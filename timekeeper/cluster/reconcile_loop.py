@@ -107,17 +107,29 @@ class Controller:
         self._intervals = Intervals(
             settings, books, policy, self.pods, self._openings, self.strays, NodeClocks(client), self._fail
         )
+        self._evictions = Evictions(client, clock, books)
+        self._book: PolicyBook | None = None
+        self._begin()
+        self._failures: list[Exception] = []
+        self._confirmed = 0.0
+        self._sealed = 0
+        self._swept = 0
+        self._looked = time.monotonic()
+        self._leadership = Leadership(books.database.engine, books.cluster)
+        self._leads = False
+
+    def _begin(self) -> None:
+        """Begin as after a restart, with nothing remembered: another process may have led in the meantime."""
+        client, clock, books, policy = self._client, self._clock, self._books, self._policy
         self._vanished = Vanished(client, books, self.pods, self._intervals, self.strays, self._fail)
-        margin_ms = int(settings.timekeeper.reservation_margin_seconds * 1000)
+        margin_ms = int(self._settings.timekeeper.reservation_margin_seconds * 1000)
         self._gated_pods = GatedPods(
             client, clock, books, self._openings, self.pods, margin_ms=margin_ms, each=self._each, fail=self._fail
         )
-        self._evictions = Evictions(client, clock, books)
         self._budget_states = BudgetStates(
             client, clock, books, policy, self.pods, self._gated_pods, self._evictions, self._each
         )
         self._thresholds = Thresholds(client, clock, books, self.namespaces.uid)
-        self._book: PolicyBook | None = None
         self._followed = -math.inf
         self._debt_followed = False
         self._paid: set[str] = set()
@@ -128,13 +140,6 @@ class Controller:
         """Pods that have changed, and the UIDs of settled ones, for the gates."""
         self._unsettled: set[AccountId] = set()
         """Accounts in which something has fallen due."""
-        self._failures: list[Exception] = []
-        self._confirmed = 0.0
-        self._sealed = 0
-        self._swept = 0
-        self._looked = time.monotonic()
-        self._leadership = Leadership(books.database.engine, books.cluster)
-        self._leads = False
 
     def start(self) -> None:
         """Start to follow, in daemon threads."""
@@ -207,17 +212,8 @@ class Controller:
         self._leads = self._leadership.held()
         if self._leads and not led:
             self.pods.mark(pod["metadata"]["uid"] for pod in self.pods.all())
-            self._vanished.start_over()
-            self._debt_followed = False
-            self._followed = -math.inf
-            self._paid.clear()
-            self._to_label.clear()
-            self._for_gated_pods = {}, set()
-            self._unsettled.clear()
-            self._budget_states.start_over()
-            self._gated_pods.start_over()
             self.strays.start_over()
-            self._thresholds.start_over()
+            self._begin()
         elif not self._leads:
             there, gone = self.pods.take()  # only the tokens of ended pods matter in a process that does not lead
             for uid in (*gone, *(uid for uid, pod in there.items() if has_ended(pod))):

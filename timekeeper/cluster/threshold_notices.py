@@ -65,10 +65,6 @@ class Thresholds:
         self._due: dict[AccountId, tuple[BudgetStanding, NamespacePolicy, Instant | None]] = {}
         """What each account was last checked with, and when it must be checked again although nothing changes."""
 
-    def start_over(self) -> None:
-        """Forget everything that is remembered: another process may have led."""
-        self._due.clear()
-
     def look(
         self,
         standings: Iterable[BudgetStanding],

@@ -46,10 +46,6 @@ class Vanished:
         """Whether all pods were listed since the last look."""
         return self._lists != self._pods.lists
 
-    def start_over(self) -> None:
-        """Look again: another process may have led meanwhile, or none."""
-        self._lists = 0
-
     def look(self, now: Instant) -> None:
         """Close the intervals whose pod is in no list, and that the API server does not know."""
         lists = self._pods.lists

@@ -250,6 +250,28 @@ def test_what_waits_or_started_keeps_its_state_when_the_budget_is_used_up_by_oth
     assert states == {"old": names.OVER_BUDGET, "safe": names.IN_BUDGET, "waits": names.IN_BUDGET}
 
 
+def test_a_pod_keeps_its_state_although_reservations_cannot_be_read_after_a_restart(
+    stage: Callable[[str], Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = stage(SAFE)
+    it.pod("old", deadline=None, bound=True)
+    it.pod("safe", deadline=60)
+    it.look()
+    it.bind("safe")
+    it.look()
+    it.clock.advance(150_000)
+    it.end()
+    it.begin(SAFE)
+    with monkeypatch.context() as patched:
+        patched.setattr(gated_pods.store, "pods", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            it.look()
+    assert pod_patch.state_of(it.cluster.get("safe")) != names.OVER_BUDGET
+    it.look()
+    states = {pod["metadata"]["name"]: pod_patch.state_of(pod) for pod in it.cluster.pods()}
+    assert states == {"old": names.OVER_BUDGET, "safe": names.IN_BUDGET}
+
+
 def test_what_vanishes_without_having_run_gives_its_time_back(stage: Callable[[str], Stage]) -> None:
     it = stage(SAFE)
     it.pod("seen")
