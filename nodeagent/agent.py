@@ -19,7 +19,7 @@ from nodeagent.gpu_source import GpuSource
 from nodeagent.live_seats import LiveSeats
 from nodeagent.mounted_programs import limiter
 from nodeagent.node_pods import NodePods
-from nodeagent.other_plugin_gpus import OfferedGpus, gpu_of
+from nodeagent.other_plugin_gpus import OfferedGpus
 from nodeagent.pod_resources import PodResources
 from nodeagent.process_audit import AUDIT_SECONDS, Audit
 from nodeagent.run_folder import check_run_folder
@@ -66,8 +66,8 @@ class Agent:
         self._client = KubeClient(settings.kubernetes)
         kubelet = PodResources(Path(mine.pod_resources_socket), settings.resources.seat)
         devices = settings.resources.devices
-        own = OfferedGpus(source, mine.gpus, devices, lambda: {gpu_of(device) for device in kubelet.devices(devices)})
-        self._source, self._own = source, own
+        offered = OfferedGpus(source, mine.gpus, devices, partial(kubelet.devices, devices))
+        self._source, self._offered = source, offered
         self._run_dir = Path(mine.run_dir)
         self._store = SeatStore(Path(mine.state_dir) / "seats")
         mounts = limiter(Path(mine.programs_dir), Path(mine.state_dir) / "lib")
@@ -78,10 +78,10 @@ class Agent:
         self._live = LiveSeats(self._store)
         self._usage = UsageFiles(arbiter, WholeGpus(source, files), self._store, files, self._live)
         self._shares = Shares(arbiter, self._store, limits=limits, rule=mine.rule, ceiling_of=self._ceiling_of)
-        self._pods = NodePods(self._client, mine.node_name, self._gone, self._shares.changed)
+        self._pods = NodePods(self._client, mine.node_name, self._free_seats, self._shares.changed)
         refused = partial(self._tell, "SeatRefused", "Start")
         self._seats = Seats(
-            self._store, files, self._pods, own, settings.resources, kubelet.owners, refused, self._shares
+            self._store, files, self._pods, offered, settings.resources, kubelet.owners, refused, self._shares
         )
         self._plugin = SeatPlugin(Path(mine.plugin_dir), settings.resources.seat, seat_ids(mine.seats), self._seats)
         port = int(mine.metrics_bind.rpartition(":")[2] or 0)
@@ -89,23 +89,30 @@ class Agent:
         self._publisher = GpuPublisher(
             self._client,
             mine.node_name,
-            own,
+            offered,
             settings.resources,
             mine.reconcile_seconds,
             address,
-            self._look_at,
+            self._on_node,
             self._node_setup,
         )
         ill = partial(self._tell, "GpuUnhealthy", "Withdraw")
-        self._gpus = GpuHealthWatch(
-            source, own, self._pods, settings.resources, mine.reconcile_seconds, self._publisher.changed, ill
+        self._health = GpuHealthWatch(
+            source, offered, self._pods, settings.resources, mine.reconcile_seconds, self._publisher.changed, ill
         )
         # A broken file does not keep a node from its seats.
         self._policy = PolicyFile(settings.policy, PolicyBook(exempt=settings.policy.exempt_namespaces))
         self._policy.on_change = self._shares.changed
         self._policy_objects = PolicyObjects(self._client, self._policy) if settings.policy.objects else None
         self._audit = Audit(
-            self._client, mine.node_name, arbiter, self._pods, own, settings.resources, self._audits, self._tell
+            self._client,
+            mine.node_name,
+            arbiter,
+            self._pods,
+            offered,
+            settings.resources,
+            self._audit_policy,
+            self._tell,
         )
         self._stopping = False
         self._ended = threading.Event()
@@ -117,7 +124,7 @@ class Agent:
         self._plugin.start()  # before the rest: kubelet fails pods that arrive before
         self._publisher.start()
         self._pods.start()
-        threads.repeat("gpu-health", self._gpus.look, self._ended)
+        threads.repeat("gpu-health", self._health.look, self._ended)
         self._shares.start(self._pods)
         threads.repeat("usage", self._usage.write, self._ended, WRITE_SECONDS)
         self._policy.start()
@@ -162,7 +169,7 @@ class Agent:
 
         REGISTRY.register(SeatMetrics(self._store))
         REGISTRY.register(ShareMetrics(self._arbiter, self._store, self._source, self._live, self._node))
-        REGISTRY.register(StrayMetrics(self._audit, self._own, self._node))
+        REGISTRY.register(StrayMetrics(self._audit, self._offered, self._node))
         if self._bind:
             more: dict[str, WsgiApp] = {"/metrics": make_wsgi_app(), wire.PATH: self._live}
             probes.serve(self._bind, self._limits, ready=self._not_ready, more=more)
@@ -192,13 +199,13 @@ class Agent:
         driver, why = self._source.driver()
         unusable = ""
         try:
-            self._source.edits([part.uuid for gpu in self._own.gpus() for part in gpu.parts if part.healthy])
+            self._source.edits([part.uuid for gpu in self._offered.gpus() for part in gpu.parts if part.healthy])
         except (SeatRefused, OSError) as error:
             unusable = str(error)
         return NodeSetup(driver=driver, driver_trouble=why, device_trouble=unusable, cdi_read=self._files.probe.read)
 
-    def _look_at(self, node: Object) -> None:
-        self._own.look_at(node)
+    def _on_node(self, node: Object) -> None:
+        self._offered.look_at(node)
         self._shares.look_at(node)
 
     def _ceiling_of(self, namespace: str) -> int | None:
@@ -208,12 +215,12 @@ class Agent:
     def _policy_is_known(self) -> bool:
         return self._policy.complete.is_set() and not self._policy.unread
 
-    def _audits(self, namespace: str) -> NamespacePolicy:
+    def _audit_policy(self, namespace: str) -> NamespacePolicy:
         """Return the policy for the audit, which evicts nothing before the whole policy is known."""
         policy = self._policy.of(namespace)
         return policy if self._policy_is_known else msgspec.structs.replace(policy, audit="tell")
 
-    def _gone(self) -> None:
+    def _free_seats(self) -> None:
         self._seats.free()
 
     def _tell(self, reason: str, action: str, pod: Object, note: str) -> None:

@@ -62,14 +62,15 @@ class GpuPublisher:
         resources: Resources,
         pause_seconds: float,
         address: str = "",
-        seen: Callable[[Object], None] = lambda _node: None,
-        look: Callable[[], NodeSetup | None] = lambda: None,
+        on_node: Callable[[Object], None] = lambda _node: None,
+        node_setup: Callable[[], NodeSetup | None] = lambda: None,
     ) -> None:
+        """`on_node` gets the node each time it is read; `node_setup` returns what else to publish."""
         self._client = client
         self._node = node
         self._source = source
-        self._seen = seen
-        self._look = look
+        self._on_node = on_node
+        self._node_setup = node_setup
         self._resources = resources
         self._pause = pause_seconds
         self._address = address
@@ -105,8 +106,8 @@ class GpuPublisher:
         """
         with self._lock:
             node: Object = self._client.get(NODES, self._node)
-            self._seen(node)
-            patch = wanted(self._source.gpus(), self._resources, self._address, self._look())
+            self._on_node(node)
+            patch = wanted(self._source.gpus(), self._resources, self._address, self._node_setup())
             changed = differs(node, patch)
             if changed:
                 self._client.patch(NODES, self._node, patch, subresource="status")

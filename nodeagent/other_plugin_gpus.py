@@ -32,11 +32,12 @@ class OfferedGpus:
     """The GPUs of the machine that Slicekeeper offers."""
 
     def __init__(
-        self, source: GpuSource, listed: Sequence[str], devices: tuple[str, ...], handed_out: Callable[[], set[str]]
+        self, source: GpuSource, listed: Sequence[str], resources: tuple[str, ...], handed_out: Callable[[], set[str]]
     ) -> None:
+        """Offer the `listed` GPUs beside plugins for these `resources`; `handed_out` returns the plugins' devices."""
         self._source = source
         self._listed = frozenset(listed)
-        self._devices = devices
+        self._resources = resources
         self._handed_out = handed_out
         self._lock = threading.Lock()
         self._seen: dict[str, float] = {}
@@ -52,10 +53,10 @@ class OfferedGpus:
         there: dict[str, bool] = {}
         for part in ("capacity", "allocatable"):
             for name, amount in as_map(status.get(part)).items():
-                if is_named(name, self._devices):
+                if is_named(name, self._resources):
                     there[name] = there.get(name, False) or not is_zero(amount)
         try:
-            taken = frozenset(self._handed_out())
+            taken = frozenset(map(gpu_of, self._handed_out()))
         except (grpc.RpcError, OSError) as error:
             log.debug("kubelet does not say which GPUs other plugins have: %s", error)
             taken = self._taken

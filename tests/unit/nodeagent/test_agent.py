@@ -192,9 +192,9 @@ def test_the_audit_evicts_nothing_before_the_policy_is_known(made: Any, tmp_path
     file.write_text("default: {audit: evict}")
     policy = PolicySettings(file=str(file), objects=True)
     agent = Agent(msgspec.structs.replace(settings(tmp_path, "http://127.0.0.1:1", 1), policy=policy), Clock(), made(1))
-    assert not agent._audits(NAMESPACE).audit_evicts
+    assert not agent._audit_policy(NAMESPACE).audit_evicts
     agent._policy.apply_over(lambda book: book)
-    assert agent._audits(NAMESPACE).audit_evicts
+    assert agent._audit_policy(NAMESPACE).audit_evicts
 
 
 def test_the_audit_evicts_nothing_while_the_file_is_broken_from_the_start(made: Any, tmp_path: Path) -> None:
@@ -204,8 +204,8 @@ def test_the_audit_evicts_nothing_while_the_file_is_broken_from_the_start(made: 
     agent = Agent(msgspec.structs.replace(settings(tmp_path, "http://127.0.0.1:1", 1), policy=policy), Clock(), made(1))
     evicts = NamespacePolicy(audit="evict")
     agent._policy.apply_over(lambda book: PolicyBook(evicts, exempt=book.exempt))
-    assert not agent._audits(NAMESPACE).audit_evicts, "the file may forbid it"
+    assert not agent._audit_policy(NAMESPACE).audit_evicts, "the file may forbid it"
     file.with_suffix(".new").write_text("default: {audit: evict}")
     file.with_suffix(".new").replace(file)
     assert agent._policy.refresh()
-    assert agent._audits(NAMESPACE).audit_evicts
+    assert agent._audit_policy(NAMESPACE).audit_evicts

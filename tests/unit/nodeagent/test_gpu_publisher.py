@@ -67,7 +67,7 @@ def test_it_says_where_it_is_asked_and_that_it_stops(made: Any) -> None:
 
 def test_it_says_what_it_finds_of_the_machine(made: Any) -> None:
     api, found = _Api(), [NodeSetup(driver_trouble="Driver Not Loaded")]
-    publisher = GpuPublisher(api, "node-1", made(0), Resources(), 1.0, look=lambda: found[0])  # type: ignore[arg-type]
+    publisher = GpuPublisher(api, "node-1", made(0), Resources(), 1.0, node_setup=lambda: found[0])  # type: ignore[arg-type]
     publisher.reconcile()
     assert node_setup.of_node(api.node) == found[0]
     assert not publisher.reconcile()

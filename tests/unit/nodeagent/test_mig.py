@@ -22,7 +22,7 @@ from nodeagent.gpu_health_events import GpuHealthWatch
 from nodeagent.gpu_publisher import wanted
 from nodeagent.host_cdi import HostCdi
 from nodeagent.nvml_gpus import NvmlGpus
-from nodeagent.other_plugin_gpus import OfferedGpus, gpu_of
+from nodeagent.other_plugin_gpus import OfferedGpus
 from nodeagent.plain_driver import PlainDriver
 from nodeagent.process_audit import Stray, judge
 from nodeagent.seat_refused import SeatRefused
@@ -197,7 +197,7 @@ def test_fake_gpus_can_be_divided(driver: Any, gpus: NvmlGpus, tmp_path: Path) -
 @pytest.mark.parametrize("device", ["{uuid}", "{uuid}::3", "MIG-{gpu}/3/0", "1:0", "1:0::2"])
 def test_a_gpu_of_which_another_plugin_has_a_slice_is_offered_by_that_alone(gpus: NvmlGpus, device: str) -> None:
     gpu = gpus.gpus()[1]
-    taken = {gpu_of(device.format(uuid=gpu.mig[1].uuid, gpu=gpu.uuid))}
+    taken = {device.format(uuid=gpu.mig[1].uuid, gpu=gpu.uuid)}
     own = OfferedGpus(gpus, (), Resources().devices, lambda: taken)
     own.look_at({"status": {}})
     assert [one.uuid for one in own.gpus()] == [one.uuid for one in gpus.gpus() if one.uuid != gpu.uuid]

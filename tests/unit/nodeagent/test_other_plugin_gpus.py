@@ -12,7 +12,7 @@ from support.small_cluster import SmallCluster, small_cluster
 
 from nodeagent import other_plugin_gpus as module
 from nodeagent.gpu_publisher import GpuPublisher
-from nodeagent.other_plugin_gpus import OfferedGpus, gpu_of
+from nodeagent.other_plugin_gpus import OfferedGpus
 from nodeagent.pod_resources import PodResources
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
@@ -31,10 +31,8 @@ class Bench:
     def agent(self, *listed: str) -> None:
         devices = Resources().devices
         kubelet = PodResources(self.kubelet.folder / "pods.sock", "slicekeeper.io/seat")
-        self.own = OfferedGpus(
-            self.source, listed, devices, lambda: {gpu_of(device) for device in kubelet.devices(devices)}
-        )
-        self.publisher = GpuPublisher(self.small.client, "node-1", self.own, Resources(), 1.0, seen=self.own.look_at)
+        self.own = OfferedGpus(self.source, listed, devices, lambda: kubelet.devices(devices))
+        self.publisher = GpuPublisher(self.small.client, "node-1", self.own, Resources(), 1.0, on_node=self.own.look_at)
 
     def plugin(self, amount: str, resource: str = NVIDIA) -> None:
         status = {"status": {"capacity": {resource: amount}, "allocatable": {resource: amount}}}
