@@ -314,7 +314,7 @@ class Gangs:
                 known.said = self._why_not(known, members, len(seats))
                 return known.said
             until_ns = self._clock.monotonic_ns() + self._hold_ns
-            if self._state.reserve_all(seats, until_ns, version=version):
+            if self._state.reserve(seats, until_ns, version=version):
                 known.plan = _Plan({pod.uid: hold for pod, hold in seats}, until_ns)
                 for uid in uids - known.plan.holds.keys():  # kept by the reclaimer: the search did not count it
                     self._state.release(uid)

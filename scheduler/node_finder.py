@@ -15,13 +15,14 @@ import numpy as np
 from scheduler.node_names import Roster
 from scheduler.nodes import Nodes
 from scheduler.placement.demand import Demand
-from scheduler.placement.evaluation import Evaluation
+from scheduler.placement.evaluation import Evaluation, evaluate
 from scheduler.placement.evaluation_cache import EvaluationCache
+from scheduler.placement.fleet import Fleet
 from scheduler.placement.fleet_version import Bools, FleetVersion, Ints
 from scheduler.placement.policy import Policy
 from scheduler.placement.ranking import best_of
 from scheduler.placement.reasons import Why
-from scheduler.pods import Pod
+from scheduler.pods import Hold, Pod, chosen_hold
 
 EVALUATIONS: Final = 16
 """Number of pods whose last evaluation is kept for the next call."""
@@ -144,3 +145,16 @@ class NodeFinder:
         if not usable.any():
             usable = fits
         return Found(roster, rows, evaluation, fits, price, usable, best_of(usable, price, rank), others)
+
+
+def cheapest_hold(
+    fleet: Fleet, nodes: Sequence[str], pod: Pod, policy: Policy, *, has_friends: bool = False
+) -> Hold | None:
+    """Return what a pod would hold on the cheapest of some nodes, the first among equals; None if it fits on none."""
+    view = fleet.view(nodes, pod.demand, has_friends=has_friends)
+    evaluation = evaluate(view, pod.demand, policy, reasons=False)
+    best = best_of(evaluation.fits, evaluation.price, np.arange(len(nodes)))
+    if best is None:
+        return None
+    uuids = fleet.publish().uuids(nodes[best])
+    return chosen_hold(pod, nodes[best], [uuids[column] for column in evaluation.gpus[best].tolist()])[0]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -29,6 +30,7 @@ from scheduler.pending_bindings import PendingBindings
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.evaluation import Evaluation, evaluate
 from scheduler.placement.evaluation_cache import EvaluationCache, merged
+from scheduler.placement.fleet import Fleet
 from scheduler.placement.fleet_version import Ints
 from scheduler.placement.learner import Learner
 from scheduler.placement.policy import Policy
@@ -63,6 +65,9 @@ class SchedulerState:
         self._cluster = cluster = ClusterState(clock)
         self._nodes, self._pods, self._places = cluster.nodes, cluster.pods, cluster.places
         self._finder = NodeFinder(cluster.nodes)
+        self._new_trial = partial(
+            Trial, facts=cluster.nodes.facts, gpus_of=lambda node: cluster.nodes.gpus.get(node, [])
+        )
         self.intake = Intake(cluster, learner, resources)
         self.bindings = PendingBindings(
             cluster, self._finder, learner, resources, clock, hold_seconds=hold_seconds, lost_seconds=lost_seconds
@@ -240,13 +245,11 @@ class SchedulerState:
             mine = {node for uid in without for node in nodes_of(self._places.of(uid))} & self._nodes.gpus.keys()
             version = self._cluster.fleet.version
             fleet = self._cluster.fleet_without(mine, lambda place: place.pod.uid in without)
-        return Trial(
+        return self._new_trial(
             fleet,
             self._finder.cache.copy(),
             self._finder.roster(fleet.publish()),
-            facts=self._nodes.facts,
-            gpus_of=lambda node: self._nodes.gpus.get(node, []),
-            holds_of=lambda node: self._holds(node, without),
+            holds_of=partial(self._holds, without=without),
             version=version,
             avoided=list(self._nodes.avoided),
         )
@@ -255,15 +258,9 @@ class SchedulerState:
         """Return how many of a gang's waiting pods would find a place if no pod held any."""
 
         def begin() -> Trial:
-            with self._cluster.writing():
-                fleet = self._cluster.fleet.idle()
-            return Trial(
-                fleet,
-                EvaluationCache(),
-                self._finder.roster(fleet.publish()),
-                facts=self._nodes.facts,
-                gpus_of=lambda node: self._nodes.gpus.get(node, []),
-                holds_of=lambda _: (),
+            fleet = Fleet(self._cluster.published).idle()
+            return self._new_trial(
+                fleet, EvaluationCache(), self._finder.roster(fleet.publish()), holds_of=lambda _: ()
             )
 
         return len(places_for(begin, members, {}, BestFit())[1])
@@ -272,7 +269,7 @@ class SchedulerState:
         with self._cluster.writing():
             return [place.hold for place in self._places.on(node) if place.pod.uid not in without]
 
-    def reserve_all(self, wanted: Sequence[tuple[Pod, Hold]], until_ns: int, *, version: int | None = None) -> bool:
+    def reserve(self, wanted: Sequence[tuple[Pod, Hold]], until_ns: int, *, version: int | None = None) -> bool:
         """Keep all these places for waiting pods, instead of those kept before, or none of them.
 
         Return False if a node has changed since `version`, or a pod is not waiting any more.
@@ -359,16 +356,6 @@ class SchedulerState:
             nodes, pods, places = self._nodes.with_gpus(), self._pods.every(), self._places.every()
             fleet = self._cluster.published
         return Snapshot(nodes, pods, places, {name: fleet.cpu_memory(name) for name in nodes})
-
-    def reserve(self, pod: Pod, hold: Hold) -> bool:
-        """Keep a place for a waiting pod, instead of one kept before; return False if it is not waiting any more."""
-        until = self._clock.monotonic_ns() + self._hold_ns
-        with self._cluster.writing():
-            known = self._pods.get(pod.uid)
-            if known is None or known.node or any(place.kind in FIRM for place in self._places.of(pod.uid)):
-                return False
-            self._cluster.put(pod.uid, [Place(HoldKind.RESERVED, pod, hold, until)])
-            return True
 
     def release(self, uid: str) -> None:
         """Release the place reserved for a waiting pod."""

@@ -13,19 +13,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Final
 
-import numpy as np
-
 from scheduler.cluster_snapshot import Snapshot
 from scheduler.gang_places import Trial, places_for
+from scheduler.node_finder import cheapest_hold
 from scheduler.node_fit import fields_judged
 from scheduler.node_names import Roster
 from scheduler.placement.demand import Demand
-from scheduler.placement.evaluation import evaluate
 from scheduler.placement.evaluation_cache import EvaluationCache
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.policy import Policy
-from scheduler.placement.ranking import best_of
-from scheduler.pods import Hold, Pod, chosen_hold, end_of
+from scheduler.pods import Hold, Pod, end_of
 from scheduler.wait_nodes import NodesForPod
 from scheduler.wait_turns import WaitTurn
 from slicekeeper.units import MS_PER_SECOND, Instant
@@ -197,12 +194,7 @@ class StartForecast(NodesForPod):
     def _best(self, pod: Pod, nodes: Set[str]) -> Hold | None:
         """Return what a pod would hold on the cheapest of some nodes, None if it fits on none."""
         usable = sorted(name for name in self._open_to(pod, nodes) if self._has_cpu_memory(pod, name))
-        result = evaluate(self._fleet.view(usable, pod.demand), pod.demand, self._policy, reasons=False)
-        best = best_of(result.fits, result.price, np.arange(len(usable)))
-        if best is None:
-            return None
-        uuids = self._fleet.publish().uuids(usable[best])
-        return chosen_hold(pod, usable[best], [uuids[column] for column in result.gpus[best].tolist()])[0]
+        return cheapest_hold(self._fleet, usable, pod, self._policy)
 
     def _use_cpu_memory(self, pod: Pod, node: str, times: int) -> None:
         cpu, ram = self._cpu_memory[node]

@@ -45,7 +45,7 @@ def evaluate(view: View, demand: Demand, policy: Policy, *, reasons: bool = True
         if demand.mode == MIG:
             why[failed] = [_why_no_slice(view, row, demand) for row in failed.tolist()]
         else:
-            why[failed] = _reasons(_only(view, failed), demand)
+            why[failed] = _reasons(view.only(failed), demand)
             # A pod that leaves a slice can make room, even if nothing else on the node can.
             for row in _sliced(view, why >= int(Why.UUID)):
                 if choose(view.sliced[row], demand, idle=True) is not None:
@@ -122,23 +122,3 @@ def _reasons(view: View, demand: Demand) -> Ints:
         (free, Why.COMPANY),
     )
     return np.select([check for check, _ in checks], [int(why) for _, why in checks], int(Why.FULL))
-
-
-def _only(view: View, rows: Ints) -> View:
-    """Return some nodes of a view, without their MIG slices, which are by index and not needed here."""
-    return View(
-        capacity=view.capacity[rows],
-        core=view.core[rows],
-        memory=view.memory[rows],
-        healthy=view.healthy[rows],
-        idle=view.idle[rows],
-        model=view.model[rows],
-        named=view.named[rows],
-        friend=view.friend[rows],
-        foe=view.foe[rows],
-        admits=view.admits[rows],
-        has_friends=view.has_friends,
-        code=view.code[rows],
-        cpu=view.cpu[rows],
-        ram=view.ram[rows],
-    )

@@ -8,7 +8,7 @@ A `Fleet` makes them. Rows are kept in blocks, and two versions share every bloc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import repeat
 from typing import Any, Final, NamedTuple
@@ -79,6 +79,13 @@ class View:
     """Free MiB of each node's main memory; infinite if unknown."""
     sliced: Mapping[int, Sliced] = field(default_factory=dict)
     """The MIG slices of the nodes that have some, by the nodes' indexes, if the demand may be on one."""
+
+    def only(self, rows: Ints) -> View:
+        """Return some of the nodes, without their MIG slices, which have other indexes there."""
+        arrays: dict[str, Any] = {
+            name: array[rows] for name, array in vars(self).items() if isinstance(array, np.ndarray)
+        }
+        return replace(self, **arrays, sliced={})
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -26,7 +26,7 @@ from scheduler.pods import Pod
 from scheduler.reclaim.back_off import BackOff
 from scheduler.reclaim.eviction import Evictor
 from scheduler.reclaim.retry_trigger import RetryTrigger
-from scheduler.reclaim.room_finder import RoomFinder
+from scheduler.reclaim.room_finder import FreedPlace, RoomFinder
 from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
@@ -47,9 +47,9 @@ IDLE_SECONDS: Final = 5.0
 
 @dataclass
 class _Served(BackOff):
-    """What was done for a waiting pod, and the victims whose end it waits for."""
+    """What was done for a waiting pod, and the pods whose end it waits for."""
 
-    victims: frozenset[str] = frozenset()
+    awaited: frozenset[str] = frozenset()
 
 
 class Reclaimer:
@@ -171,8 +171,8 @@ class Reclaimer:
             if place.kind is not HoldKind.RESERVED:
                 continue
             service = self._served[place.pod.uid]
-            if any(victim.kind is HoldKind.BOUND for victim in self._state.places_of(service.victims)):
-                self._state.reserve(place.pod, place.hold)
+            if any(victim.kind is HoldKind.BOUND for victim in self._state.places_of(service.awaited)):
+                self._state.reserve([(place.pod, place.hold)], self._clock.monotonic_ns() + self._hold_ns)
                 self._put_off(service)
             else:
                 self._retry_trigger.trigger(place.pod)
@@ -201,18 +201,8 @@ class Reclaimer:
                 freed = finder.room_by_eviction(pod)
             if freed is None:
                 return finder
-            # Reserved first: otherwise a third pod might take the room before the one for which it is made.
-            if not self._state.reserve(pod, freed.hold):
+            if self._reserve_and_evict([freed], finder.awaited([freed])):
                 return None
-            service = self._served.setdefault(pod.uid, _Served())
-            service.victims = frozenset(victim.uid for victim in freed.victims) | finder.leaving_for(freed.hold)
-            # If one of several may not be evicted, evicting the others would be in vain.
-            may = len(freed.victims) < 2 or self._evictor.may_evict(freed.victims)
-            if may and self._evictor.evict(freed.victims, pod):
-                service.times += 1
-                self._put_off(service)
-                return None
-            self._state.release(pod.uid)
             finder = self._current_finder()
         return finder
 
@@ -225,32 +215,42 @@ class Reclaimer:
         )
 
     def _serve_gang(self, gang: GangMembers, finder: RoomFinder) -> RoomFinder | None:
-        """Make room for as many pods of a gang as it needs, or for none; None if that changed holds."""
+        """Make room for as many pods of a gang as it needs, or for none; return None if that changed who holds what."""
         for _ in range(CHOICES):
-            places = finder.room_for_gang(gang.waiting, gang.needed)
-            if places is None or not any(place.victims or finder.leaving_for(place.hold) for place in places):
+            places = finder.room_for_gang(gang.waiting, gang.needed) or []
+            awaited = finder.awaited(places)
+            if not awaited:
                 return finder  # it would not help, or there is room: then the gang takes it by itself
-            victims = [victim for place in places for victim in place.victims]
-            leaving = frozenset(uid for place in places for uid in finder.leaving_for(place.hold))
-            leaving |= {victim.uid for victim in victims}
-            if not self._would_start(gang, leaving):
+            if not self._would_start(gang, awaited):
                 return finder
-            until_ns = self._clock.monotonic_ns() + self._hold_ns
-            if not self._state.reserve_all([(place.pod, place.hold) for place in places], until_ns):
+            if self._reserve_and_evict(places, awaited):
                 return None
-            for place in places:
-                self._served.setdefault(place.pod.uid, _Served()).victims = leaving
-            may = self._evictor.may_evict(victims)
-            if may and all(self._evictor.evict(place.victims, place.pod) for place in places):
-                for place in places:
-                    service = self._served[place.pod.uid]
-                    service.times += 1
-                    self._put_off(service)
-                return None
-            for place in places:
-                self._state.release(place.pod.uid)
             finder = self._current_finder()
         return finder
+
+    def _reserve_and_evict(self, places: Sequence[FreedPlace], awaited: frozenset[str]) -> bool:
+        """Reserve places and evict their victims; return False, and release the places, if that is forbidden now.
+
+        True does not mean success: if a place cannot be reserved any more, nothing is evicted.
+        """
+        # Reserved first: otherwise a third pod might take the room before the one for which it is made.
+        until_ns = self._clock.monotonic_ns() + self._hold_ns
+        if not self._state.reserve([(place.pod, place.hold) for place in places], until_ns):
+            return True
+        services = [self._served.setdefault(place.pod.uid, _Served()) for place in places]
+        for service in services:
+            service.awaited = awaited
+        victims = [victim for place in places for victim in place.victims]
+        # If one of several may not be evicted, evicting the others would be in vain.
+        may = len(victims) < 2 or self._evictor.may_evict(victims)
+        if may and all(self._evictor.evict(place.victims, place.pod) for place in places):
+            for service in services:
+                service.times += 1
+                self._put_off(service)
+            return True
+        for place in places:
+            self._state.release(place.pod.uid)
+        return False
 
     def _would_start(self, gang: GangMembers, leaving: frozenset[str]) -> bool:
         """Whether the gang's own search, which starts it, finds places once the pods `leaving` have left."""

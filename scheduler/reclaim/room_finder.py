@@ -8,21 +8,20 @@ have changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from scheduler.cluster_snapshot import NodeSnapshot
 from scheduler.held_places import HoldKind, Place
+from scheduler.node_finder import cheapest_hold
 from scheduler.node_fit import admits, fields_judged
 from scheduler.placement.demand import Demand
-from scheduler.placement.evaluation import evaluate
 from scheduler.placement.evaluation_cache import EvaluationCache
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.policy import Policy
-from scheduler.placement.ranking import best_of
-from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
+from scheduler.pods import Hold, Pod, gpu_rows
 from scheduler.reclaim.victim_choice import NodeGpus, Tenant, choose_victims, rank_of
 
 
@@ -172,9 +171,13 @@ class RoomFinder:
             self.update(before, leaving, self._blocked)
         return found if len(found) >= needed else None
 
-    def leaving_for(self, hold: Hold) -> frozenset[str]:
-        """Return the terminating pods on the node of `hold`."""
-        return frozenset(p.pod.uid for p in self._nodes[hold.node].places if not self._stays(p))
+    def awaited(self, places: Iterable[FreedPlace]) -> frozenset[str]:
+        """Return the pods whose end makes room for places: their victims, and the terminating pods on their nodes."""
+        found: set[str] = set()
+        for place in places:
+            found |= {victim.uid for victim in place.victims}
+            found |= {other.pod.uid for other in self._nodes[place.hold.node].places if not self._stays(other)}
+        return frozenset(found)
 
     def _node(self, name: str, priority: int) -> NodeGpus:
         node = self._nodes[name]
@@ -215,15 +218,7 @@ class RoomFinder:
         return self._best(layer.fleet(self._nodes), sorted(nodes), pod) if nodes else None
 
     def _best(self, fleet: Fleet, nodes: Sequence[str], pod: Pod) -> Hold | None:
-        """Return what the pod would hold on the cheapest of some nodes, the first among equals."""
-        view = fleet.view(nodes, pod.demand, has_friends=self._has_friends(pod))
-        result = evaluate(view, pod.demand, self._policy, reasons=False)
-        best = best_of(result.fits, result.price, np.arange(len(nodes)))
-        if best is None:
-            return None
-        uuids = fleet.publish().uuids(nodes[best])
-        hold, _ = chosen_hold(pod, nodes[best], [uuids[column] for column in result.gpus[best].tolist()])
-        return hold
+        return cheapest_hold(fleet, nodes, pod, self._policy, has_friends=self._has_friends(pod))
 
 
 def _mark(marked: set[str], name: str, wanted: bool) -> None:

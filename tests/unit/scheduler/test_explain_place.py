@@ -30,5 +30,5 @@ def test_a_place_says_what_led_there_and_what_was_free(clock):
     assert why(pod("d", 200, 0), "n2") == "the only room; GPU before: 2 times idle"
     state.intake.set_pod(pod("e", 10))
     found = chosen_hold(read(pod("e", 10)), "n1", ["n1-0"])[0]
-    assert state.reserve(read(pod("e", 10)), found)
+    assert state.reserve([(read(pod("e", 10)), found)], 1 << 62)
     assert why(pod("e", 10), "n1").startswith("room was made or kept for it; GPU before: 60 percent")

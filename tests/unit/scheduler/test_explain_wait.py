@@ -126,7 +126,7 @@ def test_a_place_that_is_kept_for_the_pod_is_told(cluster):
     cluster.node("n")
     cluster.pod("w", 60)
     waiting = cluster.state.pod("w")
-    cluster.state.reserve_all([(waiting, chosen_hold(waiting, "n", ["n-0"])[0])], 1 << 62)
+    cluster.state.reserve([(waiting, chosen_hold(waiting, "n", ["n-0"])[0])], 1 << 62)
     assert cluster.told("w").helps == ("a place is kept for it on node n, for when kube-scheduler tries it again",)
 
 

@@ -268,7 +268,7 @@ def test_what_was_reserved_for_a_pod_that_is_left_out_keeps_no_other_one_out():
     pods = world.waits(*[pod(f"p{i}", 100, size=2) for i in range(3)])
     last = read_pod(pods[2], Resources())
     hold = Hold("n0", (Share("n0-0", 100, 0, whole=True),))
-    assert world.state.reserve_all([(last, hold)], HOLD * 10**9)
+    assert world.state.reserve([(last, hold)], HOLD * 10**9)
     assert len(world.starts(*pods)) == 2
 
 

@@ -99,7 +99,7 @@ def test_nobody_more_goes_for_a_pod_whose_place_is_being_cleared(node):
     uid = waiting["metadata"]["uid"]
     wait_for(lambda: node.state.pod(uid), "the watch shows it")
     place = next(p for p in node.state.snapshot().places if p.pod.uid == low)
-    assert node.state.reserve(node.state.pod(uid), place.hold)
+    assert node.state.reserve([(node.state.pod(uid), place.hold)], 1 << 62)
     assert node.ask(waiting, low) == {}
 
 

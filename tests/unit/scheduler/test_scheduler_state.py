@@ -25,9 +25,9 @@ def test_a_place_that_is_only_kept_longer_is_no_change(state):
     waiting = read(pod("a"))
     hold, _ = chosen_hold(waiting, "n0", ["n0-0"])
     state.intake.set_pod(pod("a"))
-    assert state.reserve(waiting, hold)
+    assert state.reserve([(waiting, hold)], HOLD * 10**9)
     changes = state.changes()
-    assert state.reserve(waiting, hold)
+    assert state.reserve([(waiting, hold)], 2 * HOLD * 10**9)
     state.release("uid-unknown")
     assert state.changes() == changes
 
@@ -109,7 +109,7 @@ def test_reservations_keep_others_out_and_let_the_owner_in(state, clock):
     assert fitting(state, w, "n0") == ["n0"]
     hold = state.bindings.choose(read(w), "n0").hold
     state.bindings.refused("uid-w", "n0")
-    assert state.reserve(read(w), hold)
+    assert state.reserve([(read(w), hold)], HOLD * 10**9)
     assert fitting(state, pod("b"), "n0") == []
     with pytest.raises(NoPlace):
         state.bindings.choose(read(pod("b")), "n0")
@@ -118,13 +118,14 @@ def test_reservations_keep_others_out_and_let_the_owner_in(state, clock):
     assert fitting(state, pod("b"), "n0") == ["n0"]
     state.release("uid-w")
     state.intake.set_pod(pod("w", on="n1", gpus="n1-0"))
-    assert not state.reserve(read(w), hold)
+    assert not state.reserve([(read(w), hold)], HOLD * 10**9)
 
 
 def test_who_joins_a_reserved_gpu_does_not_keep_out_the_pod_whose_label_is_expected_there(state):
     w = pod("w", 60, annotations={names.GPU_AFFINITY: "x"})
     state.intake.set_pod(w)
-    assert state.reserve(read(w), Hold("n0", (Share("n0-0", 60, 1024, whole=False),), affinity="team-a/x"))
+    hold = Hold("n0", (Share("n0-0", 60, 1024, whole=False),), affinity="team-a/x")
+    assert state.reserve([(read(w), hold)], HOLD * 10**9)
     state.bindings.choose(read(pod("b", 30)), "n0")
     assert fitting(state, w) == ["n0"]
     assert state.bindings.choose(read(w), "n0").gpus == {"c": ("n0-0",)}

@@ -99,7 +99,7 @@ class _Cluster:
         waiting = self.state.pod(f"u{number}")
         place = waiting and self.kept.room_after_leaving(waiting)
         if place:
-            self.state.reserve(waiting, place.hold)
+            self.state.reserve([(waiting, place.hold)], self.clock.monotonic_ns() + 30 * 10**9)
 
     def time(self, seconds):
         self.clock.advance(seconds * 1000)
