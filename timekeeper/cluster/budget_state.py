@@ -8,7 +8,7 @@ has changed. In modes other than `enforce`, the annotation from admission stays.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from slicekeeper import names
@@ -21,6 +21,7 @@ from timekeeper.cluster import pod_patch
 from timekeeper.cluster.gated_pods import GatedPods
 from timekeeper.cluster.hard_budget_eviction import Evictions
 from timekeeper.cluster.opening import namespace_of
+from timekeeper.cluster.pod_patch import Each
 from timekeeper.cluster.watches import Pods
 from timekeeper.core.account import AccountId
 from timekeeper.ledger.books import Books
@@ -42,7 +43,7 @@ class BudgetStates:
         pods: Pods,
         gated_pods: GatedPods,
         evictions: Evictions,
-        each: Callable[[list[Object], Callable[[Object], None]], None],
+        each: Each,
     ) -> None:
         self._client = client
         self._clock = clock

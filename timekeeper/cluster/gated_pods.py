@@ -22,6 +22,7 @@ from slicekeeper.kube.pod import deletion_requested_at, full_name, gate_index
 from slicekeeper.units import GpuMilliseconds, Instant, format_duration, format_instant
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.opening import Openings, namespace_of
+from timekeeper.cluster.pod_patch import Each
 from timekeeper.cluster.watches import Pods
 from timekeeper.core.coverage import Cover, Gap, planned
 from timekeeper.core.pod_need import Need, span_of
@@ -38,9 +39,6 @@ log = logging.getLogger(__name__)
 
 AGAIN_SECONDS: Final = 5.0
 """Real seconds for the watch to show that a gate is lifted, before it is lifted again."""
-
-Act = Callable[[Object], None]
-Each = Callable[[list[Object], Act], None]
 
 
 @dataclass

@@ -21,6 +21,7 @@ from slicekeeper.kube.pod import deletion_requested_at, has_ended
 from slicekeeper.units import EPOCH, Instant, format_duration, format_instant
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.opening import namespace_of
+from timekeeper.cluster.pod_patch import Each
 from timekeeper.ledger.books import Books
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class Evictions:
         self._clock = clock
         self._books = books
         self._tried: dict[str, float] = {}
-        """When the eviction of each pod was last requested, by UID (monotonic seconds)."""
+        """When the eviction of a pod was requested within the last `AGAIN_SECONDS`, by UID (monotonic seconds)."""
         self._protected: set[str] = set()
         """UIDs of the pods for which an event says that a disruption budget protects them."""
         self._hard_since: dict[str, Instant] = {}
@@ -62,10 +63,7 @@ class Evictions:
         return Instant(max(since, self._hard_since.get(namespace, EPOCH)) + policy.budget.grace_ms)
 
     def look(
-        self,
-        spent: Mapping[str, NamespacePolicy],
-        pods: Callable[[], list[Object]],
-        each: Callable[[list[Object], Callable[[Object], None]], None],
+        self, spent: Mapping[str, NamespacePolicy], pods: Callable[[], list[Object]], each: Each
     ) -> Instant | None:
         """Evict the pods that are due in namespaces that have spent their budget; return when the next ones are.
 
@@ -73,17 +71,17 @@ class Evictions:
         """
         reasons, next_due = self._due_now(spent)
         if not reasons:
-            self._tried.clear()
             self._protected.clear()
             return next_due
         tried_before = time.monotonic() - AGAIN_SECONDS
+        self._tried = {uid: at for uid, at in self._tried.items() if at >= tried_before}
         going = [
             pod
             for pod in pods()
             if namespace_of(pod) in reasons
             and not has_ended(pod)
             and deletion_requested_at(pod) is None
-            and self._tried.get(pod["metadata"]["uid"], 0.0) < tried_before
+            and pod["metadata"]["uid"] not in self._tried
         ]
         each(going, lambda pod: self._evict(pod, reasons[namespace_of(pod)]))
         return next_due

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Executor
 from typing import Final
 
@@ -22,6 +22,7 @@ from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.pod import full_name
 from slicekeeper.untyped_json import as_list, as_map
 from timekeeper.cluster import pod_patch
+from timekeeper.cluster.pod_patch import Each
 from timekeeper.cluster.watches import Pods
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class Strays:
             log.warning("pod %s has lost the label %s", full_name(pod), names.MANAGED_LABEL)
             self.add(pod)
 
-    def label(self, pods: Iterable[Object], each: Callable[[list[Object], Callable[[Object], None]], None]) -> None:
+    def label(self, pods: Iterable[Object], each: Each) -> None:
         """Restore our label on pods that the watch shows with another value of it."""
         each([pod for pod in pods if not _is_labelled(pod)], lambda pod: pod_patch.label(self._client, pod))
 

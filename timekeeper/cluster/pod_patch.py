@@ -7,6 +7,7 @@ has changed, the API server refuses them, and the controller looks again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from slicekeeper import names
@@ -20,6 +21,9 @@ from slicekeeper.untyped_json import as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 
 REPORTER = "slicekeeper-timekeeper"
+
+Each = Callable[[list[Object], Callable[[Object], None]], None]
+"""A function that acts on pods concurrently; an error with one does not affect the others."""
 
 
 def release(client: KubeClient, pod: Object) -> None:
