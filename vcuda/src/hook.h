@@ -48,6 +48,8 @@ vc_dlsym_t *vc_resolve_dlsym(void);
 void vc_resolve_learn(unsigned function, void *found);
 /* The hook of exactly this name, or -1. */
 int vc_resolve_named(const char *name);
+/* The hook for a pointer of the driver's, or NULL. */
+void *vc_resolve_hook(const void *driver_pointer);
 
 static inline CUstream vc_per_thread(CUstream stream) {
   return stream ? stream : CU_STREAM_PER_THREAD;

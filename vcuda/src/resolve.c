@@ -111,8 +111,7 @@ void *vc_resolve_function(unsigned function) {
   return found ? found : (void *)not_there;
 }
 
-/* The hook for a pointer of the driver's, or NULL. */
-static void *hook_of(const void *driver_pointer) {
+void *vc_resolve_hook(const void *driver_pointer) {
   if (!seed()) return NULL;
   const struct map *m = atomic_load(&map);
   unsigned i = hash(driver_pointer);
@@ -161,7 +160,7 @@ static void *hook_by_name(const char *base, int version, bool per_thread) {
 /* False if the answer must be withheld. */
 static bool take_over(const char *base, void **pfn, int version, cuuint64_t flags) {
   if (!pfn || !*pfn) return true;
-  void *hook = hook_of(*pfn);
+  void *hook = vc_resolve_hook(*pfn);
   if (!hook && known_base(base)) {
     bool per_thread = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
     if (version <= CUDA_VERSION) hook = hook_by_name(base, version, per_thread);

@@ -40,8 +40,10 @@ static CUresult context_of(CUstream stream, CUcontext *out) {
   return get_current(out);
 }
 static CUresult make_event(CUevent *out, unsigned flags) {
-  (void)flags;
-  *out = calloc(1, sizeof **out);
+  static struct CUevent_st events[64];
+  static int made;
+  CHECK(!(flags & CU_EVENT_INTERPROCESS) && made < 64);
+  *out = &events[made++];
   return CUDA_SUCCESS;
 }
 static CUresult record(CUevent event, CUstream stream) {
