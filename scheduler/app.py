@@ -30,7 +30,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from scheduler.extender import filter_nodes, gpu_pod, preempt, prioritize_nodes
 from scheduler.extender_requests import (
     BadRequest,
-    binding_result,
     decode_args,
     decode_binding,
     decode_preemption,
@@ -42,6 +41,7 @@ from scheduler.scheduler_process import NotSynced, Scheduler
 from slicekeeper import threads
 from slicekeeper.errors import SlicekeeperError
 from slicekeeper.net.serving.bodies import Bodies, BodyRefused
+from slicekeeper.wire.extender import BindingResult
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def _verbs(scheduler: Scheduler) -> tuple[Verb, ...]:
             why_not = scheduler.binder.bind(args)
             if why_not:
                 raise NotBound(why_not)
-            return orjson.dumps(binding_result())
+            return _error("")
 
         return bind, binds
 
@@ -125,7 +125,7 @@ def _verbs(scheduler: Scheduler) -> tuple[Verb, ...]:
         Verb("place", nodes(partial(filter_nodes, best_alone=True)), no_nodes, always_200=True),
         Verb("prioritize", nodes(prioritize_nodes), _error, always_200=False),
         Verb("preempt", begin_preempt, _error, always_200=False),
-        Verb("bind", begin_bind, lambda error: orjson.dumps(binding_result(error)), always_200=True),
+        Verb("bind", begin_bind, _error, always_200=True),
     )
 
 
@@ -178,7 +178,8 @@ def _endpoint(scheduler: Scheduler, bodies: Bodies, verb: Verb) -> ASGIApp:
 
 
 def _error(message: str) -> bytes:
-    return orjson.dumps({"Error": message})
+    """Return the answer of `bind`, or that of another call if it fails and has no answer of its own for that."""
+    return orjson.dumps(BindingResult(Error=message))
 
 
 def _blame(error: Exception, verb: str) -> tuple[str, int]:

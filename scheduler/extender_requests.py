@@ -13,7 +13,7 @@ import msgspec
 import orjson
 
 from slicekeeper.errors import SlicekeeperError
-from slicekeeper.wire.extender import BindingArgs, BindingResult, MetaPod, MetaVictims
+from slicekeeper.wire.extender import BindingArgs, MetaPod, MetaVictims
 
 _NAMES: Final = msgspec.json.Decoder(list[str])
 
@@ -32,6 +32,13 @@ def _fields(body: bytes | bytearray) -> Mapping[str, Any]:
     if not isinstance(decoded, dict):
         raise BadRequest(f"the body is a JSON {type(decoded).__name__}, not an object")
     return {key.lower(): value for key, value in decoded.items()}
+
+
+def _pod(fields: Mapping[str, Any]) -> dict[str, Any]:
+    pod = fields.get("pod")
+    if not isinstance(pod, dict):
+        raise BadRequest("Pod is missing or no object")
+    return pod
 
 
 class _Args(msgspec.Struct):
@@ -65,9 +72,7 @@ def decode_names(text: bytes) -> list[str]:
 def _decode_any_args(body: bytes | bytearray) -> tuple[dict[str, Any], bytes]:
     """Return the same for a body with another spelling, or raise an error."""
     fields = _fields(body)
-    pod, names = fields.get("pod"), fields.get("nodenames")
-    if not isinstance(pod, dict):
-        raise BadRequest("Pod is missing or no object")
+    pod, names = _pod(fields), fields.get("nodenames")
     if names is None and fields.get("nodes") is not None:
         raise BadRequest("Nodes came instead of NodeNames: set nodeCacheCapable: true for this extender")
     text = orjson.dumps([] if names is None else names)
@@ -78,23 +83,17 @@ def _decode_any_args(body: bytes | bytearray) -> tuple[dict[str, Any], bytes]:
 def decode_binding(body: bytes | bytearray) -> BindingArgs:
     """Return the arguments of a bind call."""
     fields = _fields(body)
-    values: dict[str, str] = {}
-    for key in BindingArgs.__annotations__:
-        value = fields.get(key.lower())
+    values = {key: fields.get(key.lower()) for key in BindingArgs.__annotations__}
+    for key, value in values.items():
         if not isinstance(value, str) or not value:
             raise BadRequest(f"{key} is missing or no string")
-        values[key] = value
-    return BindingArgs(
-        PodName=values["PodName"], PodNamespace=values["PodNamespace"], PodUID=values["PodUID"], Node=values["Node"]
-    )
+    return msgspec.convert(values, BindingArgs)
 
 
 def decode_preemption(body: bytes | bytearray) -> tuple[dict[str, Any], dict[str, MetaVictims]]:
     """Return the pod of a preempt call, and for each node the pods that kube-scheduler would evict there."""
     fields = _fields(body)
-    pod, nodes = fields.get("pod"), fields.get("nodenametometavictims")
-    if not isinstance(pod, dict):
-        raise BadRequest("Pod is missing or no object")
+    pod, nodes = _pod(fields), fields.get("nodenametometavictims")
     if nodes is None and fields.get("nodenametovictims") is not None:
         raise BadRequest("NodeNameToVictims came instead of NodeNameToMetaVictims: set nodeCacheCapable: true")
     nodes = {} if nodes is None else nodes
@@ -126,8 +125,3 @@ def filter_result(names: bytes, failed: bytes = b"{}", unresolvable: bytes = b"{
         unresolvable,
         orjson.dumps(error),
     )
-
-
-def binding_result(error: str = "") -> BindingResult:
-    """Return the answer to a bind call; no error: bound."""
-    return BindingResult(Error=error)

@@ -14,7 +14,7 @@ from scheduler.node_fit import NodeFacts, admits, fields_judged
 from scheduler.node_names import Roster
 from scheduler.placement.bin_completion import Space
 from scheduler.placement.demand import Demand
-from scheduler.placement.evaluation import Evaluation, shareable
+from scheduler.placement.evaluation import shareable
 from scheduler.placement.evaluation_cache import EvaluationCache
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.fleet_version import Bools, Ints
@@ -77,7 +77,7 @@ class Trial:
         found: list[tuple[Pod, Hold]] = []
         for pod in pods:
             evaluation, _ = self._cache.evaluate(self._fleet.publish(), pod.demand, policy)
-            row = self._cheapest(evaluation, pod, offers.get(pod.uid))
+            row = next(self._open(evaluation.fits, evaluation.price, pod, offers.get(pod.uid)), None)
             if row is not None:
                 node = self._roster.names[row]
                 view = self._fleet.view([node], pod.demand)
@@ -98,7 +98,7 @@ class Trial:
             if shape not in known:
                 evaluation, _ = self._cache.evaluate(self._fleet.publish(), pod.demand, policy)
                 fits = evaluation.fits[: len(self._roster.names)]
-                if offered is not None and offered.roster is self._roster:
+                if offered is not None and self._is_of_roster(offered):
                     fits = fits & offered.rows[: len(fits)]
                 known[shape] = int(fits.sum())
             return known[shape]
@@ -145,9 +145,6 @@ class Trial:
         nodes = [[*map(Space, *node)] for node in zip(*(column.tolist() for column in columns), strict=True)]
         found = search_jointly(nodes, asked, StepBudget(SEARCH_STEPS[0] + SEARCH_STEPS[1] * len(pods))) or ()
         return [(pod, self._take(pod, int(rows[at]), gpus)) for pod, (at, gpus) in zip(pods, found, strict=False)]
-
-    def _cheapest(self, evaluation: Evaluation, pod: Pod, offered: OfferedNodes | None) -> int | None:
-        return next(self._open(evaluation.fits, evaluation.price, pod, offered), None)
 
     def _open(self, fits: Bools, price: Ints, pod: Pod, offered: OfferedNodes | None) -> Iterator[int]:
         """Yield the rows of nodes that fit and are open to a pod, the cheapest first, those to avoid last."""

@@ -80,6 +80,10 @@ class _KnownGang(BackOff):
     asked_at: float = 0.0
     """When kube-scheduler last asked for one of its pods (monotonic seconds)."""
 
+    def hold(self, pod: Pod) -> Hold | None:
+        """Return what is reserved for a pod."""
+        return self.plan.holds.get(pod.uid) if self.plan is not None else None
+
 
 class Gangs:
     """The gangs for which kube-scheduler has called. Thread-safe."""
@@ -132,18 +136,16 @@ class Gangs:
                 known.failed = None
             known.offered[pod.uid] = known.latest = offered
             self._settle(known, members)
-            plan = known.plan
-            hold = plan.holds.get(pod.uid) if plan else None
+            plan, hold = known.plan, known.hold(pod)
             if plan is not None and hold is not None and not plan.is_open and not _is_offered(offered, hold):
                 self._release(known)  # kube-scheduler rejects that node: all search again
             reason = self._find(known, members)
-            plan = known.plan
-            hold = plan.holds.get(pod.uid) if plan else None
-            if hold is not None:
-                if not _is_offered(offered, hold):
-                    return "", f"{_named(members)} keeps a place elsewhere"
-                return hold.node, ""
-            return "", reason or f"{_named(members)} has its places, and this pod comes when it has started"
+            hold = known.hold(pod)
+            if hold is None:
+                return "", reason or f"{_named(members)} has its places, and this pod comes when it has started"
+            if not _is_offered(offered, hold):
+                return "", f"{_named(members)} keeps a place elsewhere"
+            return hold.node, ""
 
     def wait_for_gang(self, pod: Pod, node: str) -> None:
         """Wait until a pod may be bound: until enough binds of its gang have arrived. Raises NoPlace."""
@@ -155,8 +157,7 @@ class Gangs:
             known = self._known.get(members.gang.key)
             if known is not None:
                 self._settle(known, members)
-            plan = known.plan if known is not None else None
-            hold = plan.holds.get(pod.uid) if plan is not None else None
+            plan, hold = (known.plan, known.hold(pod)) if known is not None else (None, None)
             if known is None or plan is None or hold is None or hold.node != node:
                 raise NoPlace(f"{_named(members)} keeps no place here for this pod; it is tried again")
             if pod.uid not in plan.arrived:

@@ -6,12 +6,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from scheduler.watch_intake import Intake
 from slicekeeper import names
-from slicekeeper.kube.client import NODES, PODS, KubeClient, Object
+from slicekeeper.kube.client import NODES, PODS, KubeClient, Object, Resource
 from slicekeeper.kube.watch import Watch
 
 NEEDED: Final = ("nodes", "pods")
@@ -45,10 +44,6 @@ class _StateUpdater:
                 self.put(obj)
 
 
-def _report(on_error: Callable[[str], None], name: str, _error: Exception) -> None:
-    on_error(name)
-
-
 class Watches:
     """The watches of a scheduler: two without which it cannot answer, and one for better prices."""
 
@@ -61,21 +56,22 @@ class Watches:
         # What other pods on nodes take of CPU and memory: only prices depend on it, so nothing waits for this list.
         others = _StateUpdater(intake.set_others, intake.set_other, intake.drop_other)
         self._pods = _StateUpdater(intake.set_pods, intake.set_pod, intake.drop_pod)
-        self._watches = {
-            name: Watch(
+
+        def watch(name: str, resource: Resource, handler: _StateUpdater, labels: str, fields: str = "") -> Watch:
+            return Watch(
                 client,
                 resource,
                 handler,
                 label_selector=labels,
                 field_selector=fields,
-                on_error=partial(_report, on_error, name),
+                on_error=lambda _: on_error(name),
                 by_page=True,
             )
-            for name, resource, handler, labels, fields in (
-                ("nodes", NODES, nodes, node_selector, ""),
-                ("pods", PODS, self._pods, names.MANAGED_SELECTOR, ""),
-                ("other-pods", PODS, others, f"!{names.MANAGED_LABEL}", BOUND),
-            )
+
+        self._watches = {
+            "nodes": watch("nodes", NODES, nodes, node_selector),
+            "pods": watch("pods", PODS, self._pods, names.MANAGED_SELECTOR),
+            "other-pods": watch("other-pods", PODS, others, f"!{names.MANAGED_LABEL}", BOUND),
         }
 
     @property

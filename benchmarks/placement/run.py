@@ -303,7 +303,7 @@ def _arrive(cluster: Cluster, pod: Pod) -> None:
         cluster.learner.arrivals.add_without_gpus()
         return
     cluster.learner.arrivals.add(pod.demand)
-    mix = cluster.learner.due(cluster.fleet.models)
+    mix = cluster.learner.due(cluster.fleet.publish().models)
     if mix is not None:
         cluster.learner.learn(cluster.known or mix, cluster.fleet.publish())
 

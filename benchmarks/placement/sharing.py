@@ -183,7 +183,7 @@ def play(nodes: list[Node], coming: Coming, mode: str, seed: int, kind: type[Clu
         end_until(arriving)
         asked = as_mode(pod, mode)
         cluster.learner.arrivals.add(asked.demand)
-        mix = cluster.learner.due(cluster.fleet.models)
+        mix = cluster.learner.due(cluster.fleet.publish().models)
         if mix is not None:
             cluster.learner.learn(mix, cluster.fleet.publish())
         if not start(arriving, pod, kept, asked, arriving):

@@ -80,11 +80,6 @@ class Fleet:
         """Return the version with which a row changed last."""
         return int(self._blocks[row // BLOCK].numbers["changed"][row % BLOCK])
 
-    @property
-    def models(self) -> list[GpuModel]:
-        """All models ever seen, in which a GPU's `code` is the index."""
-        return list(self._models)
-
     def publish(self) -> FleetVersion:
         """Return the current state."""
         last = self._published
@@ -184,10 +179,10 @@ class Fleet:
         for row in other._rows.values():
             block, at = other._touch(row)
             numbers = block.numbers[at]
-            there = numbers["capacity"] > 0
-            numbers["core"][there] = CORES_PER_GPU
-            numbers["memory"][there] = numbers["capacity"][there]
-            numbers["idle"][there] = True
+            gpus = numbers["capacity"] > 0
+            numbers["core"][gpus] = CORES_PER_GPU
+            numbers["memory"][gpus] = numbers["capacity"][gpus]
+            numbers["idle"][gpus] = True
             numbers["labelled"][:] = False
             other._mark(block, at, ())
             there = block.sliced[at]
