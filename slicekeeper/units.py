@@ -30,6 +30,7 @@ CORES_PER_GPU: Final = 100
 MS_PER_SECOND: Final = 1_000
 MS_PER_MINUTE: Final = 60_000
 MS_PER_HOUR: Final = 3_600_000
+MS_PER_DAY: Final = 86_400_000
 
 _QUANTITY = re.compile(
     r"([+-]?)(?=\.?\d)(\d{0,40})(?:\.(\d{0,40}))?(?:[eE]([+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII
@@ -45,7 +46,7 @@ _SUFFIX: Final[dict[str, Fraction]] = {
 }
 
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\d+)ms)?", re.ASCII)
-_DURATION_MS: Final = (86_400_000, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, 1)
+_DURATION_MS: Final = (MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, 1)
 _INSTANT = re.compile(r"(\d{4}-\d\d-\d\d)[Tt](\d\d:\d\d:\d\d)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _FIRST, _LAST = (edge.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC) for edge in (datetime.min, datetime.max))
 

@@ -26,8 +26,8 @@ from timekeeper.api.app import MAX_BODY_BYTES, make_app
 from timekeeper.ledger import explain as explaining
 from timekeeper.ledger import verify as verification
 from timekeeper.store.db import dump as dumping
-from timekeeper.store.db.engine import make_engine
-from timekeeper.store.db.migrate import check, downgrade, may_migrate_at_start, upgrade
+from timekeeper.store.db.engine import is_sqlite, make_engine
+from timekeeper.store.db.migrate import check, downgrade, upgrade
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def serve(context: Context) -> None:
     """Serve the REST interface and follow the cluster's pods."""
     settings = context.begin()
     with _engine(context, of_any_revision=True) as engine:
-        if may_migrate_at_start(engine):
+        if is_sqlite(engine):  # the embedded default, which has one process
             upgrade(engine)
         check(engine)
 

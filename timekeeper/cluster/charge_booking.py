@@ -33,9 +33,9 @@ from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings, namespace_of
 from timekeeper.cluster.watches import Pods
 from timekeeper.core import interval
+from timekeeper.core.interval import LAST_CONFIRMED
 from timekeeper.ledger import workload
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.vanished_pod import LAST_CONFIRMED
 from timekeeper.ledger.workload import Closing, Opening
 from timekeeper.store import workloads
 from timekeeper.store.db.failures import is_away

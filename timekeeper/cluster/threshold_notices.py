@@ -22,7 +22,6 @@ from timekeeper.cluster import pod_patch
 from timekeeper.core import timeline
 from timekeeper.core.account import AccountId
 from timekeeper.core.budget_state import BudgetState
-from timekeeper.core.hierarchy import tree_of
 from timekeeper.core.threshold_crossing import crossed, limit_of, period_of
 from timekeeper.ledger.announced_threshold import record_announcement
 from timekeeper.ledger.books import Books
@@ -44,7 +43,7 @@ def next_crossing(
     forest = standing.tree_standing.forest
     rates = [
         max(num / den for num, den in ((claim.num, claim.den), *((n, d) for _, n, d in claim.rate_changes)))
-        for key in tree_of(forest).below(standing.account.id)
+        for key in standing.below
         for claim in forest.records[key].claims
         if claim.goes_on(now)
     ]
@@ -141,7 +140,6 @@ class Thresholds:
 
     def _namespaces_of(self, standing: BudgetStanding) -> list[str]:
         """Return the namespaces on which an event is written: those under the budget that the cluster still has."""
-        keys = tree_of(standing.tree_standing.forest).below(standing.account.id)
         with self._books.database.reading() as session:
-            below = accounts.by_id(session, keys).values()
+            below = accounts.by_id(session, standing.below).values()
         return [account.name for account in below if self._uid_of(account.name) == account.uid]

@@ -15,8 +15,8 @@ from slicekeeper.units import Instant
 from timekeeper.cluster.charge_booking import Intervals, last_confirmed
 from timekeeper.cluster.lost_label import Strays
 from timekeeper.cluster.watches import Pods
+from timekeeper.core.interval import LAST_CONFIRMED
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.vanished_pod import LAST_CONFIRMED
 from timekeeper.ledger.workload import Closing
 from timekeeper.store import workloads
 

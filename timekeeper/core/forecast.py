@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from slicekeeper.units import Instant
+from slicekeeper.units import MS_PER_DAY, Instant
 from timekeeper.core.account import AccountId
 from timekeeper.core.budget_record import Forest
 from timekeeper.core.budget_state import BudgetState
@@ -32,7 +32,7 @@ def run_outs(states: Mapping[AccountId, BudgetState], forest: Forest) -> dict[Ac
     found: dict[AccountId, Instant] = {}
     used = {one.key for key, records in going_on.items() if records.claims for one in run.lines[key].chain}
     waiting = {key: line for key, line in run.lines.items() if key in used and not line.state.over_budget}
-    furthest = Instant(run.at + _DAYS_AHEAD * 86_400_000)
+    furthest = Instant(run.at + _DAYS_AHEAD * MS_PER_DAY)
     periods: Counter[AccountId] = Counter()
 
     def note(before: Instant) -> None:

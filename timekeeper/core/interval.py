@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS, NODE_CLOCK_MS
@@ -23,6 +23,9 @@ from slicekeeper.units import EPOCH, MS_PER_SECOND, Instant, as_instant
 from slicekeeper.untyped_json import as_list, as_map
 
 EndSource = Literal["finished", "disrupted", "rejected", "deleted", "not-ready", "last-confirmed"]
+
+LAST_CONFIRMED: Final = "last-confirmed"
+"""The source of an interval's end if its pod vanished although it had our finalizer."""
 
 NOT_READY = ("Ready", "ContainersReady", "PodReadyToStartContainers")
 """Conditions that are False once a pod has ended. The first two become False with the first container that ends or
@@ -232,12 +235,12 @@ def _phase_written(pod: Mapping[str, Any]) -> Iterator[object]:
             yield entry.get("time")
 
 
-def _conditions(pod: Mapping[str, Any], kind: str, *, status: str) -> Iterator[Mapping[str, Any]]:
-    for condition in map(as_map, as_list(as_map(pod.get("status")).get("conditions"))):
-        if condition.get("type") == kind and condition.get("status") == status:
-            yield condition
-
-
 def _transitions(pod: Mapping[str, Any], kind: str, *, status: str) -> list[Instant]:
-    found = (as_instant(condition.get("lastTransitionTime")) for condition in _conditions(pod, kind, status=status))
+    """Return when the pod's conditions of a kind got a status."""
+    conditions = map(as_map, as_list(as_map(pod.get("status")).get("conditions")))
+    found = (
+        as_instant(condition.get("lastTransitionTime"))
+        for condition in conditions
+        if (condition.get("type"), condition.get("status")) == (kind, status)
+    )
     return [instant for instant in found if instant is not None]

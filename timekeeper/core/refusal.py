@@ -111,12 +111,6 @@ class KeyReused(Conflicting):
 
     code, usual_field = "idempotency-key-reused", "Idempotency-Key"
 
-    @classmethod
-    def check(cls, key: str, recorded: str, digest: str) -> None:
-        """Raise this error if the request recorded under the key has another digest than the one at hand."""
-        if recorded != digest:
-            raise cls(f"Idempotency-Key {key!r} was already used for another request")
-
 
 class AmountOverflow(Conflicting):
     """Sums would grow beyond what the ledger can hold."""

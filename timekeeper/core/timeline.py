@@ -18,7 +18,8 @@ first. A budget above has one posting per budget below and instant, the sum of w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
@@ -338,35 +339,29 @@ class Run:
 
     def _set_exhausted(self, line: BudgetLine, *, exhausted: bool) -> None:
         """Mark a budget as exhausted or as no longer exhausted; that affects all below it."""
-        self._cut(line)
-
-        def change() -> None:
+        with self._recounted(line):
             line.state.exhausted = exhausted
-
-        self._change(line, change)
 
     def _relink(self, link: Link) -> None:
         """Put a budget below another one from now on; earlier charges stay where they are."""
         line = self.lines[link.child]
-        self._cut(line)
-
-        def change() -> None:
+        with self._recounted(line):
             for one in line.chain[1:]:
                 one.running -= line.running
             line.parent = None if link.parent is None else self.lines[link.parent]
             for one in line.chain[1:]:
                 one.running += line.running
-
-        self._change(line, change)
         self._sort()
 
-    def _change(self, line: BudgetLine, change: Callable[[], None]) -> None:
-        """Change in which lines the time of the pods of a line and of all below it counts."""
+    @contextmanager
+    def _recounted(self, line: BudgetLine) -> Iterator[None]:
+        """Post the time up to now; after a change, count the time of the pods of a line and of all below it anew."""
+        self._cut(line)
         below = self._below(line)
         before = [one.state.over_budget for one in below]
         for one in below:
             one.close_window()
-        change()
+        yield
         for one, was in zip(below, before, strict=True):
             state = one.state
             above = next((up.key for up in one.chain[1:] if up.state.exhausted), None)

@@ -86,25 +86,17 @@ def set_status(books: Books, ref: AccountRef, status: Status, *, reason: str, ac
 
     def change(session: Session) -> None:
         account = ensure_account(books, session, ref, now)
-        change_status(books, session, account, status, reason=reason, actor=actor, now=now)
+        row = budget_rules.rules(session, account.id)[-1]
+        if row.status == status:
+            return
+        _refuse_stale(account, row, None)
+        since = not_before(row.rule, now)
+        rule = replace(row.rule, since=since, open=status == "active", used="counts")
+        _append_rule(books, session, account, rule, status, actor=actor, source=row.source)
+        detail = {"status": status, "reason": reason}
+        books.audit(session, actor=actor, action="status", about=account, detail=detail, now=since)
 
     books.database.write(change)
-
-
-def change_status(
-    books: Books, session: Session, account: BudgetAccount, status: Status, *, reason: str, actor: str, now: Instant
-) -> None:
-    """Change whether a budget may be spent, as `set_status` does."""
-    row = budget_rules.rules(session, account.id)[-1]
-    if row.status == status:
-        return
-    if row.status == "closed":
-        raise BudgetClosed(f"the budget of {account.title} is closed")
-    since = not_before(row.rule, now)
-    rule = replace(row.rule, since=since, open=status == "active", used="counts")
-    _append_rule(books, session, account, rule, status, actor=actor, source=row.source)
-    detail = {"status": status, "reason": reason}
-    books.audit(session, actor=actor, action="status", about=account, detail=detail, now=since)
 
 
 def _append_rule(

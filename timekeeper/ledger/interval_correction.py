@@ -19,7 +19,7 @@ from slicekeeper.units import Instant, format_instant
 from timekeeper.core.refusal import IntervalImplausible, PodRunning, PodUnknown
 from timekeeper.ledger import settlement
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.movement import Order, repeated
+from timekeeper.ledger.movement import Order, executed
 from timekeeper.store import idempotent_rows, interval_corrections, movements, workloads
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import IntervalCorrectionRow, WorkloadRow
@@ -46,7 +46,7 @@ def correct(books: Books, find: Callable[[Session], BudgetAccount], wanted: Requ
 
     def change(session: Session) -> bool:
         account = find(session)
-        if repeated(session, IntervalCorrectionRow, account, wanted.order, "interval"):
+        if executed(session, IntervalCorrectionRow, account, wanted.order, "interval") is not None:
             return False
         pod = workloads.by_uid(session, [wanted.pod_uid]).get(wanted.pod_uid)
         if pod is None or pod.namespace_id != account.id:

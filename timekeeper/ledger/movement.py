@@ -41,7 +41,7 @@ CLOCKS_MS: Final = 1_000
 """A grant may begin this long before now, because its sender's clock may be behind ours."""
 
 MovementKind = Literal["grant", "refund", "adjustment", "transfer"]
-OrderKind = MovementKind | Literal["interval"]
+OrderKind = MovementKind | Literal["interval", "reservation"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class Order:
 
     def digest(self, kind: OrderKind) -> str:
         """Return the digest that distinguishes this request from another under the same key."""
-        return hashlib.sha256((b"" if kind == "grant" else kind.encode() + b"\0") + self.body).hexdigest()
+        # Several kinds of movements are in one table. Grants have no prefix because they were there first.
+        prefix = b"" if kind in ("grant", "reservation") else kind.encode() + b"\0"
+        return hashlib.sha256(prefix + self.body).hexdigest()
 
 
 def grant(
@@ -165,7 +167,7 @@ def once(
 
     def change(session: Session) -> bool:
         account = ensure_account(books, session, ref, order.now)
-        if repeated(session, BudgetGrant, account, order, kind):
+        if executed(session, BudgetGrant, account, order, kind) is not None:
             return False
         book(session, account)
         return True
@@ -173,12 +175,17 @@ def once(
     return books.database.write(change)
 
 
-def repeated(session: Session, table: type[Row], account: BudgetAccount, order: Order, kind: OrderKind) -> bool:
-    """Return whether the same request was booked before under its key."""
-    before = idempotent_rows.under(session, table, account.id, order.key)
-    if before is not None:
-        KeyReused.check(order.key, before.request_hash, order.digest(kind))
-    return before is not None
+def executed(
+    session: Session, table: type[Row], account: BudgetAccount, order: Order, kind: OrderKind, key: str = ""
+) -> Row | None:
+    """Return what the same request appended before under its key, or under `key`; None if it is new.
+
+    Raises KeyReused if that was another request.
+    """
+    before = idempotent_rows.under(session, table, account.id, key or order.key)
+    if before is not None and before.request_hash != order.digest(kind):
+        raise KeyReused(f"Idempotency-Key {order.key!r} was already used for another request")
+    return before
 
 
 def _refuse_beyond_rest(

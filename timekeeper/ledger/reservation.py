@@ -18,20 +18,18 @@ from sqlalchemy.orm import Session
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant, format_instant
 from timekeeper.core.account import AccountId
 from timekeeper.core.coverage import ReservedTime, planned
-from timekeeper.core.hierarchy import tree_of
 from timekeeper.core.pod_need import Need
 from timekeeper.core.refusal import (
     BalanceInsufficient,
     BudgetClosed,
     InstantPast,
-    KeyReused,
     ReservationOfPod,
     ReservationUnknown,
 )
 from timekeeper.ledger import coverage
 from timekeeper.ledger.account import AccountRef, ensure_account
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.movement import Order
+from timekeeper.ledger.movement import Order, executed
 from timekeeper.ledger.standing import BudgetStanding
 from timekeeper.store import accounts, budget_rules, idempotent_rows
 from timekeeper.store import reservations as store
@@ -54,11 +52,7 @@ def reserved(books: Books, now: Instant, budget: AccountId | None = None) -> Map
 def reserved_below(books: Books, standings: Iterable[BudgetStanding], now: Instant) -> dict[AccountId, GpuMilliseconds]:
     """Return the GPU-milliseconds that are reserved in each budget and in all below it."""
     everywhere = reserved(books, now)
-    found = {}
-    for standing in standings:
-        below = tree_of(standing.tree_standing.forest).below(standing.account.id)
-        found[standing.account.id] = GpuMilliseconds(sum(everywhere[key] for key in below))
-    return found
+    return {one.account.id: GpuMilliseconds(sum(everywhere[key] for key in one.below)) for one in standings}
 
 
 def open_for_pod(books: Books, ref: AccountRef, uid: str, name: str, need: Need, now: Instant) -> bool:
@@ -116,10 +110,8 @@ def open_by_hand(books: Books, ref: AccountRef, order: Order, *, expires_at: Ins
     def change(session: Session) -> tuple[int, bool]:
         account = ensure_account(books, session, ref, order.now)
         key = key_of(order.key)
-        digest = hashlib.sha256(order.body).hexdigest()
-        before = idempotent_rows.under(session, ReservationRow, account.id, key)
+        before = executed(session, ReservationRow, account, order, "reservation", key)
         if before is not None:
-            KeyReused.check(order.key, before.request_hash, digest)
             return before.id, False
         if expires_at <= order.now:
             raise InstantPast("expiresAt must be in the future", "expiresAt")
@@ -136,7 +128,7 @@ def open_by_hand(books: Books, ref: AccountRef, order: Order, *, expires_at: Ins
             opened_at=order.now,
             actor=order.actor,
             reason=order.reason,
-            request_hash=digest,
+            request_hash=order.digest("reservation"),
             expires_at=expires_at,
         )
         detail = {"id": row, "amountMs": order.amount, "expiresAt": expires_at, "reason": order.reason}

@@ -12,21 +12,20 @@ from typing import Final
 
 from sqlalchemy.orm import Session
 
-from slicekeeper.units import Instant
+from slicekeeper.units import MS_PER_DAY, Instant
 from timekeeper.store import usage
 from timekeeper.store.db.database import Database
 
-DAY_MS: Final = 86_400_000
 _AT_ONCE: Final = 500
 
 
 def sweep(database: Database, cluster: str, *, raw_days: int, usage_days: int, now: Instant) -> tuple[int, int]:
     """Delete what is old enough; return how many pods were archived, and how many hours were deleted one by one."""
-    usage_before = Instant(now - usage_days * DAY_MS)
+    usage_before = Instant(now - usage_days * MS_PER_DAY)
     database.write(lambda session: usage.rotate_partitions(session, now, usage_before))
 
     def archive(session: Session) -> int:
-        uids = usage.archivable(session, cluster, Instant(now - raw_days * DAY_MS), _AT_ONCE)
+        uids = usage.archivable(session, cluster, Instant(now - raw_days * MS_PER_DAY), _AT_ONCE)
         if uids:
             usage.archive(session, uids, now)
         return len(uids)

@@ -121,13 +121,14 @@ class BudgetStanding:
         tightest = min(chain, key=left)
         return tightest, states[tightest.id]
 
-    def counts_since(self, now: Instant) -> Instant | None:
-        """Return since when the state's sums count; None: always."""
-        return self.at(now).counts_since
+    @property
+    def below(self) -> list[AccountId]:
+        """The keys of this budget and of those below it."""
+        return hierarchy.tree_of(self.tree_standing.forest).below(self.account.id)
 
     def running_below(self, now: Instant) -> Counter[AccountId]:
         """Return what was charged in this period and is not booked yet, by the budget directly below."""
-        found = self.tree_standing.due_below(self.account.id, self.counts_since(now), now)
+        found = self.tree_standing.due_below(self.account.id, self.at(now).counts_since, now)
         states, forest = self.tree_standing.at(now), self.tree_standing.forest
         for key, state in states.items():
             chain = hierarchy.chain(forest.links, key, state.at)

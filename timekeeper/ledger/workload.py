@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,12 +16,14 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import Instant
 from timekeeper.core import rate
 from timekeeper.core.account import AccountId
-from timekeeper.ledger import vanished_pod
+from timekeeper.core.interval import LAST_CONFIRMED
 from timekeeper.ledger.account import AccountRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.settlement import settle_all
-from timekeeper.ledger.vanished_pod import LAST_CONFIRMED
-from timekeeper.store import workloads
+from timekeeper.store import accounts, workloads
+from timekeeper.store.db.models import WorkloadRow
+
+log = logging.getLogger(__name__)
 
 Changes = list[tuple[AccountId, Instant]]
 """Accounts that change, each with the instant of its first change."""
@@ -131,6 +134,14 @@ def _close(books: Books, session: Session, closings: Collection[Closing], now: I
         )
         changes.append((workload.namespace_id, end))
         if closing.source == LAST_CONFIRMED:
-            vanished_pod.note(books, session, workload, end, now)
+            _report_vanished(books, session, workload, end, now)
     workloads.close(session, ends)
     return changes
+
+
+def _report_vanished(books: Books, session: Session, workload: WorkloadRow, end: Instant, now: Instant) -> None:
+    """Log an interval that was closed although no record of the pod shows its end, also in the audit log."""
+    account = accounts.by_id(session, [workload.namespace_id])[workload.namespace_id]
+    detail = {"podUid": workload.pod_uid, "podName": workload.pod_name, "endMs": end}
+    log.warning("pod %s/%s (%s) is gone, its record too: closed", account.name, workload.pod_name, workload.pod_uid)
+    books.audit(session, actor="timekeeper", action="orphan-closed", about=account, detail=detail, now=now)

@@ -141,8 +141,7 @@ def _done(session: Session) -> Iterator[_Act]:
         for row in session.execute(query.execution_options(yield_per=1000)):
             yield act_of(row[0], _account_of(row))
     for rate in session.scalars(select(Rate).where(Rate.source == "rest")):
-        text = str(rate.numerator) if rate.denominator == 1 else f"{rate.numerator}/{rate.denominator}"
-        yield f"rate {rate.id}", ("rate", rate.model, text, rate.effective_at)
+        yield f"rate {rate.id}", ("rate", rate.model, str(rate.rate), rate.effective_at)
     for debt in session.scalars(select(DebtRule).where(DebtRule.effective_at > 0)):
         yield f"debt rule of {debt.effective_at}", ("debt", debt.cluster, debt.debt, debt.effective_at)
 

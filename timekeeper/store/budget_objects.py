@@ -32,7 +32,10 @@ def last(session: Session, keys: Collection[AccountId]) -> dict[AccountId, Accep
     """Return the objects that were the last to keep some budgets, whether they still do or not."""
     query = select(BudgetObject).where(BudgetObject.namespace_id.in_(keys))
     rows = session.scalars(query.execution_options(populate_existing=True))
-    return {row.namespace_id: _accepted(row) for row in rows}
+    return {
+        row.namespace_id: AcceptedObject(row.uid, row.created_at, row.generation, row.parent, row.released_at)
+        for row in rows
+    }
 
 
 def put(session: Session, key: AccountId, state: AcceptedObject) -> None:
@@ -48,7 +51,3 @@ def put(session: Session, key: AccountId, state: AcceptedObject) -> None:
         session.execute(insert(BudgetObject).values(namespace_id=key, **values))
     else:
         session.execute(update(BudgetObject).where(BudgetObject.namespace_id == key).values(**values))
-
-
-def _accepted(row: BudgetObject) -> AcceptedObject:
-    return AcceptedObject(row.uid, row.created_at, row.generation, row.parent, row.released_at)

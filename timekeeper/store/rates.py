@@ -9,7 +9,6 @@ rate that was set for a given instant stays.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Literal
 
@@ -43,27 +42,12 @@ def read(session: Session) -> RateBook:
     return RateBook([(model, since, Fraction(num, den)) for model, since, num, den in rows])
 
 
-@dataclass(frozen=True)
-class StoredRate:
-    """One rate as it was set."""
-
-    id: int
-    model: str
-    rate: Fraction
-    effective_at: Instant
-    source: str
-
-
-def listed(session: Session, model: str, after: int, limit: int) -> list[StoredRate]:
+def listed(session: Session, model: str, after: int, limit: int) -> list[Rate]:
     """Return rates in the order in which they were set, of one model if it is named."""
     query = select(Rate).where(Rate.id > after)
     if model:
         query = query.where(Rate.model == model)
-    return [_stored(row) for row in session.scalars(query.order_by(Rate.id).limit(limit))]
-
-
-def _stored(row: Rate) -> StoredRate:
-    return StoredRate(row.id, row.model, Fraction(row.numerator, row.denominator), row.effective_at, row.source)
+    return list(session.scalars(query.order_by(Rate.id).limit(limit)))
 
 
 def add(session: Session, model: str, rate: Fraction, since: Instant, source: Source, *, now: Instant) -> None:
@@ -79,11 +63,10 @@ def add(session: Session, model: str, rate: Fraction, since: Instant, source: So
     session.execute(insert(Rate).values(values))
 
 
-def last_at_once(session: Session, model: str) -> StoredRate | None:
+def last_at_once(session: Session, model: str) -> Rate | None:
     """Return the rate of a model that was set last to apply immediately, and not for a given instant."""
     query = select(Rate).where(Rate.model == model, Rate.effective_at == Rate.booked_at)
-    row = session.scalars(query.order_by(Rate.id.desc()).limit(1)).one_or_none()
-    return _stored(row) if row else None
+    return session.scalars(query.order_by(Rate.id.desc()).limit(1)).one_or_none()
 
 
 def from_now(session: Session, model: str, now: Instant) -> Instant:
@@ -98,16 +81,15 @@ def from_now(session: Session, model: str, now: Instant) -> Instant:
     return since
 
 
-def at(session: Session, model: str, since: Instant) -> StoredRate | None:
+def at(session: Session, model: str, since: Instant) -> Rate | None:
     """Return the rate of a model that was set for exactly an instant."""
-    row = session.scalars(select(Rate).where(Rate.model == model, Rate.effective_at == since)).one_or_none()
-    return _stored(row) if row else None
+    return session.scalars(select(Rate).where(Rate.model == model, Rate.effective_at == since)).one_or_none()
 
 
 def changed_settings(session: Session, wanted: Mapping[str, Fraction]) -> dict[str, Fraction]:
     """Return the rates that have changed in the settings; a model that is no longer named has 1 again."""
     query = select(Rate).where(Rate.source == "settings").order_by(Rate.id)
-    before = {row.model: Fraction(row.numerator, row.denominator) for row in session.scalars(query)}
+    before = {row.model: row.rate for row in session.scalars(query)}
     now = {**dict.fromkeys(before, ONE), **wanted}
     return {model: rate for model, rate in now.items() if before.get(model, ONE) != rate}
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import BigInteger, ColumnElement, Integer, and_, case, column, func, or_, select, values
+from sqlalchemy import CTE, BigInteger, ColumnElement, Integer, and_, case, column, func, or_, select, values
 from sqlalchemy.orm import Session, aliased
 
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
@@ -59,9 +59,7 @@ def totals(session: Session, budget: AccountId, spans: Sequence[tuple[Instant, I
     found: list[list[Total]] = [[] for _ in spans]
     if not spans:
         return found
-    rows = [(index, start, end) for index, (start, end) in enumerate(spans)]
-    columns = (column("index", Integer), column("start", BigInteger), column("until", BigInteger))
-    span = values(*columns).data(rows).cte("span")  # SQLite names the columns of VALUES only in a CTE
+    span = span_table(spans)
     corrects = Transaction.corrects_at.is_not(None)
     query = (
         select(span.c.index, _kind, corrects, func.count(), func.sum(Transaction.amount_ms))
@@ -75,6 +73,13 @@ def totals(session: Session, budget: AccountId, spans: Sequence[tuple[Instant, I
     for index, kind, correction, count, amount in session.execute(query):
         found[index].append(Total(cast(PostingKind, kind), bool(correction), count, GpuMilliseconds(int(amount))))
     return found
+
+
+def span_table(spans: Sequence[tuple[Instant, Instant]]) -> CTE:
+    """Return half-open intervals as a table with the columns `index`, `start` and `until`."""
+    rows = [(index, start, end) for index, (start, end) in enumerate(spans)]
+    columns = (column("index", Integer), column("start", BigInteger), column("until", BigInteger))
+    return values(*columns).data(rows).cte("span")  # SQLite names the columns of VALUES only in a CTE
 
 
 def _within(start: Any, end: Any) -> ColumnElement[bool]:

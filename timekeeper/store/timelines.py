@@ -12,7 +12,7 @@ from sqlalchemy import Select, delete, func, insert, or_, select
 from sqlalchemy.orm import Session
 
 from slicekeeper import typed_json
-from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
+from slicekeeper.units import EPOCH, MS_PER_DAY, GpuMilliseconds, Instant
 from timekeeper.core.account import AccountId
 from timekeeper.core.accumulated_charge import Claim
 from timekeeper.core.budget_record import Debt, GrantRecord, Records, Withdrawal
@@ -35,7 +35,6 @@ _KIND_IN: Final[dict[str, PostingKind]] = {
 
 _KIND_OUT: Final[dict[str, PostingKind]] = {"adjustment": "withdrawal", "transfer": "transfer-out"}
 
-_DAY_MS: Final = 86_400_000
 _DAYS: Final = 40
 """One checkpoint a day is kept for this many days, then one a month (30 days)."""
 
@@ -234,9 +233,9 @@ def _superfluous(instants: Sequence[Instant], most: int) -> list[Instant]:
     gone: list[Instant] = []
     before = None
     for at in instants[: max(len(instants) - most, 0)]:
-        day = at // _DAY_MS
+        day = at // MS_PER_DAY
         month = -(day // 30)  # negative, so that no month is mistaken for a day
-        slot = day if day > instants[-1] // _DAY_MS - _DAYS else month
+        slot = day if day > instants[-1] // MS_PER_DAY - _DAYS else month
         if slot == before:
             gone.append(at)
         before = slot

@@ -10,11 +10,9 @@ from typing import Any, Final, Literal
 
 from sqlalchemy import (
     BigInteger,
-    Integer,
     and_,
     case,
     cast,
-    column,
     delete,
     func,
     insert,
@@ -24,7 +22,6 @@ from sqlalchemy import (
     tuple_,
     union_all,
     update,
-    values,
 )
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -36,6 +33,7 @@ from timekeeper.core.period import bounds
 from timekeeper.core.usage_report import HourUsed, in_this_hour
 from timekeeper.store import watermarks, workloads
 from timekeeper.store.db.models import Namespace, UsageHour, WatermarkRow, WorkloadRow
+from timekeeper.store.statements import span_table
 
 GroupBy = Literal["namespace", "workload", "model"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -94,9 +92,7 @@ def by_interval(session: Session, wanted: UsageQuery, after: tuple[int, str], li
     The statement has three steps: `span` (the intervals), `held` (a row for each interval and each pod that held GPUs
     in it) and `seen` (what those pods reported in it); then it sums up by group.
     """
-    rows = [(index, start, end) for index, (start, end) in enumerate(wanted.spans)]
-    columns = (column("index", Integer), column("start", BigInteger), column("until", BigInteger))
-    span = values(*columns).data(rows).cte("span")
+    span = span_table(wanted.spans)
     pods = _held(span, wanted, after, limit)
     seen = _seen(span, pods, wanted.spans[0][0], wanted.spans[-1][1])
     # Reports are kept by the hour, and an interval may end within one: of that hour, no more is observed than is held.

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from slicekeeper.gpu.inventory import Gpu, MigSlice, is_slice
 from slicekeeper.units import Instant
 from timekeeper.core.account import AccountId
+from timekeeper.store import accounts
 from timekeeper.store.db.chunks import chunks
 from timekeeper.store.db.models import GpuSeen, Namespace, WatchMark, WatermarkRow, WorkloadRow
 
@@ -25,12 +26,6 @@ def by_uid(session: Session, uids: Collection[str]) -> dict[str, WorkloadRow]:
     for chunk in chunks(uids):
         found |= {w.pod_uid: w for w in session.scalars(select(WorkloadRow).where(WorkloadRow.pod_uid.in_(chunk)))}
     return found
-
-
-def namespace_names(session: Session, ids: Collection[AccountId]) -> dict[AccountId, str]:
-    """Return namespaces' names."""
-    rows = session.execute(select(Namespace.id, Namespace.name).where(Namespace.id.in_(ids)))
-    return {key: name for key, name in rows}  # noqa: C416 - rows are no plain tuples
 
 
 def add(session: Session, rows: list[dict[str, Any]]) -> None:
@@ -104,8 +99,8 @@ def page(
     else:
         mine = _page(before, limit).where(WorkloadRow.namespace_id == budget)
     pods = list(session.scalars(mine))
-    names = namespace_names(session, {pod.namespace_id for pod in pods})
-    return [(pod, names[pod.namespace_id]) for pod in pods]
+    known = accounts.by_id(session, {pod.namespace_id for pod in pods})
+    return [(pod, known[pod.namespace_id].name) for pod in pods]
 
 
 def _page(before: tuple[Instant, str] | None, limit: int) -> Select[WorkloadRow]:

@@ -77,7 +77,7 @@ def children(context: HandlerContext, parent: str) -> Response:
     standing, booked = read_with_bookings(
         context.books.database,
         owner.standing,
-        lambda session, one: bookings.charged_below(session, one.account.id, one.counts_since(now)),
+        lambda session, one: bookings.charged_below(session, one.account.id, one.at(now).counts_since),
     )
     running = standing.running_below(now)
     below = [(child, child.at(now)) for child in context.books.children(standing)]

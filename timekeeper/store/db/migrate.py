@@ -132,11 +132,6 @@ def _unfit(found: str, remedy: str) -> SettingsError:
     return SettingsError(f"timekeeper.database is at revision {found or 'base'}: {remedy}")
 
 
-def may_migrate_at_start(engine: Engine) -> bool:
-    """Whether a server may migrate by itself: only the embedded default, which has one process."""
-    return is_sqlite(engine)
-
-
 def _config(connection: Connection | None) -> Config:
     config = Config()
     config.set_main_option("script_location", str(files("migrations")).replace("%", "%%"))

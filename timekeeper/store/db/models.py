@@ -7,6 +7,8 @@ milliseconds since the epoch, all GPU time is GPU-milliseconds, both as 64-bit i
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
@@ -258,6 +260,11 @@ class Rate(Base):
     source: Mapped[str] = mapped_column(String(16), server_default="settings")
     booked_at: Mapped[Instant | None]
     """When it was set. If that is `effective_at`, it was set to apply immediately, otherwise for an instant."""
+
+    @property
+    def rate(self) -> Fraction:
+        """GPU-milliseconds that a millisecond of a whole GPU costs."""
+        return Fraction(self.numerator, self.denominator)
 
 
 class GpuSeen(Base):

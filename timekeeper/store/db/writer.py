@@ -141,7 +141,12 @@ class Writer:
                 for one in batch:
                     self._commit([one])
                 return
-            log.error("commit failed, %d writes undone: %s", len(batch), error, exc_info=not _expected(error))
+            log.error(
+                "commit failed, %d writes undone: %s",
+                len(batch),
+                error,
+                exc_info=not isinstance(error, SQLAlchemyError),
+            )
             for handed in batch:
                 if not handed.future.done():
                     handed.future.set_exception(error)
@@ -205,7 +210,3 @@ def _enough(state: RetryCallState, size: int) -> bool:
     error = state.outcome.exception() if state.outcome else None
     divided = size > 1 and state.attempt_number >= _TOGETHER and error is not None and lost(error)
     return divided or stop_after_delay(_LONGEST_TRY)(state)
-
-
-def _expected(error: Exception) -> bool:
-    return isinstance(error, SQLAlchemyError)
