@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from slicekeeper import names
 from slicekeeper.gpu.inventory import Gpu, holds, is_slice, is_wanted
-from slicekeeper.gpu.request import PodRequest
+from slicekeeper.gpu.request import GpuRequest, PodRequest
 from slicekeeper.units import MS_PER_SECOND, GpuMilliseconds, Instant
 from slicekeeper.untyped_json import as_map
 from timekeeper.core import charged_fraction, quota_weight
@@ -66,10 +66,22 @@ def need_of(
 
     `device_nodes` are the labels of the nodes that have NVIDIA's own devices.
     """
-    rates = [
-        sum((share * _highest(book, model, now) for model, share in shares.items()), Fraction(0))
-        for shares in _shares_by_model(request, gpus, weight, background, quota, device_nodes)
-    ]
+    pod = _placed(request)
+    rates = []
+    for gpu_of in (*_smallest_by_model(request, gpus), *_slices_by_model(request, gpus, weight)):
+        for labels in device_nodes if request.devices and device_nodes else ({},):
+            metering = charged_fraction.meter(
+                pod,
+                request,
+                inventory=gpu_of,
+                weight=weight,
+                background=background,
+                quota=quota,
+                device_model=_ANY_MODEL,
+                device_labels=labels,
+            )
+            by_model = (share * _highest(book, model, now) for model, share in metering.shares.items())
+            rates.append(sum(by_model, Fraction(0)))
     return Need(GpuMilliseconds(ceil(max(rates) * span)), span) if rates else None
 
 
@@ -77,15 +89,25 @@ def _highest(book: RateBook, model: str, now: Instant) -> Fraction:
     return book.highest_of_all(now) if model == _ANY_MODEL else book.highest(model, now)
 
 
-def _shares_by_model(
-    request: PodRequest,
-    gpus: Collection[Gpu],
-    weight: charged_fraction.Weight,
-    background: Fraction,
-    quota: quota_weight.Quota | None,
-    device_nodes: Collection[Mapping[str, str]],
-) -> list[Mapping[str, Fraction]]:
-    """Return the charge per millisecond on each model that the pod might get, by model."""
+def _placed(request: PodRequest) -> Mapping[str, Any]:
+    """Return a pod with that request, as if the scheduler had given each container GPUs with names of its own."""
+    annotations = {names.gpu_annotation(wanted.container): ",".join(_gpu_names(wanted)) for wanted in request.requests}
+    if request.sharing == "exclusive":
+        annotations[names.SHARING_MODE] = "exclusive"
+    return {"metadata": {"annotations": annotations}}
+
+
+def _gpu_names(wanted: GpuRequest) -> list[str]:
+    return [f"{wanted.container}/{index}" for index in range(wanted.gpus)]
+
+
+def _smallest_by_model(request: PodRequest, gpus: Collection[Gpu]) -> Iterator[dict[str, Gpu]]:
+    """Yield for each model that the pod might get the GPU with the least memory, under the names of `_placed`."""
+    if request.sharing == names.MIG:
+        return
+    if not request.requests:  # NVIDIA's plugin allocates the GPUs, of any model
+        yield {}
+        return
     fitting = [
         gpu
         for gpu in gpus
@@ -93,31 +115,8 @@ def _shares_by_model(
     ]
     # The last of a model is kept: on the GPU with the least memory, a container's memory is the largest part of it.
     smallest = {gpu.model: gpu for gpu in sorted(fitting, key=lambda gpu: gpu.memory_mib, reverse=True)}
-    if not request.requests:  # NVIDIA's plugin allocates the GPUs, of any model
-        smallest = {_ANY_MODEL: Gpu(uuid="", model=_ANY_MODEL, memory_mib=1)}
-    annotations = {
-        names.gpu_annotation(wanted.container): ",".join(f"{wanted.container}/{i}" for i in range(wanted.gpus))
-        for wanted in request.requests
-    }
-    if request.sharing == "exclusive":
-        annotations[names.SHARING_MODE] = "exclusive"
-    pod = {"metadata": {"annotations": annotations}}
-    named = [uuid for value in annotations.values() for uuid in value.split(",")]
-    places = [dict.fromkeys(named, gpu) for gpu in smallest.values() if request.sharing != names.MIG]
-    return [
-        charged_fraction.meter(
-            pod,
-            request,
-            inventory=inventory,
-            weight=weight,
-            background=background,
-            quota=quota,
-            device_model=_ANY_MODEL,
-            device_labels=labels,
-        ).shares
-        for inventory in (*places, *_slices_by_model(request, gpus, weight))
-        for labels in (device_nodes if request.devices and device_nodes else ({},))
-    ]
+    for gpu in smallest.values():
+        yield dict.fromkeys((name for wanted in request.requests for name in _gpu_names(wanted)), gpu)
 
 
 def _slices_by_model(

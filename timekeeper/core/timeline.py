@@ -355,7 +355,7 @@ class Run:
 
     @contextmanager
     def _recounted(self, line: BudgetLine) -> Iterator[None]:
-        """Post the time up to now; after a change, count the time of the pods of a line and of all below it anew."""
+        """Let the block change in which lines the time of a line and of all below it counts; earlier time is posted."""
         self._cut(line)
         below = self._below(line)
         before = [one.state.over_budget for one in below]

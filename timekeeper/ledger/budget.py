@@ -163,10 +163,9 @@ def follow_policy(
     """
 
     def change(session: Session) -> None:
-        known = accounts.newest(session, books.cluster)
-        current = budget_rules.current_rules(session, [account.id for account in known])
-        for account in known:
-            policy, row = policies.get(account.name), current[account.id]
+        rules = budget_rules.all_rules(session, books.cluster)
+        for account in accounts.newest(session, books.cluster):
+            policy, row = policies.get(account.name), rules[account.id][-1]
             if policy is None or row.source == "own" or row.status == "closed":
                 continue
             rule = replace(policy_rule(policy.budget, not_before(row.rule, now)), open=row.rule.open)

@@ -34,7 +34,7 @@ def seal_due(books: Books, grace_ms: int, now: Instant) -> None:
         all_accounts = accounts.of_cluster(session, books.cluster)
         rules = budget_rules.all_rules(session, books.cluster)
     over = Instant(now - grace_ms)
-    ends = {account.id: accounting_period(rules[account.id], over)[0] for account in all_accounts}
+    ends = {key: accounting_period([row.rule for row in mine], over)[0] for key, mine in rules.items()}
     wanted = [(account.id, ends[account.id]) for account in all_accounts if ends[account.id] > account.sealed_until]
     for start in range(0, len(wanted), _TOGETHER):
         _seal_together(books, wanted[start : start + _TOGETHER], now)

@@ -106,14 +106,7 @@ def ruling_of_each(rows: Iterable[BudgetRule]) -> dict[AccountId, list[RuleRow]]
     return {key: _ruling(mine) for key, mine in written.items()}
 
 
-def all_rules(session: Session, cluster: str) -> dict[AccountId, list[Rule]]:
-    """Return the rules of all namespaces of a cluster, oldest first."""
+def all_rules(session: Session, cluster: str) -> dict[AccountId, list[RuleRow]]:
+    """Return the rules of each budget of a cluster, as `rules` does."""
     query = select(BudgetRule).join(Namespace, Namespace.id == BudgetRule.namespace_id)
-    rows = session.scalars(query.where(Namespace.cluster == cluster).order_by(BudgetRule.id))
-    return {key: [row.rule for row in mine] for key, mine in ruling_of_each(rows).items()}
-
-
-def current_rules(session: Session, namespace_ids: Sequence[AccountId]) -> dict[AccountId, RuleRow]:
-    """Return the rule in force of each namespace."""
-    rows = session.scalars(select(BudgetRule).where(BudgetRule.namespace_id.in_(namespace_ids)).order_by(BudgetRule.id))
-    return {key: mine[-1] for key, mine in ruling_of_each(rows).items()}
+    return ruling_of_each(session.scalars(query.where(Namespace.cluster == cluster).order_by(BudgetRule.id)))

@@ -141,12 +141,8 @@ class Writer:
                 for one in batch:
                     self._commit([one])
                 return
-            log.error(
-                "commit failed, %d writes undone: %s",
-                len(batch),
-                error,
-                exc_info=not isinstance(error, SQLAlchemyError),
-            )
+            expected = isinstance(error, SQLAlchemyError)
+            log.error("commit failed, %d writes undone: %s", len(batch), error, exc_info=not expected)
             for handed in batch:
                 if not handed.future.done():
                     handed.future.set_exception(error)
