@@ -196,12 +196,12 @@ def booked_by_pod(session: Session, uids: Sequence[str]) -> dict[str, PodCharges
             WorkloadRow,
             and_(WorkloadRow.namespace_id == Transaction.namespace_id, WorkloadRow.pod_uid == Transaction.subject),
         )
-        .where(WorkloadRow.pod_uid.in_(uids))
         .group_by(Transaction.subject)
     )
     charges = dict.fromkeys(uids, _NO_CHARGES)
-    for uid, charged, over in session.execute(query):
-        charges[uid] = PodCharges(GpuMilliseconds(int(charged)), GpuMilliseconds(int(over)))
+    for chunk in chunks(uids):
+        for uid, charged, over in session.execute(query.where(WorkloadRow.pod_uid.in_(chunk))):
+            charges[uid] = PodCharges(GpuMilliseconds(int(charged)), GpuMilliseconds(int(over)))
     return charges
 
 

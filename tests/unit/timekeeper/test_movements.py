@@ -54,6 +54,16 @@ def charges(books: Books, uid: str) -> list[tuple[str, int, int, int]]:
     return sorted((p.kind, p.start - T0, p.at - T0, p.amount) for p in found)
 
 
+def test_charges_of_any_number_of_refunded_pods_are_read(books: Books) -> None:
+    """One statement has so many parameters, and no more."""
+    run(books, "a", T0, T0 + 15_000)
+    uids = ["a", *map(str, range(70_000))]
+    with books.database.reading() as session:
+        found = bookings.booked_by_pod(session, uids)
+    assert len(found) == len(uids)
+    assert [uid for uid, booked in found.items() if booked.charged] == ["a"]
+
+
 @pytest.mark.parametrize("late", [1, 500])
 def test_a_grant_that_is_over_when_it_arrives_is_refused(books: Books, late: int) -> None:
     """By a clock behind ours it may begin up to a second ago, but it never ends before it counts."""
