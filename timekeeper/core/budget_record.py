@@ -46,7 +46,7 @@ class Rule:
         return self.period, self.zone, self.anchor
 
     def says_the_same(self, other: Rule) -> bool:
-        """Whether the two differ at most in when they begin and in how they treat the current period's usage."""
+        """Return whether the two differ at most in when they begin and in how they treat the current period's usage."""
         return self == replace(other, since=self.since, used=self.used)
 
 

@@ -105,7 +105,7 @@ def reported_at(pod: Mapping[str, Any]) -> Instant | None:
 
 
 def is_doubtful(end: End, reported: Instant) -> bool:
-    """Whether an end was reported before it happened, or so late that the node's clock may have been set back."""
+    """Return whether an end was reported before it happened, or so late that the node's clock may be set back."""
     late_ms = reported - end.at
     return late_ms < -NODE_CLOCK_MS or (end.source == "finished" and late_ms > NODE_CLOCK_MS)
 
@@ -160,7 +160,7 @@ def _ended(pod: Mapping[str, Any], holders: Collection[str], *, final: bool) -> 
 
 
 def _stopped_before(pod: Mapping[str, Any], deletion: Instant) -> bool:
-    """Whether a pod ended by itself before its deletion was requested: its sandbox was gone by then.
+    """Return whether a pod ended by itself before its deletion was requested: its sandbox was gone by then.
 
     A pod that never ran may have had no sandbox, and a pod that waits for a restart gets a new one.
     """

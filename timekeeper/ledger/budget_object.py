@@ -113,7 +113,7 @@ def version_of(found: AcceptedObject | None) -> str:
 
 
 def _is_new(session: Session, account: BudgetAccount, desired: Desired) -> bool:
-    """Whether an object's state has not been accepted yet.
+    """Return whether an object's state has not been accepted yet.
 
     Raises VersionMismatch if another state was accepted since the operator looked, ObjectOutdated if the generation
     goes back although the object was read later.

@@ -95,5 +95,5 @@ def changed_settings(session: Session, wanted: Mapping[str, Fraction]) -> dict[s
 
 
 def is_new_ledger(session: Session) -> bool:
-    """Whether no pod was ever charged and no rate was ever set."""
+    """Return whether no pod was ever charged and no rate was ever set."""
     return all(session.execute(select(column).limit(1)).first() is None for column in (Rate.id, WorkloadRow.pod_uid))

@@ -152,7 +152,7 @@ def charged(
 
 
 def _is_long(session: Session, budget: AccountId, start: Instant, end: Instant) -> bool:
-    """Whether an interval has so many bookings that a page is a small part of them."""
+    """Return whether an interval has so many bookings that a page is a small part of them."""
     query = select(Transaction.effective_at).where(Transaction.namespace_id == budget, _within(start, end))
     return session.execute(query.order_by(Transaction.effective_at).offset(_LONG).limit(1)).first() is not None
 

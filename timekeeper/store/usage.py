@@ -294,13 +294,13 @@ def _months(now: Instant) -> list[tuple[str, Instant, Instant]]:
 
 
 def _holds(session: Session, start: Instant, end: Instant) -> bool:
-    """Whether there are hours in an interval."""
+    """Return whether there are hours in an interval."""
     held = select(UsageHour.hour).where(UsageHour.hour >= start, UsageHour.hour < end).limit(1)
     return session.execute(held).first() is not None
 
 
 def _ends_before(name: str, before: Instant) -> bool:
-    """Whether a month's partition lies before an instant; the rest never does."""
+    """Return whether a month's partition lies before an instant; the rest never does."""
     year, _, month = name.removeprefix("usage_hour_").partition("_")
     if not month:
         return False

@@ -55,7 +55,7 @@ def make_engine(url: str) -> Engine:
 
 
 def is_sqlite(engine: Engine) -> bool:
-    """Whether this is the embedded default."""
+    """Return whether this is the embedded default."""
     return engine.dialect.name == "sqlite"
 
 

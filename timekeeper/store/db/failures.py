@@ -20,17 +20,17 @@ _SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlit
 
 
 def may_succeed_later(error: BaseException) -> bool:
-    """Whether the same transaction may succeed when it is run again."""
+    """Return whether the same transaction may succeed when it is run again."""
     return lost(error) or _unavailable(error)
 
 
 def lost(error: BaseException) -> bool:
-    """Whether another transaction was faster."""
+    """Return whether another transaction was faster."""
     return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", "") in _LOST
 
 
 def _unavailable(error: BaseException) -> bool:
-    """Whether the server, or a connection to it, is unavailable, which is no fault of any change."""
+    """Return whether the server, or a connection to it, is unavailable, which is no fault of any change."""
     if isinstance(error, NoConnection):
         return True
     if not isinstance(error, DBAPIError):
@@ -40,7 +40,7 @@ def _unavailable(error: BaseException) -> bool:
 
 
 def out_of_room(error: BaseException) -> bool:
-    """Whether the database's disk is full.
+    """Return whether the database's disk is full.
 
     SQLite gives up the whole transaction then, so that rolling back to a savepoint fails too: the cause lies behind.
     """
@@ -54,5 +54,5 @@ def out_of_room(error: BaseException) -> bool:
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether the fault is the database's and not the caller's: it does not answer, or has no room."""
+    """Return whether the fault is the database's and not the caller's: it does not answer, or has no room."""
     return may_succeed_later(error) or out_of_room(error)

@@ -33,7 +33,10 @@ class Leadership:
         self._alone = self._held
 
     def held(self) -> bool:
-        """Whether this process leads; it tries to if no other does. Raises SQLAlchemyError if that cannot be known."""
+        """Return whether this process leads; it tries to if no other does.
+
+        Raises SQLAlchemyError if that cannot be known.
+        """
         if self._alone:
             return True
         try:

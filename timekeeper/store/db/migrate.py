@@ -109,7 +109,7 @@ def _scripts() -> ScriptDirectory:
 
 
 def is_current(engine: Engine) -> bool:
-    """Whether the database has the newest revision."""
+    """Return whether the database has the newest revision."""
     with engine.connect() as connection:
         return current(connection) == head()
 

@@ -202,7 +202,7 @@ def _together(batch: Sequence[Handed]) -> list[list[Handed]]:
 
 
 def _enough(state: RetryCallState, size: int) -> bool:
-    """Whether to give up a batch: after a loss it is soon divided, which would not help if there is no server."""
+    """Return whether to give up a batch: after a loss it is soon divided, which does not help if there is no server."""
     error = state.outcome.exception() if state.outcome else None
     divided = size > 1 and state.attempt_number >= _TOGETHER and error is not None and lost(error)
     return divided or stop_after_delay(_LONGEST_TRY)(state)
