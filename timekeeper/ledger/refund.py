@@ -35,7 +35,8 @@ def refund_pod(books: Books, ref: AccountRef, order: Order, *, pod_uid: str) -> 
                 f"amountMs is {order.amount}, but at most {left} of the charge of pod {pod_uid} can be refunded"
             )
         rule = budget_rules.rules(session, account.id)[-1].rule
-        around = bounds(order.now, *rule.calendar)
-        append(books, session, account, order, "refund", valid_to=around and around[1], counterpart=pod_uid)
+        period = bounds(order.now, *rule.calendar)
+        # What is not used lapses with the period, as the allowance would have from which the charge was paid.
+        append(books, session, account, order, "refund", valid_to=period and period[1], counterpart=pod_uid)
 
     return once(books, ref, order, "refund", book)
