@@ -18,13 +18,13 @@ from nodeagent.arbiter_client import Arbiter, ArbiterAway, ArbiterRefused, Arbit
 from nodeagent.coalesced_call import CoalescedCall
 from nodeagent.node_pods import NodePods
 from nodeagent.seat_store import Seat, SeatStore
+from nodeagent.sharing_rule import SharingRule
 from slicekeeper import names, threads
 from slicekeeper.config.settings import RULES, Rule
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.gpu.share_ceiling import ceiling_in_force
 from slicekeeper.kube.client import Object
 from slicekeeper.units import CORES_PER_GPU
-from slicekeeper.untyped_json import as_map
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +54,7 @@ class Shares:
         self._store = store
         self._limits = limits
         self._ceiling_of = ceiling_of
-        self._usual_rule = rule
-        self._rule = ""
-        """The node's rule; empty until it is known."""
-        self._label: object = None
+        self._rule = SharingRule(rule)
         self._pods: NodePods | None = None
         self._dirty = threading.Event()
         self._stop = threading.Event()
@@ -89,14 +86,8 @@ class Shares:
         self._dirty.set()
 
     def look_at(self, node: Mapping[str, Any]) -> None:
-        """Follow the rule for sharing time that the node's label names; without a label, that of the settings."""
-        label = as_map(as_map(node.get("metadata")).get("labels")).get(names.RULE, self._usual_rule)
-        rule = label if label in RULES else self._usual_rule
-        if label not in (rule, self._label):
-            log.warning("label %s is %r: it must be one of %s", names.RULE, label, ", ".join(RULES))
-        self._label = label
-        if rule != self._rule:
-            self._rule = rule
+        """Follow the rule that the node's label names."""
+        if self._rule.look_at(node):
             self.changed()
 
     def said(self, pod: Mapping[str, Any], seat: Seat) -> Seat:
@@ -130,12 +121,7 @@ class Shares:
     def compare(self) -> None:
         """Bring the arbiter to the desired state. Raises ArbiterAway."""
         telemetry = self._arbiter.read()
-        if self._rule and telemetry.rule not in ("", self._rule):
-            try:
-                self._arbiter.follow(self._rule)
-                log.info("time that is left over is shared by the rule %s, not %s", self._rule, telemetry.rule)
-            except ArbiterRefused as error:
-                log.error("the rule is still %s: %s", telemetry.rule, error)
+        self._rule.give(self._arbiter, telemetry.rule)
         held = {seat.seat: seat for seat in telemetry.seats}
         gpus = {gpu.uuid: gpu.gpu for gpu in telemetry.gpus}
         # Read after the arbiter's seats: a seat that is added in between is in both.

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timekeeper's decision for each namespace, refreshed by a thread of its own.
 
-A review reads a snapshot and never waits. If the timekeeper has not answered for `staleSeconds`, the decisions are
-stale. A namespace that was over budget then stays so, or whoever can stop the timekeeper would have a budget; what any
-other namespace has left is unknown, and its policy decides. Every change of a standing (a flip, becoming stale, the
-timekeeper's return) is remembered for `flipGraceSeconds`: a pod may be mutated before it and validated after it.
+A review reads a snapshot and never waits.
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from slicekeeper import threads
@@ -21,7 +17,7 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import WebhookSettings
 from slicekeeper.errors import ServiceError
 from slicekeeper.wire.timekeeper import Decision, DecisionList
-from webhook.review_inputs import Standing
+from webhook.budget_standing import NEVER, CachedDecisions, Standing, standing
 from webhook.shared_decisions import SharedDecisions
 
 log = logging.getLogger(__name__)
@@ -31,7 +27,6 @@ _LEAST_REAL_SECONDS: Final = 5.0
 """Minimum at any speed of local mode's clock: answers arrive over a real network."""
 
 _LEAST_REAL_PAUSE: Final = 0.05
-_NEVER: Final = -(1 << 62)
 
 
 class Timekeeper(Protocol):
@@ -39,19 +34,6 @@ class Timekeeper(Protocol):
 
     def decisions(self, etag: str = "") -> tuple[DecisionList | None, str]:
         """Return all decisions, or None if they are unchanged since `etag`; and their ETag."""
-
-
-@dataclass(frozen=True)
-class CachedDecisions:
-    """All that a review needs, replaced as a whole."""
-
-    fetched_ns: int = _NEVER
-    """When the last answer was requested."""
-    returned_ns: int = _NEVER
-    """When the timekeeper last answered again after the decisions had been stale."""
-    decisions: dict[str, Decision] = field(default_factory=dict)
-    flipped_ns: dict[str, int] = field(default_factory=dict)
-    """When a namespace's standing last changed; namespaces that flipped long ago are dropped."""
 
 
 class Decisions:
@@ -95,7 +77,7 @@ class Decisions:
     def age_seconds(self) -> float | None:
         """Age of the decisions; None if there are none yet."""
         fetched = self._snapshot.fetched_ns
-        return None if fetched == _NEVER else (self._clock.monotonic_ns() - fetched) / _NS
+        return None if fetched == NEVER else (self._clock.monotonic_ns() - fetched) / _NS
 
     @property
     def stale(self) -> bool:
@@ -104,26 +86,14 @@ class Decisions:
 
     def standing(self, namespace: str, policy: NamespacePolicy) -> Standing:
         """Return a namespace's budget state now. A namespace without a decision is in budget."""
-        now, snapshot = self._clock.monotonic_ns(), self._snapshot
-        grace = now - self._grace_ns
-        stale = now - snapshot.fetched_ns > self._stale_ns
-        decision = snapshot.decisions.get(namespace)
-        if stale and (decision is None or not decision.over_budget):
-            settled = snapshot.fetched_ns + self._stale_ns < grace
-            return Standing(over_budget=policy.stale == "over-budget", unknown=True, settled=settled)
-        settled = (
-            snapshot.flipped_ns.get(namespace, _NEVER) < grace
-            and snapshot.returned_ns < grace
-            and self._shared.changed_ns <= snapshot.fetched_ns
-        )
-        if decision is None:
-            return Standing(settled=settled)
-        return Standing(
-            over_budget=decision.over_budget,
-            hard=decision.enforcement == "hard",
-            settled=settled,
-            reason=decision.reason,
-            stale=stale,
+        return standing(
+            self._snapshot,
+            namespace,
+            policy,
+            self._clock.monotonic_ns(),
+            stale_ns=self._stale_ns,
+            grace_ns=self._grace_ns,
+            changed_ns=self._shared.changed_ns,
         )
 
     def refresh(self) -> None:

@@ -16,13 +16,12 @@ from slicekeeper.gpu.request import GpuRequest, PodRequest
 from slicekeeper.kube.pod import gate_index
 from slicekeeper.untyped_json import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
-from webhook import pod_priority, sidecar_injection
+from webhook import limiter_preload, pod_priority, sidecar_injection
 from webhook.json_patch import PatchBuilder
 from webhook.legacy_runtime import VISIBLE_DEVICES, VOID_VARIABLE, devices_variable, is_devices_variable, needs_void
 from webhook.review_inputs import Case, ClusterContext
 from webhook.sidecar_container import covers
 
-PRELOAD: Final = "LD_PRELOAD"
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 
 
@@ -68,7 +67,7 @@ def _containers(
     That runtime reads the variable from the image and `envFrom`, too, unless the container itself sets it.
     """
     by_name = {r.container: r for r in request.requests}
-    preload = cluster.wants_preload(case)
+    preload = limiter_preload.is_wanted(case, cluster)
     for key in ("initContainers", "containers"):
         for index, entry in enumerate(as_list(spec.get(key))):
             container, pointer = as_map(entry), f"/spec/{key}/{index}"
@@ -102,22 +101,14 @@ def _env(
 ) -> None:
     entries = as_list(container.get("env"))
     added: list[Mapping[str, Any]] = []
-    has_devices, last_preload = False, -1
+    has_devices = False
     for index, entry in enumerate(entries):
-        name = entry.get("name")
-        if name == VISIBLE_DEVICES:
+        if entry.get("name") == VISIBLE_DEVICES:
             has_devices = True
             if is_devices_variable(entry, gpu) and not covers(entry, devices):
                 patch.replace(f"{pointer}/{index}", devices)  # written before seats were enabled or disabled
-        last_preload = index if name == PRELOAD else last_preload
     if not has_devices:
         added.append(devices)
-    if preload and last_preload < 0:
-        added.append({"name": PRELOAD, "value": names.LIBRARY_PATH})
-    elif preload:
-        # The last of several entries is the one that counts; another injector may have put its library first.
-        own = entries[last_preload].get("value") or ""
-        if names.LIBRARY_PATH not in own.replace(" ", ":").split(":"):
-            value = f"{names.LIBRARY_PATH}:{own}" if own else names.LIBRARY_PATH
-            patch.member(entries[last_preload], f"{pointer}/{last_preload}", "value", value)
+    if preload:
+        added += limiter_preload.variables(patch, entries, pointer)
     patch.append(container.get("env"), pointer, added)

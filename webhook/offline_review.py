@@ -23,10 +23,11 @@ from slicekeeper.errors import SettingsError
 from slicekeeper.untyped_json import as_map
 from webhook import reserved_names
 from webhook.admission import Admission
+from webhook.budget_standing import Standing
 from webhook.json_patch import apply
 from webhook.pod_templates import template_of, template_path, with_template
 from webhook.refusal_status import status_of
-from webhook.review_inputs import Case, Standing
+from webhook.review_inputs import Case
 from webhook.verdict import Verdict
 
 Document = dict[str, Any]

@@ -19,7 +19,7 @@ from slicekeeper.gpu.pod_request import parse_admitted, parse_pod
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.pod import controller_of
 from slicekeeper.untyped_json import as_map, show
-from webhook import host_access, legacy_runtime, pod_priority, reserved_names
+from webhook import host_access, legacy_runtime, limiter_preload, pod_priority, reserved_names
 from webhook.field_types import malformed
 from webhook.mutation import DEFAULT_SCHEDULER
 from webhook.review_inputs import Case, ClusterContext
@@ -103,7 +103,7 @@ def _containers(
     """Check each container: its name, and how it could reach GPUs or seats that are not its own."""
     spec = as_map(pod.get("spec"))
     by_name = {r.container: r for r in request.requests}
-    preload = cluster.wants_preload(case)
+    preload = limiter_preload.is_wanted(case, cluster)
     seen: set[str] = set()
     for path, kind, container in containers(spec):
         name = container_name(container)

@@ -17,7 +17,7 @@ from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.pod import gate_index
 from slicekeeper.untyped_json import as_list, as_map, show
-from webhook.mutation import PRELOAD
+from webhook.limiter_preload import PRELOAD
 from webhook.review_inputs import Case, ClusterContext
 from webhook.sidecar_container import covers, is_ours
 

@@ -13,26 +13,10 @@ import msgspec
 
 from slicekeeper.config.policy import NamespacePolicy, SidecarPolicy
 from slicekeeper.config.settings import Settings
+from webhook.budget_standing import IN_BUDGET, Standing
 from webhook.host_access import protected_paths
 from webhook.priority_class_watch import PriorityClasses
 from webhook.sidecar_container import CONTAINERS_VARIABLE, sidecar_container, volumes
-
-
-@dataclass(frozen=True)
-class Standing:
-    """The state of a namespace's budget, as far as this process knows."""
-
-    over_budget: bool = False
-    unknown: bool = False
-    """The timekeeper has not answered for too long: `over_budget` follows the policy's stale mode."""
-    stale: bool = False
-    """The timekeeper has not answered for too long, but the namespace was over budget before, and stays so."""
-    hard: bool = False
-    """The budget is enforced hard: over it, no new pod is admitted."""
-    settled: bool = True
-    """No change of state in the grace period: only one state is valid."""
-    reason: str = ""
-    """Why the budget is in this state, in the timekeeper's words."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +25,7 @@ class Case:
 
     namespace: str
     policy: NamespacePolicy
-    standing: Standing = Standing()
+    standing: Standing = IN_BUDGET
 
     @property
     def over_budget(self) -> bool:
@@ -77,7 +61,3 @@ class ClusterContext:
             template = self._sidecars[policy] = sidecar_container(self._settings, policy)
         reported = {"name": CONTAINERS_VARIABLE, "value": containers}
         return {**template, "env": [*template["env"], reported]}
-
-    def wants_preload(self, case: Case) -> bool:
-        """Whether the pods' shares get the limiter: an observed namespace is not limited."""
-        return self.webhook.injection == "limiter" and case.policy.mode == "enforce"

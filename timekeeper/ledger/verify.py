@@ -23,8 +23,8 @@ from timekeeper.store import (
     audit_chain,
     audit_comparison,
     bookings,
+    correction_check,
     hierarchy_links,
-    interval_corrections,
     movements,
     seals,
     sum_check,
@@ -63,7 +63,7 @@ def verify(engine: Engine, *, carry: bool) -> Verification:
             *_transfers(session),
             *audit_chain.broken(session),
             *audit_comparison.differences(session),
-            *interval_corrections.broken(session),
+            *correction_check.broken(session),
         ]
         known = {account.id: account for account in everyone}
         checked: set[AccountId] = set()

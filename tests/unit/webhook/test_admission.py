@@ -16,10 +16,11 @@ from slicekeeper.wire.json_patch import escape
 from webhook import json_patch
 from webhook.admission import Admission
 from webhook.admission_review import shortened
+from webhook.budget_standing import Standing
 from webhook.json_patch import value_at
 from webhook.priority_class_watch import PriorityClasses
 from webhook.refusal_status import status_of
-from webhook.review_inputs import Case, Standing
+from webhook.review_inputs import Case
 
 SETTINGS = Settings()
 ADMISSION = Admission(SETTINGS)

@@ -18,7 +18,8 @@ from webhook import metrics
 from webhook.admission import Admission
 from webhook.admission_review import Reviewer
 from webhook.app import make_shell
-from webhook.review_inputs import Case, Standing
+from webhook.budget_standing import Standing
+from webhook.review_inputs import Case
 
 SHARE = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 15}
 VOID = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}

@@ -11,8 +11,8 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import WebhookSettings
 from slicekeeper.errors import Unavailable
 from slicekeeper.wire.timekeeper import Decision, DecisionList, State
+from webhook.budget_standing import Standing
 from webhook.decision_refresh import Decisions
-from webhook.review_inputs import Standing
 from webhook.shared_decisions import SharedDecisions
 
 POLICY = NamespacePolicy()

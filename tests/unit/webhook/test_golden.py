@@ -21,7 +21,8 @@ from slicekeeper.config.settings import Settings
 from slicekeeper.config.yaml_file import convert
 from webhook import offline_review
 from webhook.admission import Admission
-from webhook.review_inputs import Case, Standing
+from webhook.budget_standing import Standing
+from webhook.review_inputs import Case
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ADMITTED = sorted(GOLDEN.glob("*.input.yaml"))

@@ -17,7 +17,8 @@ from slicekeeper.config.settings import Settings, WebhookSettings
 from webhook import json_patch
 from webhook.admission import Admission
 from webhook.admission_review import BadReview, Reviewer
-from webhook.review_inputs import Case, Standing
+from webhook.budget_standing import Standing
+from webhook.review_inputs import Case
 
 CORE, MEMORY, DEVICE = "tencent.com/vcuda-core", "tencent.com/vcuda-memory", "nvidia.com/gpu"
 Pod = dict[str, Any]
