@@ -41,14 +41,20 @@ class BudgetOwner(ABC):
 
     @abstractmethod
     def find(self, session: Session) -> BudgetAccount | None:
-        """Return whose accounts these are; None if there are none."""
+        """Return its account; None if a namespace has none.
 
-    @abstractmethod
-    def require(self, session: Session) -> BudgetAccount:
-        """Return whose accounts these are.
-
-        Raises Unknown if there are none.
+        Raises Unknown if there is no such parent.
         """
+
+    def require(self, session: Session) -> BudgetAccount:
+        """Return its account.
+
+        Raises Unknown if it has none.
+        """
+        found = self.find(session)
+        if found is None:
+            raise NamespaceUnknown(f"namespace {self.name} has no account yet")
+        return found
 
     @abstractmethod
     def account_ref(self) -> AccountRef:
@@ -106,13 +112,6 @@ class NamespaceOwner(BudgetOwner):
             raise NamespaceUnknown(detail, "uid")
         return None
 
-    def require(self, session: Session) -> BudgetAccount:
-        """Return the namespace's account."""
-        found = self.find(session)
-        if found is None:
-            raise NamespaceUnknown(f"namespace {self.name} has no account yet")
-        return found
-
     def account_ref(self) -> AccountRef:
         """Return the namespace as the cluster has it now; one that is named by its UID must have an account."""
         if self.uid:
@@ -151,12 +150,8 @@ class ParentOwner(BudgetOwner):
         """Require the right on `parents`, for any operation."""
         return self.context.allow(verb, "", "parents")
 
-    def find(self, session: Session) -> BudgetAccount | None:
-        """Return the team or organisation."""
-        return self.require(session)
-
-    def require(self, session: Session) -> BudgetAccount:
-        """Return the team or organisation."""
+    def find(self, session: Session) -> BudgetAccount:
+        """Return the team's or organisation's account."""
         return accounts.require_parent(session, self.context.books.cluster, self.name)
 
     def account_ref(self) -> AccountRef:

@@ -26,9 +26,8 @@ def idempotency_key(*, shorten: bool = False) -> str:
     distinct. Raises Problem if the key has characters that cannot be printed, or is too long.
     """
     key = request.headers.get("Idempotency-Key", "").strip()
-    if key and (not key.isprintable() or (len(key) > LONGEST_KEY and not shorten)):
-        detail = f"an Idempotency-Key header must have 1 to {LONGEST_KEY} printable characters; for example a UUID"
-        raise Problem(422, "idempotency-key-missing", detail, "Idempotency-Key")
+    if not key.isprintable() or (len(key) > LONGEST_KEY and not shorten):
+        raise _key_missing()
     return key if len(key) <= LONGEST_KEY else f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
@@ -39,6 +38,10 @@ def order_of(context: HandlerContext, caller: Caller, amount: GpuMilliseconds, r
     """
     key = idempotency_key()
     if not key:
-        detail = f"send an Idempotency-Key header of 1 to {LONGEST_KEY} printable characters, such as a UUID"
-        raise Problem(422, "idempotency-key-missing", detail, "Idempotency-Key")
+        raise _key_missing()
     return Order(amount, reason, key, requests.canonical(), caller.name, context.clock.now_ms())
+
+
+def _key_missing() -> Problem:
+    detail = f"send an Idempotency-Key header of 1 to {LONGEST_KEY} printable characters, such as a UUID"
+    return Problem(422, "idempotency-key-missing", detail, "Idempotency-Key")

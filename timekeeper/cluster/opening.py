@@ -97,8 +97,7 @@ class Openings:
 
     def is_charged(self, pod: Object, policy: NamespacePolicy) -> bool:
         """Whether a pod will be charged once it is bound."""
-        request = charged_request(pod, policy, self._settings)
-        return request.holds_gpus
+        return charged_request(pod, policy, self._settings).holds_gpus
 
     def need(
         self, pod: Object, policy: NamespacePolicy, span: int, book: RateBook, now: Instant
@@ -107,15 +106,14 @@ class Openings:
 
         None if no GPU is known that it could get. Raises Unavailable if the API server does not answer.
         """
-        weight = self._settings.timekeeper.weight
         return pod_need.need_of(
             charged_request(pod, policy, self._settings),
             span,
             gpus=self._inventory.values(),
             book=book,
-            weight=weight,
+            weight=self._settings.timekeeper.weight,
             background=policy.background_fraction,
-            quota=self._quota(namespace_of(pod)) if weight == "quota" else None,
+            quota=self._quota(namespace_of(pod)),
             now=now,
             device_nodes=self._nodes.all_device_labels(),
         )
@@ -131,8 +129,6 @@ class Openings:
         return uid
 
     def _meter(self, pod: Object, request: PodRequest, policy: NamespacePolicy) -> charged_fraction.Metering:
-        weight = self._settings.timekeeper.weight
-        quota = self._quota(namespace_of(pod)) if weight == "quota" else None
         node = pod["spec"]["nodeName"]
         if request.devices and self._nodes.device_labels(node) is None:
             self._look_at(node)  # a device's fraction of a GPU must not depend on which watch was faster
@@ -140,14 +136,17 @@ class Openings:
             pod,
             request,
             inventory=self._inventory,
-            weight=weight,
+            weight=self._settings.timekeeper.weight,
             background=policy.background_fraction,
-            quota=quota,
+            quota=self._quota(namespace_of(pod)),
             device_model=self._nodes.device_model(node),
             device_labels=self._nodes.device_labels(node) or {},
         )
 
     def _quota(self, namespace: str) -> quota_weight.Quota | None:
+        """Return a namespace's quota if pods are weighted by it."""
+        if self._settings.timekeeper.weight != "quota":
+            return None
         quotas, _ = self._client.list(RESOURCE_QUOTAS, namespace=namespace)
         return quota_weight.quota_of(quotas, self._settings.resources)
 

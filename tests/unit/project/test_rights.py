@@ -36,7 +36,7 @@ from slicekeeper import names
 from slicekeeper.cli.check.rights import ALWAYS
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.policy_file import PolicyFile
-from slicekeeper.config.settings import PolicySettings, Resources, Settings
+from slicekeeper.config.settings import PolicySettings, Resources, Settings, TimekeeperSettings
 from slicekeeper.errors import Forbidden
 from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.kube import break_glass_record, events
@@ -99,7 +99,7 @@ def run_webhook(server: Server) -> None:
 def run_timekeeper(server: Server) -> None:
     follow_policies(server)
     client: Any = server
-    clock, settings = ManualClock(NOW), Settings()
+    clock, settings = ManualClock(NOW), Settings(timekeeper=TimekeeperSettings(weight="quota"))
     books, policy = mock.Mock(), mock.Mock()
     books.database.engine.dialect.name = "sqlite"
     with mock.patch.multiple("timekeeper.cluster.reconcile_loop", Leadership=mock.DEFAULT, Openings=mock.DEFAULT):
