@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -28,6 +28,7 @@ from scheduler.reclaim.eviction import Evictor
 from scheduler.reclaim.retry_trigger import RetryTrigger
 from scheduler.reclaim.room_finder import FreedPlace, RoomFinder
 from scheduler.scheduler_state import SchedulerState
+from scheduler.wait_turns import WaitTurn
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Settings
@@ -133,37 +134,32 @@ class Reclaimer:
 
     def _make_room(self, waiting: list[Pod], gangs: list[GangMembers]) -> None:
         """Serve pods and gangs one after the other, in the order of priority; a gang has the place of its first pod."""
-        now, changes = self._clock.monotonic_ns(), self._state.changes()
-        count = len(waiting) + sum(len(gang.waiting) for gang in gangs)
-        if (changes, count) == self._idle_at and now < self._idle_until_ns:
+        turns = [WaitTurn((pod,)) for pod in waiting] + [WaitTurn(gang.waiting, gang) for gang in gangs if gang.waiting]
+        everyone = [pod for turn in turns for pod in turn.pods]
+        now, state = self._clock.monotonic_ns(), (self._state.changes(), len(everyone))
+        if state == self._idle_at and now < self._idle_until_ns:
             return
         self._idle_at = None
         self._look_after()
-        members = {pod.uid: gang for gang in gangs for pod in gang.waiting[:1]}
-        everyone = [*waiting, *(pod for gang in gangs for pod in gang.waiting)]
         held = {place.pod.uid for place in self._state.places_of(pod.uid for pod in everyone)}
         # Serving one returns None if that changed who holds what; then the next one needs an updated finder.
         finder: RoomFinder | None = None
         acted = False
-        first = [*waiting, *(gang.waiting[0] for gang in gangs if gang.waiting)]
-        for pod in sorted(first, key=lambda pod: (-pod.priority, pod.created_ms, pod.key)):
-            service = self._served.get(pod.uid)
-            if pod.uid in held or (service is not None and service.not_before_ns > self._clock.monotonic_ns()):
+        for turn in sorted(turns, key=lambda turn: turn.order):
+            if any(pod.uid in held or self._is_put_off(pod) for pod in turn.pods):
                 continue
-            gang = members.get(pod.uid)
-            if gang is not None and not self._may_serve(gang, held):
+            if turn.gang is not None and not self._may_serve(turn.gang):
                 continue
             finder = finder or self._current_finder()
-            if gang is not None:
-                finder = self._serve_gang(gang, finder)
-                acted = acted or finder is None
-            elif _may_take(pod):
-                finder = self._serve(pod, finder)
-                acted = acted or finder is None
-            elif finder.fits(pod):
-                self._retry_trigger.trigger(pod)
+            if turn.gang is not None:
+                finder = self._serve_gang(turn.gang, finder)
+            elif _may_take(turn.pods[0]):
+                finder = self._serve(turn.pods[0], finder)
+            elif finder.fits(turn.pods[0]):
+                self._retry_trigger.trigger(turn.pods[0])
+            acted = acted or finder is None
         if not acted and not self._served:
-            self._idle_at, self._idle_until_ns = (changes, count), now + self._idle_ns
+            self._idle_at, self._idle_until_ns = state, now + self._idle_ns
 
     def _look_after(self) -> None:
         """Keep reserved places until the pods that make room have left; then trigger retries of their pods."""
@@ -180,6 +176,10 @@ class Reclaimer:
     def _put_off(self, service: _Served) -> None:
         """Leave a served pod alone until it had time to take its place."""
         service.put_off(self._clock.monotonic_ns(), self._hold_ns, LONGEST_PAUSE)
+
+    def _is_put_off(self, pod: Pod) -> bool:
+        service = self._served.get(pod.uid)
+        return service is not None and service.not_before_ns > self._clock.monotonic_ns()
 
     def _is_waiting(self, pod: Pod) -> bool:
         after_ms = int(self._settings.scheduler.reclaim_after_seconds * 1000)
@@ -206,13 +206,9 @@ class Reclaimer:
             finder = self._current_finder()
         return finder
 
-    def _may_serve(self, gang: GangMembers, held: Set[str]) -> bool:
-        """Whether room may be made for a gang: all are there, have waited and are in budget, and none has a place."""
-        return (
-            gang.is_complete
-            and all(self._is_waiting(pod) and _may_take(pod) for pod in gang.waiting)
-            and not any(pod.uid in held for pod in gang.waiting)
-        )
+    def _may_serve(self, gang: GangMembers) -> bool:
+        """Whether room may be made for a gang: all are there, have waited and are in budget."""
+        return gang.is_complete and all(self._is_waiting(pod) and _may_take(pod) for pod in gang.waiting)
 
     def _serve_gang(self, gang: GangMembers, finder: RoomFinder) -> RoomFinder | None:
         """Make room for as many pods of a gang as it needs, or for none; return None if that changed who holds what."""

@@ -542,6 +542,27 @@ def test_room_is_made_for_a_whole_gang(story):
     assert story.evicted() == set()
 
 
+def test_a_gang_that_does_not_take_its_places_is_left_alone_though_one_of_its_pods_fits_nowhere(story):
+    story.node("n1")
+    for name, core in (("large", 200), ("w0", 60), ("w1", 60)):
+        story.waits(name, core, annotations=GANG)
+    for name, on in (("v0", "n0"), ("v1", "n1")):
+        story.runs(name, on=on)
+    story.look()
+    assert story.evicted() == {"v0", "v1"}
+    for name in ("v0", "v1"):
+        story.cluster.end(name)
+    story.settle()
+    story.clock.advance(35_000)
+    for name, on in (("v2", "n0"), ("v3", "n1")):
+        story.runs(name, on=on)
+    story.look()
+    assert story.evicted() == set()
+    story.clock.advance(35_000)
+    story.look()
+    assert story.evicted() == {"v2", "v3"}
+
+
 def test_nobody_goes_for_a_gang_for_which_the_search_that_starts_it_would_find_no_places(story, monkeypatch):
     story.runs("v0")
     for name in ("w0", "w1"):
