@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
+from slicekeeper.units import EPOCH, MS_PER_DAY, NO_TIME, GpuMilliseconds, Instant
 from timekeeper.core import timeline
 from timekeeper.core.account import AccountId
 from timekeeper.core.accumulated_charge import Claim
@@ -23,7 +23,11 @@ from timekeeper.core.budget_state import BudgetState, rule_at
 from timekeeper.core.hierarchy import Tree, tree_of
 
 _MAX_CHANGES: Final = 200
-"""The number of starts and ends of allowances that are examined: later ones of hourly budgets add nothing new."""
+"""How many starts and ends of allowances are examined. After that, periods alone bring nothing new: each brings as much
+as the one before, while what is reserved shrinks. So only as many starts and ends of grants and rules are examined, in
+the next `_FURTHEST_MS`."""
+
+_FURTHEST_MS: Final = 400 * MS_PER_DAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +124,13 @@ class Cover:
             self.forest.links,
         )
         states = self.states
-        for _ in range(_MAX_CHANGES):
-            changes = (timeline.next_allowance_change(states, forest, key) for key in budgets)
+        for step in range(2 * _MAX_CHANGES):
+            periods = step < _MAX_CHANGES
+            changes = (timeline.next_allowance_change(states, forest, key, periods=periods) for key in budgets)
             at = min((change for change in changes if change is not None), default=None)
             if at is None or not any(one.rest(at) for one in self.reserved):
+                return None
+            if not periods and at > self.at + _FURTHEST_MS:
                 return None
             states = timeline.advance(states, forest, at).states
             for key in sorted(budgets):

@@ -109,15 +109,21 @@ def advance(
     return TimelineOutcome({key: line.state for key, line in run.lines.items()}, run.postings(), checkpoints)
 
 
-def next_allowance_change(states: Mapping[AccountId, BudgetState], forest: Forest, key: AccountId) -> Instant | None:
-    """Return the next instant at which an allowance of a budget, or of one above it, begins or ends by itself."""
+def next_allowance_change(
+    states: Mapping[AccountId, BudgetState], forest: Forest, key: AccountId, *, periods: bool = True
+) -> Instant | None:
+    """Return the next instant at which an allowance of a budget, or of one above it, begins or ends by itself.
+
+    Without `periods`, ends of periods do not count.
+    """
     instants: list[Instant] = []
     at = states[key].at
     for one in chain(forest.links, key, at):
         records, state = forest.records[one], states[one]
         instants += [r.since for r in records.rules]
         instants += [g.since for g in records.grants] + [w.at for w in records.withdrawals]
-        instants += [b.expires for b in (state.period, *state.grants) if b.expires is not None]
+        allowances = [*state.grants, *([state.period] if periods else [])]
+        instants += [allowance.expires for allowance in allowances if allowance.expires is not None]
     return min((instant for instant in instants if instant > at), default=None)
 
 

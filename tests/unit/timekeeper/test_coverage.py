@@ -66,6 +66,14 @@ def test_what_expires_before_a_pods_end_is_not_set_aside_for_what_comes_after(bo
     assert row.amount_ms == 40_000
 
 
+def test_a_grant_that_expires_after_hundreds_of_periods_covers_nothing_later(books: Books) -> None:
+    end = T0 + 300 * HOUR
+    grant(books, 100_000, end)
+    with pytest.raises(Conflicting, match=r"amountMs: 40000 GPU-ms would be missing from 2026-01-13T12:00:00.000Z on"):
+        reservation.open_by_hand(books, TEAM, order(50_000, "h"), expires_at=end + 1)
+    reservation.open_by_hand(books, TEAM, order(50_000, "i"), expires_at=end)
+
+
 def test_the_next_period_covers_what_it_brings_and_not_more(books: Books) -> None:
     grant(books, 20_000, None)
     now = T0 + HOUR - 10_000
