@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -23,6 +24,10 @@ from scheduler.placement.fleet import Fleet
 from scheduler.placement.policy import Policy
 from scheduler.pods import Hold, Pod, gpu_rows
 from scheduler.reclaim.victim_choice import NodeGpus, Tenant, choose_victims, rank_of
+
+MOST_SHAPES: Final = 256
+"""For so many kinds of pods it is kept which nodes admit them: a quarter of a MB each at 5,000 nodes, and users can
+create any number."""
 
 
 class _Layer:
@@ -197,6 +202,8 @@ class RoomFinder:
         cpu_memory = pod.demand.cpu_milli, pod.demand.ram_mib
         key = *cpu_memory, fields_judged(manifest)
         if key not in self._admitted:
+            if len(self._admitted) == MOST_SHAPES:
+                self._admitted.clear()
             self._admitted[key] = frozenset(
                 n for n, node in self._nodes.items() if node.facts.has(*cpu_memory) and admits(node.facts, manifest)
             )

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The view that is kept from look to look answers as one that is made of the same state now."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.manual_clock import ManualClock
@@ -10,7 +12,7 @@ from scheduler.pending_bindings import NoPlace
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.learner import Learner
 from scheduler.pods import read_pod
-from scheduler.reclaim.room_finder import RoomFinder
+from scheduler.reclaim.room_finder import MOST_SHAPES, RoomFinder
 from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
@@ -155,3 +157,12 @@ def test_places_for_several_hold_together_take_only_whom_they_may_and_leave_no_t
     for share in [s for hold in (*staying, *(seat.hold for seat in seats)) for s in hold.shares]:
         sums[share.uuid] = sums.get(share.uuid, 0) + (100 if share.whole else share.core)
     assert all(core <= 100 for core in sums.values())
+
+
+def test_many_different_pods_do_not_fill_the_memory():
+    cluster = _Cluster()
+    cluster.check()
+    asking = read_pod(pod(99, 30), Resources())
+    for cpu in range(300):
+        cluster.kept.fits(replace(asking, demand=replace(asking.demand, cpu_milli=cpu)))
+    assert len(cluster.kept._admitted) <= MOST_SHAPES
