@@ -20,7 +20,7 @@ from slicekeeper.kube.client import KubeClient
 from slicekeeper.kube.policy_watch import PolicyObjects
 from slicekeeper.net import probes
 from slicekeeper.net.tls import ClientCas
-from timekeeper.api import metrics, openapi, problems, requests
+from timekeeper.api import metrics, openapi, parse, problems
 from timekeeper.api.front_proxy import FrontProxy
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.handlers.openapi import DOCUMENT
@@ -85,7 +85,7 @@ def _view(route: Route, context: HandlerContext) -> Callable[..., Response]:
 
     def view(**path: str) -> Response:
         if not route.public:
-            requests.known_query(route.query)
+            parse.known_query(route.query)
         return route.handler(context, **path)
 
     return view

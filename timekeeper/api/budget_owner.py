@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import EPOCH, NO_TIME
 from slicekeeper.wire.timekeeper import Budget, Parent
-from timekeeper.api import paging, requests
+from timekeeper.api import paging, parse
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.problems import Problem
 from timekeeper.api.views import budget as budget_views
@@ -178,8 +178,8 @@ def owner_of(context: HandlerContext, namespace: str = "", parent: str = "") -> 
     Raises Problem if it cannot be a name.
     """
     if parent:
-        return ParentOwner(context, requests.parent(parent))
-    return NamespaceOwner(context, requests.namespace(namespace), requests.plain("uid", 64))
+        return ParentOwner(context, parse.parent(parent))
+    return NamespaceOwner(context, parse.namespace(namespace), parse.plain("uid", 64))
 
 
 def listed_namespace(context: HandlerContext, subresource: str = "") -> NamespaceOwner | None:
@@ -187,9 +187,9 @@ def listed_namespace(context: HandlerContext, subresource: str = "") -> Namespac
 
     Raises Problem if it is not a valid name, or if there is a UID without a name.
     """
-    uid = requests.plain("uid", 64)
+    uid = parse.plain("uid", 64)
     if name := request.args.get("namespace", ""):
-        owner = NamespaceOwner(context, requests.namespace(name), uid)
+        owner = NamespaceOwner(context, parse.namespace(name), uid)
         owner.allow("list", subresource)
         return owner
     if uid:

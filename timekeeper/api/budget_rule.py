@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from slicekeeper.config.policy import LAST_ANCHOR
 from slicekeeper.units import Instant
-from timekeeper.api import requests
+from timekeeper.api import parse
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.budget import BudgetBody, BudgetPatch
@@ -25,7 +25,7 @@ def rule_of(context: HandlerContext, given: BudgetBody) -> Rule:
 
     Raises Problem if there is no such time zone or anchor.
     """
-    zone = requests.time_zone(given.time_zone)
+    zone = parse.time_zone(given.time_zone)
     anchor = None if given.anchor is None else _anchor(given.anchor, given.period)
     return Rule(
         context.clock.now_ms(),
@@ -45,7 +45,7 @@ def patched(context: HandlerContext, given: BudgetPatch) -> Change:
     Raises Problem if there is no such time zone or anchor; the function raises it if it does not fit the period.
     """
     if given.time_zone is not UNSET:
-        requests.time_zone(given.time_zone)
+        parse.time_zone(given.time_zone)
     if isinstance(given.anchor, str):
         _anchor(given.anchor, "none" if given.period == "none" else "month")
     now = context.clock.now_ms()
@@ -79,7 +79,7 @@ def _anchor(text: str, period: str) -> Instant:
 
     Raises Problem if a budget without periods would have one, or if it is too late.
     """
-    anchor = requests.instant(text, "anchor")
+    anchor = parse.instant(text, "anchor")
     if period == "none":
         raise Problem(422, "body-invalid", "anchor: a budget without periods cannot have one; leave it out", "anchor")
     if anchor > LAST_ANCHOR:

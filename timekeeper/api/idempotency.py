@@ -9,7 +9,7 @@ from typing import Final
 from flask import request
 
 from slicekeeper.units import GpuMilliseconds
-from timekeeper.api import requests
+from timekeeper.api import parse
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.problems import Problem
 from timekeeper.core.caller import Caller
@@ -39,7 +39,7 @@ def order_of(context: HandlerContext, caller: Caller, amount: GpuMilliseconds, r
     key = idempotency_key()
     if not key:
         raise _key_missing()
-    return Order(amount, reason, key, requests.canonical(), caller.name, context.clock.now_ms())
+    return Order(amount, reason, key, parse.canonical(), caller.name, context.clock.now_ms())
 
 
 def _key_missing() -> Problem:

@@ -7,7 +7,7 @@ import msgspec
 from flask import Response, request
 
 from slicekeeper.units import format_instant
-from timekeeper.api import paging, requests
+from timekeeper.api import answers, paging, parse
 from timekeeper.api.budget_owner import listed_namespace
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.problems import Problem
@@ -25,7 +25,7 @@ def listed(context: HandlerContext) -> Response:
     with context.books.database.reading() as session:
         rows: list[AuditRecord] = []
         if owner is None:
-            parent = accounts.require_parent(session, context.books.cluster, requests.parent(above)) if above else None
+            parent = accounts.require_parent(session, context.books.cluster, parse.parent(above)) if above else None
             rows = audit_chain.page(session, context.books.cluster, parent.title if parent else "", after, limit + 1)
         elif account := owner.find(session):
             rows = audit_chain.page(session, context.books.cluster, account.title, after, limit + 1, uid=account.uid)
@@ -43,4 +43,4 @@ def listed(context: HandlerContext) -> Response:
         )
         for row in rows
     ]
-    return requests.answer(AuditList(items=items, next_cursor=more))
+    return answers.json(AuditList(items=items, next_cursor=more))

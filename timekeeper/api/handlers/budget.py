@@ -6,8 +6,7 @@ from __future__ import annotations
 from flask import Response
 
 from slicekeeper.wire.timekeeper import BudgetList
-from timekeeper.api import paging, requests
-from timekeeper.api.budget_answer import answer, changed
+from timekeeper.api import answers, paging, parse
 from timekeeper.api.budget_owner import NamespaceOwner, owner_of
 from timekeeper.api.budget_rule import patched, rule_of
 from timekeeper.api.handler_context import HandlerContext
@@ -39,53 +38,53 @@ def listed(context: HandlerContext) -> Response:
         )
         for p in standings
     ]
-    return requests.answer(BudgetList(items=items, next_cursor=more))
+    return answers.json(BudgetList(items=items, next_cursor=more))
 
 
 def shown(context: HandlerContext, **path: str) -> Response:
     """Return one budget."""
     owner = owner_of(context, **path)
     owner.allow("get")
-    return answer(owner)
+    return answers.budget(owner)
 
 
 def put(context: HandlerContext, namespace: str) -> Response:
     """Give a namespace a budget of its own."""
-    owner = NamespaceOwner(context, requests.namespace(namespace))
+    owner = NamespaceOwner(context, parse.namespace(namespace))
     caller = owner.allow("update")
-    return _set(owner, rule_of(context, requests.body(BudgetBody)), caller)
+    return _set(owner, rule_of(context, parse.body(BudgetBody)), caller)
 
 
 def patch(context: HandlerContext, namespace: str) -> Response:
     """Give a namespace a budget of its own that differs from its current one in the fields of the body."""
-    owner = NamespaceOwner(context, requests.namespace(namespace))
+    owner = NamespaceOwner(context, parse.namespace(namespace))
     caller = owner.allow("update")
-    given = requests.body(BudgetPatch)
-    return answer(owner) if given == BudgetPatch() else _set(owner, patched(context, given), caller)
+    given = parse.body(BudgetPatch)
+    return answers.budget(owner) if given == BudgetPatch() else _set(owner, patched(context, given), caller)
 
 
 def unset(context: HandlerContext, namespace: str) -> Response:
     """Give a namespace the policy's budget again."""
-    owner = NamespaceOwner(context, requests.namespace(namespace))
+    owner = NamespaceOwner(context, parse.namespace(namespace))
     caller = owner.allow("delete")
-    reason = requests.plain("reason", 1024) or "unset"
+    reason = parse.plain("reason", 1024) or "unset"
     ref = owner.account_ref()
     if owner.standing() is not None:  # one without an account has the policy's
-        wanted, now = requests.if_match(), context.clock.now_ms()
+        wanted, now = parse.if_match(), context.clock.now_ms()
         unset_budget(context.books, ref, reason=reason, actor=caller.name, if_match=wanted, now=now)
-    return changed(owner)
+    return answers.changed(owner)
 
 
 def _set(owner: NamespaceOwner, change: Change, caller: Caller) -> Response:
-    set_budget(owner.context.books, owner.account_ref(), change, actor=caller.name, if_match=requests.if_match())
-    return changed(owner)
+    set_budget(owner.context.books, owner.account_ref(), change, actor=caller.name, if_match=parse.if_match())
+    return answers.changed(owner)
 
 
 def status(context: HandlerContext, **path: str) -> Response:
     """Suspend a budget, close it, or reactivate it."""
     owner = owner_of(context, **path)
     caller = owner.allow("update")
-    given = requests.body(StatusBody)
+    given = parse.body(StatusBody)
     set_status(
         context.books,
         owner.account_ref(),
@@ -94,4 +93,4 @@ def status(context: HandlerContext, **path: str) -> Response:
         actor=caller.name,
         now=context.clock.now_ms(),
     )
-    return changed(owner)
+    return answers.changed(owner)

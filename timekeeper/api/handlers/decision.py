@@ -10,7 +10,7 @@ from flask import Response
 
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import DecisionList
-from timekeeper.api import requests
+from timekeeper.api import answers, parse
 from timekeeper.api.budget_owner import NamespaceOwner
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.views import decision as decision_views
@@ -30,14 +30,12 @@ def listed(context: HandlerContext) -> Response:
         if _is_there(context, p)
     ]
     etag = decision_views.decisions_tag(items)
-    return requests.not_modified(etag) or requests.answer(
-        DecisionList(items=items, as_of=format_instant(now)), etag=etag
-    )
+    return answers.not_modified(etag) or answers.json(DecisionList(items=items, as_of=format_instant(now)), etag=etag)
 
 
 def shown(context: HandlerContext, namespace: str) -> Response:
     """Return one namespace's decision."""
-    name = requests.namespace(namespace)
+    name = parse.namespace(namespace)
     context.allow("get", name)
     standing = NamespaceOwner(context, name).standing()
     if standing is None or not _is_there(context, standing):
@@ -46,7 +44,7 @@ def shown(context: HandlerContext, namespace: str) -> Response:
     held = reservation.reserved(context.books, now, standing.account.id)[standing.account.id]
     decision = decision_views.decision(standing, context.policy.of(name), context.settings, now, held)
     etag = decision_views.decisions_tag([decision])
-    return requests.not_modified(etag) or requests.answer(decision, etag=etag)
+    return answers.not_modified(etag) or answers.json(decision, etag=etag)
 
 
 def _is_there(context: HandlerContext, standing: BudgetStanding) -> bool:

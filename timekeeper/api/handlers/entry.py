@@ -9,7 +9,7 @@ from flask import Response
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import format_if_known, format_instant
-from timekeeper.api import paging, requests
+from timekeeper.api import answers, paging
 from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.schemas.entry import EntryList, LedgerEntry
@@ -45,7 +45,7 @@ def listed(context: HandlerContext, **path: str) -> Response:
             )
             for line in lines
         ]
-    return requests.answer(EntryList(items=items, next_cursor=more))
+    return answers.json(EntryList(items=items, next_cursor=more))
 
 
 def _subjects(session: Session, lines: list[StatementEntry]) -> dict[str, str]:

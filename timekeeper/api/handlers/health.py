@@ -8,7 +8,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from slicekeeper import threads
 from slicekeeper.errors import SettingsError
-from timekeeper.api import requests
+from timekeeper.api import answers
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.schemas.health import Health
 from timekeeper.store.db import migrate
@@ -40,5 +40,5 @@ def ready(context: HandlerContext) -> Response:
 
 def _answer(reason: str) -> Response:
     if reason:
-        return requests.answer(Health("failing", reason), 503)
-    return requests.answer(Health("ok"))
+        return answers.json(Health("failing", reason), 503)
+    return answers.json(Health("ok"))

@@ -7,7 +7,7 @@ from flask import Response
 
 from slicekeeper.units import NO_TIME, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import IntervalCorrection, IntervalCorrectionList
-from timekeeper.api import budget_answer, requests
+from timekeeper.api import answers, parse
 from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.idempotency import order_of
@@ -37,22 +37,22 @@ def listed(context: HandlerContext, namespace: str) -> Response:
         )
         for row in rows
     ]
-    return requests.answer(IntervalCorrectionList(items=items, next_cursor=more))
+    return answers.json(IntervalCorrectionList(items=items, next_cursor=more))
 
 
 def correct(context: HandlerContext, namespace: str) -> Response:
     """Correct a pod's interval; return the budget afterwards."""
     owner = owner_of(context, namespace)
     caller = owner.allow("create", "intervals")
-    given = requests.body(IntervalBody)
+    given = parse.body(IntervalBody)
     if given.start is None and given.end is None:
         raise Problem(
             422, "body-invalid", "start: name a start, an end, or both; for example 2026-11-30T12:00:00Z", "start"
         )
     order = order_of(context, caller, NO_TIME, given.reason)
     start, end = (
-        None if value is None else requests.instant(value, field)
+        None if value is None else parse.instant(value, field)
         for field, value in (("start", given.start), ("end", given.end))
     )
     wanted = RequestedInterval(given.pod_uid, start, end, order)
-    return budget_answer.changed(owner, made=interval_correction.correct(context.books, owner.require, wanted))
+    return answers.changed(owner, made=interval_correction.correct(context.books, owner.require, wanted))

@@ -8,7 +8,7 @@ import uuid
 from flask import Response
 
 from slicekeeper.units import MS_PER_MINUTE, GpuMilliseconds
-from timekeeper.api import requests, usage_reporter
+from timekeeper.api import answers, parse, usage_reporter
 from timekeeper.api.budget_owner import BudgetOwner, owner_of
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.idempotency import idempotency_key
@@ -28,7 +28,7 @@ def shown(context: HandlerContext, namespace: str) -> Response:
 
 def _answer(owner: BudgetOwner) -> Response:
     budget, _ = owner.current()
-    return requests.answer(
+    return answers.json(
         LegacyBudget(
             budget_available=budget.state not in ("exhausted", "suspended"),
             budget=(budget.amount_ms + budget.granted_ms) / MS_PER_MINUTE,
@@ -39,9 +39,9 @@ def _answer(owner: BudgetOwner) -> Response:
 
 def report(context: HandlerContext, namespace: str) -> Response:
     """Accept a sign of life; it charges nothing."""
-    name = requests.namespace(namespace)
+    name = parse.namespace(namespace)
     caller = usage_reporter.reporter(context)
-    given = requests.body(SignOfLife)
+    given = parse.body(SignOfLife)
     if not caller.operator and (caller.namespace, caller.pod_name) != (name, given.pod_name):
         raise Problem(403, "wrong-pod", "a pod may report only for itself", "pod_name")
     pod = (
@@ -53,18 +53,18 @@ def report(context: HandlerContext, namespace: str) -> Response:
         raise Problem(404, "pod-unknown", f"no GPU pod {given.pod_name} is known in {name}", "pod_name")
     uid, now = pod["metadata"]["uid"], context.clock.now_ms()
     context.books.database.write(lambda session: workloads.heard(session, uid, now))
-    return requests.answer(Terminate(usage_reporter.may_leave(context, {uid})))
+    return answers.json(Terminate(usage_reporter.may_leave(context, {uid})))
 
 
 def increase(context: HandlerContext, namespace: str) -> Response:
     """Book a grant of some minutes; with an Idempotency-Key only once."""
     owner = owner_of(context, namespace)
     caller = owner.allow("create", "grants")
-    given = requests.body(IncreaseBody)
+    given = parse.body(IncreaseBody)
     now = context.clock.now_ms()
     key = idempotency_key(shorten=True) or uuid.uuid4().hex
     amount = GpuMilliseconds(given.minutes * MS_PER_MINUTE)
-    order = Order(amount, given.reason, key, requests.canonical(), caller.name, now)
+    order = Order(amount, given.reason, key, parse.canonical(), caller.name, now)
     movement.grant(context.books, owner.account_ref(), order, valid_from=now, valid_to=None)
     context.controller.nudge()
     return _answer(owner)

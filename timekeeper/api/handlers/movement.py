@@ -7,7 +7,7 @@ from flask import Response
 
 from slicekeeper.units import format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Grant, GrantList
-from timekeeper.api import budget_answer, requests
+from timekeeper.api import answers, parse
 from timekeeper.api.budget_owner import BudgetOwner, ParentOwner, owner_of
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.idempotency import order_of
@@ -22,7 +22,7 @@ from timekeeper.store.db.models import BudgetGrant
 def grants(context: HandlerContext, **path: str) -> Response:
     """Return a page of grants."""
     rows, more = _page(context, path, "grant", "grants")
-    return requests.answer(GrantList(items=list(map(_grant, rows)), next_cursor=more))
+    return answers.json(GrantList(items=list(map(_grant, rows)), next_cursor=more))
 
 
 def _grant(row: BudgetGrant) -> Grant:
@@ -69,7 +69,7 @@ def _moved(context: HandlerContext, path: dict[str, str], kind: str, right: str)
         )
         for row in rows
     ]
-    return requests.answer(MovementList(items=items, next_cursor=more))
+    return answers.json(MovementList(items=items, next_cursor=more))
 
 
 def _page(context: HandlerContext, path: dict[str, str], kind: str, right: str) -> tuple[list[BudgetGrant], str | None]:
@@ -82,67 +82,65 @@ def grant(context: HandlerContext, **path: str) -> Response:
     """Book a grant; return the budget afterwards."""
     owner = owner_of(context, **path)
     caller = owner.allow("create", "grants")
-    given = requests.body(GrantBody)
+    given = parse.body(GrantBody)
     order = order_of(context, caller, given.amount_ms, given.reason)
-    start = order.now if given.valid_from is None else requests.instant(given.valid_from, "validFrom")
-    end = None if given.valid_to is None else requests.instant(given.valid_to, "validTo")
+    start = order.now if given.valid_from is None else parse.instant(given.valid_from, "validFrom")
+    end = None if given.valid_to is None else parse.instant(given.valid_to, "validTo")
     made = movement.grant(
         context.books, owner.account_ref(), order, valid_from=start, valid_to=end, priority=given.priority
     )
-    return budget_answer.changed(owner, made=made)
+    return answers.changed(owner, made=made)
 
 
 def withdraw(context: HandlerContext, grant: str, **path: str) -> Response:
     """Withdraw a grant that has not begun."""
     owner = owner_of(context, **path)
     caller = owner.allow("delete", "grants")
-    key, now = requests.row_id(grant), context.clock.now_ms()
-    reason = requests.plain("reason", 1024) or "withdrawn"
+    key, now = parse.row_id(grant), context.clock.now_ms()
+    reason = parse.plain("reason", 1024) or "withdrawn"
     row = movement.withdraw(context.books, owner.require, key, reason=reason, actor=caller.name, now=now)
     context.controller.nudge()
-    return requests.answer(_grant(row))
+    return answers.json(_grant(row))
 
 
 def refund(context: HandlerContext, namespace: str) -> Response:
     """Refund an ended pod's charge, or a part of it."""
     owner = owner_of(context, namespace)
     caller = owner.allow("create", "refunds")
-    given = requests.body(RefundBody)
+    given = parse.body(RefundBody)
     order = order_of(context, caller, given.amount_ms, given.reason)
-    return budget_answer.changed(
-        owner, made=refund_pod(context.books, owner.account_ref(), order, pod_uid=given.pod_uid)
-    )
+    return answers.changed(owner, made=refund_pod(context.books, owner.account_ref(), order, pod_uid=given.pod_uid))
 
 
 def adjust(context: HandlerContext, **path: str) -> Response:
     """Adjust GPU time by hand."""
     owner = owner_of(context, **path)
     caller = owner.allow("create", "adjustments")
-    given = requests.body(AdjustmentBody)
+    given = parse.body(AdjustmentBody)
     if given.amount_ms == 0:
         raise Problem(
             422, "body-invalid", "amountMs: 0 changes nothing; use a positive or a negative amount", "amountMs"
         )
     order = order_of(context, caller, given.amount_ms, given.reason)
-    return budget_answer.changed(owner, made=movement.adjust(context.books, owner.account_ref(), order))
+    return answers.changed(owner, made=movement.adjust(context.books, owner.account_ref(), order))
 
 
 def transfer(context: HandlerContext, **path: str) -> Response:
     """Move GPU time into another budget; the right is needed in both."""
     owner = owner_of(context, **path)
     caller = owner.allow("create", "transfers")
-    given = requests.body(TransferBody)
+    given = parse.body(TransferBody)
     target = _target(owner, given)
     target.allow("create", "transfers")
     if target == owner:
         raise Problem(422, "body-invalid", "to: it must be a different budget from the source", "to")
     order = order_of(context, caller, given.amount_ms, given.reason)
-    end = None if given.valid_to is None else requests.instant(given.valid_to, "validTo")
+    end = None if given.valid_to is None else parse.instant(given.valid_to, "validTo")
     try:
         there = target.account_ref()
     except Unknown as error:
         raise type(error)(f"to: {error}", "to") from error
-    return budget_answer.changed(
+    return answers.changed(
         owner, made=movement.transfer(context.books, owner.account_ref(), there, order, valid_to=end)
     )
 

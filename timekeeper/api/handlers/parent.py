@@ -12,7 +12,7 @@ from msgspec import UnsetType
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Child, ChildList, ParentList
-from timekeeper.api import budget_answer, budget_rule, paging, requests
+from timekeeper.api import answers, budget_rule, paging, parse
 from timekeeper.api.budget_owner import ParentOwner, owner_of
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.schemas.parent import ParentBudgetBody, ParentPatch, PlaceBody
@@ -33,45 +33,45 @@ def listed(context: HandlerContext) -> Response:
     standings, more = paging.page(standings, limit, lambda p: p.account.name)
     held = reservation.reserved_below(context.books, standings, now)
     items = [budget.parent(p, now, held[p.account.id]) for p in standings]
-    return requests.answer(ParentList(items=items, next_cursor=more))
+    return answers.json(ParentList(items=items, next_cursor=more))
 
 
 def put(context: HandlerContext, parent: str) -> Response:
     """Create a team or an organisation, or set its budget."""
     owner = owner_of(context, parent=parent)
     caller = owner.allow("update")
-    given = requests.body(ParentBudgetBody)
-    rule, wanted = budget_rule.rule_of(context, given), requests.if_match()
+    given = parse.body(ParentBudgetBody)
+    rule, wanted = budget_rule.rule_of(context, given), parse.if_match()
     made = hierarchy.put_parent_budget(context.books, parent, given.kind, rule, actor=caller.name, if_match=wanted)
-    return budget_answer.changed(owner, made=made)
+    return answers.changed(owner, made=made)
 
 
 def patch(context: HandlerContext, parent: str) -> Response:
     """Change the fields in the body of a team's or an organisation's budget."""
-    owner = ParentOwner(context, requests.parent(parent))
+    owner = ParentOwner(context, parse.parent(parent))
     caller = owner.allow("update")
-    given = requests.body(ParentPatch)
-    change, wanted = budget_rule.patched(context, given), requests.if_match()
+    given = parse.body(ParentPatch)
+    change, wanted = budget_rule.patched(context, given), parse.if_match()
     kind = None if isinstance(given.kind, UnsetType) else given.kind
     hierarchy.patch_parent_budget(context.books, parent, kind, change, actor=caller.name, if_match=wanted)
-    return budget_answer.changed(owner)
+    return answers.changed(owner)
 
 
 def put_under(context: HandlerContext, **path: str) -> Response:
     """Put a namespace or a team under another budget from now on, or under none."""
     owner = owner_of(context, **path)
     caller = context.allow("update", "", _RIGHT)
-    given = requests.body(PlaceBody)
-    above = None if given.parent is None else requests.parent(given.parent)
+    given = parse.body(PlaceBody)
+    above = None if given.parent is None else parse.parent(given.parent)
     hierarchy.set_parent(
         context.books, owner.account_ref(), above, reason=given.reason, actor=caller.name, now=context.clock.now_ms()
     )
-    return budget_answer.changed(owner)
+    return answers.changed(owner)
 
 
 def children(context: HandlerContext, parent: str) -> Response:
     """Return the budgets directly below a team or an organisation, and how much of its budget each has consumed."""
-    owner = ParentOwner(context, requests.parent(parent))
+    owner = ParentOwner(context, parse.parent(parent))
     owner.allow("get")
     now = context.clock.now_ms()
     standing, booked = read_with_bookings(
@@ -91,4 +91,4 @@ def children(context: HandlerContext, parent: str) -> Response:
         )
         for child, state in below
     ]
-    return requests.answer(ChildList(items=items, as_of=format_instant(max(now, standing.at(now).at))))
+    return answers.json(ChildList(items=items, as_of=format_instant(max(now, standing.at(now).at))))

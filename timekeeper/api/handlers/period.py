@@ -10,7 +10,7 @@ from flask import Response
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import GpuMilliseconds, Instant, format_instant
-from timekeeper.api import paging, requests
+from timekeeper.api import answers, paging, parse
 from timekeeper.api.budget_owner import BudgetOwner, owner_of
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.schemas.period import Period, PeriodList, SealBody
@@ -37,8 +37,8 @@ def seal(context: HandlerContext, **path: str) -> Response:
     """Seal periods that are over."""
     owner = owner_of(context, **path)
     caller = owner.allow("update")
-    given = requests.body(SealBody)
-    until = requests.instant(given.until, "until")
+    given = parse.body(SealBody)
+    until = parse.instant(given.until, "until")
     with context.books.database.reading() as session:
         account = owner.require(session)
     seal_up(context.books, account, until, reason=given.reason, actor=caller.name, now=context.clock.now_ms())
@@ -59,7 +59,7 @@ def _periods(owner: BudgetOwner, limit: int, before: Instant | None) -> Response
         spans, more = paging.page(spans, limit, lambda span: span[0])
         items = _booked(session, account, rules, spans, now)
     sealed = format_instant(account.sealed_until) if account.sealed_until else None
-    return requests.answer(PeriodList(items=items, sealed_until=sealed, next_cursor=more))
+    return answers.json(PeriodList(items=items, sealed_until=sealed, next_cursor=more))
 
 
 def _newest(rules: Sequence[Rule], at: Instant, first: Instant) -> Iterator[tuple[Instant, Instant]]:

@@ -7,7 +7,7 @@ from flask import Response
 
 from slicekeeper.config.policy import parse_rate
 from slicekeeper.units import format_instant
-from timekeeper.api import paging, requests
+from timekeeper.api import answers, paging, parse
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.rate import GpuRate, GpuRateList, RateBody
@@ -20,7 +20,7 @@ def listed(context: HandlerContext) -> Response:
     context.allow("list", "", "rates")
     limit, after = paging.limit(), paging.cursor(int)
     with context.books.database.reading() as session:
-        rows = rates.listed(session, requests.plain("model"), after or 0, limit + 1)
+        rows = rates.listed(session, parse.plain("model"), after or 0, limit + 1)
     rows, more = paging.page(rows, limit, lambda row: row.id)
     items = [
         GpuRate(
@@ -32,19 +32,19 @@ def listed(context: HandlerContext) -> Response:
         )
         for row in rows
     ]
-    return requests.answer(GpuRateList(items=items, next_cursor=more))
+    return answers.json(GpuRateList(items=items, next_cursor=more))
 
 
 def put(context: HandlerContext) -> Response:
     """Set a GPU model's rate from an instant on that is not past."""
     caller = context.allow("create", "", "rates")
-    given = requests.body(RateBody)
+    given = parse.body(RateBody)
     try:
         rate = parse_rate(given.rate)
     except (ValueError, ArithmeticError) as error:
         raise Problem(422, "rate-invalid", f"rate: {error}; for example 3/2", "rate") from error
     now = context.clock.now_ms()
-    wanted = None if given.effective_at is None else requests.instant(given.effective_at, "effectiveAt")
+    wanted = None if given.effective_at is None else parse.instant(given.effective_at, "effectiveAt")
     since, made = set_rate(
         context.books, given.model, rate, since=wanted, reason=given.reason, actor=caller.name, now=now
     )
@@ -56,4 +56,4 @@ def put(context: HandlerContext) -> Response:
     answer = GpuRate(
         id=row.id, model=row.model, rate=str(row.rate), effective_at=format_instant(since), source=row.source
     )
-    return requests.answer(answer, 201 if made else 200)
+    return answers.json(answer, 201 if made else 200)

@@ -10,7 +10,7 @@ from flask import Response
 
 from slicekeeper.units import format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Reservation, ReservationList
-from timekeeper.api import requests
+from timekeeper.api import answers, parse
 from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.idempotency import order_of
@@ -27,16 +27,16 @@ def listed(context: HandlerContext, namespace: str) -> Response:
     owner = owner_of(context, namespace)
     owner.allow("get", "reservations")
     rows, more = owner.page(ReservationRow)
-    return requests.answer(ReservationList(items=_views(context, rows), next_cursor=more))
+    return answers.json(ReservationList(items=_views(context, rows), next_cursor=more))
 
 
 def opened(context: HandlerContext, namespace: str) -> Response:
     """Set GPU time aside."""
     owner = owner_of(context, namespace)
     caller = owner.allow("create", "reservations")
-    given = requests.body(ReservationBody)
+    given = parse.body(ReservationBody)
     order = order_of(context, caller, given.amount_ms, given.reason)
-    end = requests.instant(given.expires_at, "expiresAt")
+    end = parse.instant(given.expires_at, "expiresAt")
     ref = owner.account_ref()
     if not ref.policy.reserves:
         raise Problem(
@@ -46,7 +46,7 @@ def opened(context: HandlerContext, namespace: str) -> Response:
             "nothing can be set aside; set budget.enforcement: safe in the policy file",
         )
     row, made = open_by_hand(context.books, ref, order, expires_at=end)
-    return requests.answer(_views(context, [row])[0], 201 if made else 200)
+    return answers.json(_views(context, [row])[0], 201 if made else 200)
 
 
 def shown(context: HandlerContext, namespace: str, reservation: str) -> Response:
@@ -55,20 +55,20 @@ def shown(context: HandlerContext, namespace: str, reservation: str) -> Response
     owner.allow("get", "reservations")
     with context.books.database.reading() as session:
         account = owner.find(session)
-        row = store.by_id(session, account.id, requests.row_id(reservation)) if account else None
+        row = store.by_id(session, account.id, parse.row_id(reservation)) if account else None
     if row is None:
         raise ReservationUnknown(f"namespace {namespace} has no reservation {reservation}")
-    return requests.answer(_views(context, [row])[0])
+    return answers.json(_views(context, [row])[0])
 
 
 def released(context: HandlerContext, namespace: str, reservation: str) -> Response:
     """Release a reservation that was opened by hand."""
     owner = owner_of(context, namespace)
     caller = owner.allow("delete", "reservations")
-    key, now = requests.row_id(reservation), context.clock.now_ms()
+    key, now = parse.row_id(reservation), context.clock.now_ms()
     row = release(context.books, owner.find, namespace, key, actor=caller.name, now=now)
     context.controller.nudge()
-    return requests.answer(_views(context, [row])[0])
+    return answers.json(_views(context, [row])[0])
 
 
 def _views(context: HandlerContext, rows: Sequence[ReservationRow]) -> list[Reservation]:

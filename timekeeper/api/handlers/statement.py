@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant, format_instant
 from slicekeeper.wire.timekeeper import Statement, StatementChild, StatementPod, StatementTotal
-from timekeeper.api import paging, requests
+from timekeeper.api import answers, paging, parse
 from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.views.statement_csv import csv_lines
@@ -28,18 +28,18 @@ def statement(context: HandlerContext, **path: str) -> Response:
     owner = owner_of(context, **path)
     owner.allow("get", "statement")
     limit, after = paging.limit(), paging.cursor(str) or ""
-    wanted = requests.choice("format", ("json", "csv"))
+    wanted = parse.choice("format", ("json", "csv"))
     with context.books.database.reading() as session:
         account = owner.require(session)
         rules = [row.rule for row in budget_rules.rules(session, account.id)]
-        span = requests.interval(accounting_period(rules, context.clock.now_ms()))
+        span = parse.interval(accounting_period(rules, context.clock.now_ms()))
         if wanted == "csv":
             return _csv(context, account, span)
         opening, totals = (None, []) if after else _summed(session, account, span)
         rows = list(statements.charged(session, account.id, *span, after=after, limit=limit + 1))
         rows, more = paging.page(rows, limit, lambda row: row.pod_uid)
         children = _children(session, account, rows)
-    return requests.answer(
+    return answers.json(
         Statement(
             namespace=account.name if account.kind == "namespace" else None,
             parent=None if account.kind == "namespace" else account.name,

@@ -8,7 +8,7 @@ from typing import Final, cast, get_args
 from flask import Response, request
 
 from slicekeeper.units import EPOCH, Instant, format_if_known, format_instant
-from timekeeper.api import paging, requests
+from timekeeper.api import answers, paging, parse
 from timekeeper.api.budget_owner import NamespaceOwner, listed_namespace
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.problems import Problem
@@ -25,10 +25,10 @@ _MOST_BUCKETS: Final = 1_000
 def listed(context: HandlerContext) -> Response:
     """Return a page of usage by interval and group; without an interval of the current day, hour by hour."""
     owner = listed_namespace(context)
-    now, zone = context.clock.now_ms(), requests.time_zone(request.args.get("timeZone") or "UTC")
-    bucket = cast(PeriodName, requests.choice("bucket", _BUCKETS))
-    group_by = cast(GroupBy, requests.choice("groupBy", get_args(GroupBy)))
-    start, end = requests.interval(bounds(now, "day", zone) or (EPOCH, now))
+    now, zone = context.clock.now_ms(), parse.time_zone(request.args.get("timeZone") or "UTC")
+    bucket = cast(PeriodName, parse.choice("bucket", _BUCKETS))
+    group_by = cast(GroupBy, parse.choice("groupBy", get_args(GroupBy)))
+    start, end = parse.interval(bounds(now, "day", zone) or (EPOCH, now))
     limit, (after, group) = paging.limit(), paging.cursor(tuple[int, str]) or (-1, "")
     spans = _spans(start, end, bucket, zone)
     with context.books.database.reading() as session:
@@ -39,8 +39,8 @@ def listed(context: HandlerContext) -> Response:
             group_by=group_by,
             now=now,
             account=None if account is None else account.id,
-            pod_uid=requests.plain("podUid", 64),
-            model=requests.plain("model"),
+            pod_uid=parse.plain("podUid", 64),
+            model=parse.plain("model"),
         )
         nothing = owner is not None and account is None
         rows = [] if nothing else usage.by_interval(session, wanted, (after, group), limit + 1)
@@ -58,7 +58,7 @@ def listed(context: HandlerContext) -> Response:
         )
         for row in rows
     ]
-    return requests.answer(UsageList(group_by=group_by, items=items, as_of=format_instant(now), next_cursor=more))
+    return answers.json(UsageList(group_by=group_by, items=items, as_of=format_instant(now), next_cursor=more))
 
 
 def _spans(start: Instant, end: Instant, bucket: PeriodName, zone: str) -> list[tuple[Instant, Instant]]:
@@ -79,7 +79,7 @@ def _spans(start: Instant, end: Instant, bucket: PeriodName, zone: str) -> list[
 
 def of_namespace(context: HandlerContext, namespace: str) -> Response:
     """Return a namespace's charges in this period, and its pods' usage."""
-    name = requests.namespace(namespace)
+    name = parse.namespace(namespace)
     context.allow("get", name)
     now = context.clock.now_ms()
     standing = NamespaceOwner(context, name).standing()
@@ -88,7 +88,7 @@ def of_namespace(context: HandlerContext, namespace: str) -> Response:
     if standing is not None:
         with context.books.database.reading() as session:
             used = workloads.used(session, standing.account.id, state.period_start or EPOCH)
-    return requests.answer(
+    return answers.json(
         Usage(
             namespace=name,
             period_start=format_if_known(state.period_start),

@@ -7,7 +7,7 @@ from flask import Response
 
 from slicekeeper.units import Instant, format_instant
 from slicekeeper.wire.timekeeper import WorkloadList
-from timekeeper.api import paging, requests
+from timekeeper.api import answers, paging
 from timekeeper.api.budget_owner import listed_namespace
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.views import workload
@@ -27,4 +27,4 @@ def listed(context: HandlerContext) -> Response:
     rows, more = paging.page(rows, limit, lambda row: (row[0].started_at, row[0].pod_uid))
     now = context.clock.now_ms()
     items = workload.workload_views(context.books, rows, now)
-    return requests.answer(WorkloadList(items=items, as_of=format_instant(now), next_cursor=more))
+    return answers.json(WorkloadList(items=items, as_of=format_instant(now), next_cursor=more))

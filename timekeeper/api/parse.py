@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse requests and serialise answers, the same way for all handlers."""
+"""Parse what a request consists of: body, path, query and conditions. Each function says what is wrong."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
-from flask import Response, request
-from werkzeug.http import unquote_etag
+from flask import request
 
 from slicekeeper import typed_json
 from slicekeeper.config.policy_entry import check_time_zone
@@ -77,23 +76,6 @@ def known_query(names: Sequence[str]) -> None:
         if name not in names:
             detail = f"use {', '.join(names)}" if names else "this route has none"
             raise Problem(422, "query-invalid", f"{name[:64]!r} is not a query parameter: {detail}", name[:64])
-
-
-def answer(value: object, status: int = 200, *, etag: str = "") -> Response:
-    """Return a value as JSON."""
-    made = Response(msgspec.json.encode(value), status, content_type="application/json")
-    if etag:
-        made.headers["ETag"] = etag
-    return made
-
-
-def not_modified(etag: str) -> Response | None:
-    """Return 304 if the caller has the current version; tags are compared weakly."""
-    if not request.if_none_match.contains_weak(unquote_etag(etag)[0]):
-        return None
-    made = Response(status=304)
-    made.headers["ETag"] = etag
-    return made
 
 
 def namespace(name: str) -> str:
