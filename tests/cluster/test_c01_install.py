@@ -75,12 +75,12 @@ def test_the_node_shows_its_gpus_and_their_capacity(site: Site) -> None:
 def test_a_job_completes_with_the_meter_inside_and_is_charged_exactly(site: Site) -> None:
     team = site.namespace()
     site.kubectl.create(job("train", gpu_container(script=f"{SHOW}; sleep 2", core=25)), namespace=team)
-    site.kubectl("wait", "--for=condition=Complete", "job/train", "-n", team, "--timeout=180s", timeout=190)
+    site.kubectl.wait("Complete", "job/train", team)
     [done] = site.pods(team)
     assert done["spec"]["initContainers"][0]["name"] == names.SIDECAR
     closed = wait_for(
-        "closed interval",
         lambda: [w for w in site.workloads(team).values() if w.state == "closed"],
+        "closed interval",
         seconds=180,
     )
     assert closed[0].charged_ms == charge_of(done)
@@ -166,13 +166,13 @@ def test_deployment_statefulset_and_cronjob_run(site: Site) -> None:
     }
     site.kubectl.create(stateful, cron, namespace=team)
     site.kubectl("create", "job", "tonight", "--from=cronjob/nightly", "-n", team)
-    site.kubectl("rollout", "status", "deployment/serve", "-n", team, "--timeout=180s", timeout=190)
-    site.kubectl("rollout", "status", "statefulset/db", "-n", team, "--timeout=180s", timeout=190)
-    site.kubectl("wait", "--for=condition=Complete", "job/tonight", "-n", team, "--timeout=180s", timeout=190)
+    site.kubectl.rollout("deployment/serve", team)
+    site.kubectl.rollout("statefulset/db", team)
+    site.kubectl.wait("Complete", "job/tonight", team)
     site.kubectl("rollout", "restart", "deployment/serve", "-n", team)
-    site.kubectl("rollout", "status", "deployment/serve", "-n", team, "--timeout=180s", timeout=190)
+    site.kubectl.rollout("deployment/serve", team)
     site.kubectl("delete", "pod", "db-0", "-n", team)  # the ordinal waits for the finalizer
-    site.kubectl("rollout", "status", "statefulset/db", "-n", team, "--timeout=180s", timeout=190)
+    site.kubectl.rollout("statefulset/db", team)
 
 
 def test_many_pods_at_once_each_of_whose_containers_has_its_own_seat(site: Site) -> None:
@@ -187,7 +187,7 @@ def test_many_pods_at_once_each_of_whose_containers_has_its_own_seat(site: Site)
         up = [p for p in pods if p["status"].get("phase") == "Running"]
         return up if len(up) == CROWD else []
 
-    pods = wait_for("all of them running", running, seconds=5 * max(CROWD, 36), pause=2)
+    pods = wait_for(running, "all of them running", seconds=5 * max(CROWD, 36), pause=2)
     failed = [event["message"] for event in site.events(team, "Failed")]
     assert not [why for why in failed if "CDI" in why], "a container was created before its runtime knew its seat"
     held = seats(site)
@@ -218,4 +218,4 @@ def _logs(site: Site, namespace: str, name: str, container: str, part: str = "")
         text = site.kubectl("logs", name, "-c", container, "-n", namespace)
         return text if part in text else ""
 
-    return wait_for(f"output {part}", look)
+    return wait_for(look, f"output {part}")

@@ -19,7 +19,7 @@ def _quota(hard: dict[str, str]) -> dict[str, object]:
 def test_a_quota_on_compute_and_memory_holds(site: Site) -> None:
     team = site.namespace()
     site.kubectl.create(_quota({f"requests.{CORE}": "50", f"requests.{MEMORY}": "40"}), namespace=team)
-    wait_for("quota", lambda: site.kubectl.get("resourcequota", "gpu", team).get("status", {}).get("used"))
+    wait_for(lambda: site.kubectl.get("resourcequota", "gpu", team).get("status", {}).get("used"), "quota")
     site.kubectl.create(pod("one", gpu_container(core=30, blocks=16)), namespace=team)
     with pytest.raises(Refused, match=rf"exceeded quota: gpu, requested: requests.{CORE}=30"):
         site.kubectl.create(pod("two", gpu_container(core=30, blocks=8)), namespace=team)
@@ -33,7 +33,7 @@ def test_a_quota_on_compute_and_memory_holds(site: Site) -> None:
 def test_a_quota_on_cpu_counts_the_sidecar(site: Site) -> None:
     team = site.namespace()
     site.kubectl.create(_quota({"requests.cpu": "100m", "limits.memory": "1Gi"}), namespace=team)
-    wait_for("quota", lambda: site.kubectl.get("resourcequota", "gpu", team).get("status", {}).get("used"))
+    wait_for(lambda: site.kubectl.get("resourcequota", "gpu", team).get("status", {}).get("used"), "quota")
     container = gpu_container(core=5)
     container["resources"]["limits"] |= {"cpu": "40m", "memory": "32Mi"}
     site.kubectl.create(pod("one", container), namespace=team)
@@ -88,8 +88,8 @@ def test_a_pod_is_resized_in_place_beside_one_with_resources_of_its_own(site: Si
 
     resize({"cpu": "60m"})
     wait_for(
-        "more compute time",
         lambda: site.pod(team, "one")["status"]["containerStatuses"][0]["resources"]["limits"]["cpu"] == "60m",
+        "more compute time",
     )
     with pytest.raises(Refused):
         resize({CORE: "10"})
@@ -108,4 +108,4 @@ def test_pod_security_restricted_passes_what_we_add(site: Site) -> None:
     site.kubectl.create(pod("one", container), namespace=team)
     done = site.wait_phase(team, "one", "Succeeded")
     assert done["spec"]["initContainers"][0]["name"] == names.SIDECAR
-    wait_for("its seat", lambda: '"seat-' in site.kubectl("logs", "one", "-c", "train", "-n", team))
+    wait_for(lambda: '"seat-' in site.kubectl("logs", "one", "-c", "train", "-n", team), "its seat")

@@ -47,8 +47,8 @@ def test_the_pod_that_a_replicaset_makes_is_refused_by_its_own_review(site: Site
     site.kubectl.patch("validatingwebhookconfiguration", "slicekeeper", {"webhooks": pods_only})
     try:
         bad = gpu_container(core=150)
-        wait_for("template that passes", lambda: _passes(site, team, bad))
-        events = wait_for("refusal of the ReplicaSet's pod", lambda: site.events(team, "FailedCreate"))
+        wait_for(lambda: _passes(site, team, bad), "template that passes")
+        events = wait_for(lambda: site.events(team, "FailedCreate"), "refusal of the ReplicaSet's pod")
     finally:
         site.kubectl.patch("validatingwebhookconfiguration", "slicekeeper", {"webhooks": saved["webhooks"]})
     assert "multiple of 100" in events[0]["message"]

@@ -45,15 +45,15 @@ def test_away_gpu_pods_are_refused_and_a_deployment_waits(site: Site) -> None:
     team = site.namespace()
     site.rollout(WEBHOOK, 0)
     try:
-        wait_for("end of the webhook's pods", lambda: not site.pods(NAMESPACE, "app.kubernetes.io/name=webhook"))
+        wait_for(lambda: not site.pods(NAMESPACE, "app.kubernetes.io/name=webhook"), "end of the webhook's pods")
         with pytest.raises(Refused, match="failed calling webhook"):
             site.kubectl.create(pod("one", gpu_container(core=5)), namespace=team)
         _others_never_notice(site, team)
         site.kubectl.create(deployment("serve", gpu_container(core=5)), namespace=team)
-        wait_for("refusal told by an event", lambda: site.events(team, "FailedCreate"))
+        wait_for(lambda: site.events(team, "FailedCreate"), "refusal told by an event")
     finally:
         site.rollout(WEBHOOK, 1)
-    site.kubectl("rollout", "status", "deployment/serve", "-n", team, "--timeout=240s", timeout=250)
+    site.kubectl.rollout("deployment/serve", team)
 
 
 def test_hanging_gpu_pods_are_refused_in_time(site: Site, cluster: Cluster) -> None:
@@ -67,7 +67,7 @@ def test_hanging_gpu_pods_are_refused_in_time(site: Site, cluster: Cluster) -> N
         _others_never_notice(site, team)
     finally:
         cluster.run("pkill", "-CONT", "-f", "slicekeeper webhook serve")
-    wait_for("webhook that answers", lambda: _admits(site, team))
+    wait_for(lambda: _admits(site, team), "webhook that answers")
 
 
 def test_an_expired_certificate_is_refused_and_healed(site: Site) -> None:
@@ -79,14 +79,14 @@ def test_an_expired_certificate_is_refused_and_healed(site: Site) -> None:
     data = {"tls.crt": _encoded(expired.certificate), "tls.key": _encoded(expired.key)}
     site.rollout("deployment/certificates", 0)
     try:
-        wait_for("end of the keeper", lambda: not site.pods(NAMESPACE, "app.kubernetes.io/name=certificates"))
+        wait_for(lambda: not site.pods(NAMESPACE, "app.kubernetes.io/name=certificates"), "end of the keeper")
         site.kubectl.patch("secret", "webhook-tls", {"data": data}, NAMESPACE)
         site.rollout(WEBHOOK)  # connections that are open stay good; new ones see what the Secret has
-        wait_for("refusal", lambda: _refused_for(site, team, "certificate has expired"), pause=1)
+        wait_for(lambda: _refused_for(site, team, "certificate has expired"), "refusal", pause=1)
         _others_never_notice(site, team)
     finally:
         site.rollout("deployment/certificates", 1)
-    wait_for("certificate that is good again", lambda: _admits(site, team), seconds=120, pause=1)
+    wait_for(lambda: _admits(site, team), "certificate that is good again", seconds=120, pause=1)
 
 
 def test_rotation_under_load_fails_no_admission_and_loses_no_report(site: Site) -> None:
@@ -97,15 +97,15 @@ def test_rotation_under_load_fails_no_admission_and_loses_no_report(site: Site) 
     with _patience(site), admissions(site, team) as load:
         # A tenant who accepts no new CA does not affect others.
         stubborn = site.namespace()
-        wait_for("CA", lambda: names.CA_CONFIG_MAP in str(site.kubectl.list("configmaps", stubborn)))
+        wait_for(lambda: names.CA_CONFIG_MAP in str(site.kubectl.list("configmaps", stubborn)), "CA")
         site.kubectl.patch("configmap", names.CA_CONFIG_MAP, {"data": {"ca.crt": "mine"}, "immutable": True}, stubborn)
         # A CA that is lost can sign no more: a new one is made, the old one stays trusted.
         site.kubectl("delete", "secret", "slicekeeper-ca", "-n", NAMESPACE)
-        after = wait_for("new certificate", lambda: next(_changed(site, before), None))
+        after = wait_for(lambda: next(_changed(site, before), None), "new certificate")
         bundle = base64.b64decode(site.kubectl.get("secret", "slicekeeper-ca", NAMESPACE)["data"]["ca.crt"])
         assert base64.b64decode(trusted) in bundle
         assert bundle.count(b"BEGIN CERTIFICATE") == base64.b64decode(trusted).count(b"BEGIN CERTIFICATE") + 1
-        wait_for("webhook that has it", lambda: site.shown_by_webhook() == base64.b64decode(after), 120, 2)
+        wait_for(lambda: site.shown_by_webhook() == base64.b64decode(after), "webhook that has it", 120, 2)
         load.wait_for_more()
     assert load.failed == []
     assert load.done > 20

@@ -50,7 +50,7 @@ def _release_all(site: Site) -> int:
 
 def _wait_until_all_ended(site: Site, team: str, seconds: float) -> None:
     try:
-        wait_for("deleted pods that have all ended", lambda: all(map(_ended, site.pods(team))), seconds, 1)
+        wait_for(lambda: all(map(_ended, site.pods(team))), "deleted pods that have all ended", seconds, 1)
     except TimeoutError as error:
         left = [
             (p["metadata"]["name"], p["metadata"].get("deletionTimestamp"), p["spec"].get("nodeName"), p["status"])
@@ -73,11 +73,11 @@ def _booked(site: Site, team: str) -> dict[str, int]:
 def test_a_burst_while_the_timekeeper_is_away(site: Site, cluster: Cluster) -> None:
     team = site.namespace("crowd")
     site.kubectl.create(job("before", gpu_container(script="sleep 600", core=5, blocks=4), count=3), namespace=team)
-    wait_for("pods that ran before", lambda: _phase(site, team, "before", "Running") == 3)
+    wait_for(lambda: _phase(site, team, "before", "Running") == 3, "pods that ran before")
     site.rollout(TIMEKEEPER, 0)
     left = time.monotonic()
     try:
-        wait_for("end of the timekeeper", lambda: not site.pods(NAMESPACE, PART))
+        wait_for(lambda: not site.pods(NAMESPACE, PART), "end of the timekeeper")
         seen = _version(site, team)
         burst = job("burst", gpu_container(script="sleep 2", core=5, blocks=4), count=BURST)
         burst["spec"]["parallelism"] = min(BURST, 40)
@@ -87,16 +87,16 @@ def test_a_burst_while_the_timekeeper_is_away(site: Site, cluster: Cluster) -> N
         cluster.kill("kube-apiserver")
         cluster.start("kube-apiserver")
         limit = 60 + BURST * 5
-        wait_for("end of the burst", lambda: _phase(site, team, "burst", "Succeeded") >= BURST, limit, 2)
+        wait_for(lambda: _phase(site, team, "burst", "Succeeded") >= BURST, "end of the burst", limit, 2)
         cluster.kill("etcd")
         cluster.start("etcd")
-        wait_for("answering API server", lambda: _answers(site), 60)
+        wait_for(lambda: _answers(site), "answering API server", 60)
         site.kubectl("delete", "jobs", "--all", "-n", team, "--wait=false", "--cascade=background")
         # Not left to Kubernetes' garbage collector, whose watches have just lost their history too.
         site.kubectl("delete", "pods", "--all", "-n", team, "--wait=false")
         cluster.forget_history()
         _wait_until_all_ended(site, team, 2 * limit)
-        wait_for("a history that is gone", lambda: _is_forgotten(site, team, seen))
+        wait_for(lambda: _is_forgotten(site, team, seen), "a history that is gone")
         records = site.pods(team)
         assert len(records) >= BURST + 3
         assert all(
@@ -105,7 +105,7 @@ def test_a_burst_while_the_timekeeper_is_away(site: Site, cluster: Cluster) -> N
     finally:
         site.rollout(TIMEKEEPER, 1)
     back = time.monotonic()
-    wait_for("pods that are let go", lambda: not site.pods(team), seconds=60 + BURST)
+    wait_for(lambda: not site.pods(team), "pods that are let go", seconds=60 + BURST)
     waited = time.monotonic() - back
     say(f"{len(records)} pods were held by an absence of {back - left:.0f} s, and gone {waited:.1f} s after it")
     assert _booked(site, team) == _expected(records)
@@ -114,24 +114,24 @@ def test_a_burst_while_the_timekeeper_is_away(site: Site, cluster: Cluster) -> N
 def test_the_watch_breaks_and_history_is_gone(site: Site, cluster: Cluster) -> None:
     team = site.namespace("crowd")
     site.kubectl.create(job("some", gpu_container(script="sleep 30", core=5, blocks=4), count=6), namespace=team)
-    wait_for("running pods", lambda: _phase(site, team, "some", "Running") == 6)
+    wait_for(lambda: _phase(site, team, "some", "Running") == 6, "running pods")
     cluster.run("pkill", "-STOP", "-f", "slicekeeper timekeeper [s]erve")
     seen = _version(site, team)
     try:
-        wait_for("their end", lambda: _phase(site, team, "some", "Succeeded") == 6)
+        wait_for(lambda: _phase(site, team, "some", "Succeeded") == 6, "their end")
         site.kubectl("delete", "job", "some", "-n", team, "--wait=false", "--cascade=background")
-        wait_for("their deletion", lambda: all("deletionTimestamp" in p["metadata"] for p in site.pods(team)))
+        wait_for(lambda: all("deletionTimestamp" in p["metadata"] for p in site.pods(team)), "their deletion")
         records = site.pods(team)
         cluster.forget_history()
         cluster.kill("etcd")
         cluster.start("etcd")
         cluster.kill("kube-apiserver")
         cluster.start("kube-apiserver")
-        wait_for("answering API server", lambda: _answers(site), 60)
-        wait_for("a history that is gone", lambda: _is_forgotten(site, team, seen))
+        wait_for(lambda: _answers(site), "answering API server", 60)
+        wait_for(lambda: _is_forgotten(site, team, seen), "a history that is gone")
     finally:
         cluster.run("sh", "-c", "pkill -CONT -f 'slicekeeper timekeeper [s]erve' || true")
-    wait_for("pods that are let go", lambda: not site.pods(team))
+    wait_for(lambda: not site.pods(team), "pods that are let go")
     assert len(records) == 6
     assert _booked(site, team) == _expected(records)
 
@@ -166,21 +166,21 @@ def _answers(site: Site) -> bool:
 def test_pods_that_a_broken_timekeeper_holds_are_let_go_and_charged_later(site: Site) -> None:
     team = site.namespace()
     site.kubectl.create(job("known", gpu_container(script="sleep 600", core=5, blocks=4), count=2), namespace=team)
-    wait_for("pods that run before", lambda: _phase(site, team, "known", "Running") == 2)
+    wait_for(lambda: _phase(site, team, "known", "Running") == 2, "pods that run before")
     site.rollout(TIMEKEEPER, 0)
     try:
-        wait_for("end of the timekeeper", lambda: not site.pods(NAMESPACE, PART))
+        wait_for(lambda: not site.pods(NAMESPACE, PART), "end of the timekeeper")
         site.kubectl.create(job("unseen", gpu_container(script="sleep 1", core=5, blocks=4), count=2), namespace=team)
-        wait_for("pods that ran unseen", lambda: _phase(site, team, "unseen", "Succeeded") == 2)
+        wait_for(lambda: _phase(site, team, "unseen", "Succeeded") == 2, "pods that ran unseen")
         site.kubectl("delete", "jobs", "--all", "-n", team, "--wait=false")
         _wait_until_all_ended(site, team, 90)
         held = site.pods(team)
         assert len(held) == 4
         assert _release_all(site) == 4
-        wait_for("pods that went", lambda: not site.pods(team))
+        wait_for(lambda: not site.pods(team), "pods that went")
         assert "4 pods were released by --break-glass and are not charged yet" in site.check()[1]
     finally:
         site.rollout(TIMEKEEPER, 1)
-    wait_for("charges", lambda: _booked(site, team) == _expected(held))
+    wait_for(lambda: _booked(site, team) == _expected(held), "charges")
     records = ("get", "configmaps", "-n", NAMESPACE, "-l", "slicekeeper.io/released-pods", "-o", "name")
-    wait_for("a record that is done with", lambda: not site.kubectl(*records))
+    wait_for(lambda: not site.kubectl(*records), "a record that is done with")

@@ -64,7 +64,7 @@ def pair(site: Site) -> Iterator[tuple[Object, Object]]:
         site.kubectl.create(pod("one", gpu_container(core=5)), namespace=team)
     mine, theirs = (site.wait_phase(team, "one", "Running") for team in teams)
     for team in teams:
-        wait_for("the pod in the ledger", partial(site.workloads, team))
+        wait_for(partial(site.workloads, team), "the pod in the ledger")
     yield mine, theirs
     site.namespaces.extend(teams)
     site.clear()
@@ -72,7 +72,7 @@ def pair(site: Site) -> Iterator[tuple[Object, Object]]:
 
 def test_a_pod_speaks_for_itself_alone(site: Site, pair: tuple[Object, Object]) -> None:
     mine, theirs = pair
-    wait_for("report of the other pod's own sidecar", lambda: site.heard(theirs), pause=1)
+    wait_for(lambda: site.heard(theirs), "report of the other pod's own sidecar", pause=1)
     before = site.workloads(theirs["metadata"]["namespace"])[theirs["metadata"]["uid"]]
     token = site.pod_token(mine)
     [own] = _outcomes(site, token, _report(mine))
@@ -89,7 +89,7 @@ def test_a_sidecar_reports_over_tls_and_clear_text_gets_no_answer(site: Site, pa
     [sidecar] = [c for c in mine["spec"]["initContainers"] if c["name"] == names.SIDECAR]
     environ = {entry["name"]: entry.get("value", "") for entry in sidecar["env"]}
     assert environ["SLICEKEEPER_TIMEKEEPER_CLIENT_URL"].startswith("https://")
-    wait_for("report of the pod's own sidecar", lambda: site.heard(mine), pause=1)
+    wait_for(lambda: site.heard(mine), "report of the pod's own sidecar", pause=1)
     token = site.folder / "mine.token"
     token.write_text(site.pod_token(mine))
     stranger = site.folder / "stranger.crt"
@@ -308,9 +308,9 @@ def test_a_pod_whose_label_was_taken_in_spite_of_the_guards_is_labelled_again_an
     def labelled() -> bool:
         return site.pod(team, "one")["metadata"].get("labels", {}).get(names.MANAGED_LABEL) == names.MANAGED_VALUE
 
-    wait_for("label", labelled)
+    wait_for(labelled, "label")
     uid = site.pod(team, "one")["metadata"]["uid"]
-    wait_for("charge", lambda: site.workloads(team).get(uid), pause=2)
+    wait_for(lambda: site.workloads(team).get(uid), "charge", pause=2)
 
 
 def test_an_editor_cannot_make_a_pod_that_says_it_holds_gpus(site: Site) -> None:
@@ -401,7 +401,7 @@ def test_the_schedulers_account_does_not_go_as_far_as_kube_schedulers_role(
 
 def test_the_account_of_the_certificates_writes_what_is_named_for_it_alone(site: Site) -> None:
     team = site.namespace()
-    wait_for("CA", lambda: _there(site, "configmap", names.CA_CONFIG_MAP, team))
+    wait_for(lambda: _there(site, "configmap", names.CA_CONFIG_MAP, team), "CA")
     acting = site.client(site.kubectl("create", "token", "certificates", "-n", NAMESPACE).strip())
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "any"}}
     for namespace in (team, "kube-system", NAMESPACE):
@@ -414,7 +414,7 @@ def test_the_account_of_the_certificates_writes_what_is_named_for_it_alone(site:
         with pytest.raises(Forbidden, match="may write only the ConfigMap"):
             acting.create(SECRETS, secret, NAMESPACE)
     site.kubectl("delete", "configmap", names.CA_CONFIG_MAP, "-n", team)
-    wait_for("CA again", lambda: _there(site, "configmap", names.CA_CONFIG_MAP, team))
+    wait_for(lambda: _there(site, "configmap", names.CA_CONFIG_MAP, team), "CA again")
 
 
 def _there(site: Site, kind: str, name: str, namespace: str) -> str:

@@ -22,7 +22,7 @@ def _gpu(script: str) -> Object:
 
 def _pod_of(site: Site, namespace: str, name: str) -> Object:
     """Return the one pod of a Job."""
-    return wait_for(f"pod of Job {name}", lambda: site.pods(namespace, f"job-name={name}"))[0]
+    return wait_for(lambda: site.pods(namespace, f"job-name={name}"), f"pod of Job {name}")[0]
 
 
 def _wait(site: Site, namespace: str, name: str, *phases: str) -> Object:
@@ -61,12 +61,12 @@ def test_in_a_safe_namespace_what_starts_may_finish(site: Site) -> None:
     # The first needs 161 s of the 200 s and runs as long as it likes, so that the second, of 71 s, waits.
     site.kubectl.create(job("first", _gpu("sleep 600"), activeDeadlineSeconds=100), namespace=safe)
     first = _wait(site, safe, "first", "Running")
-    wait_for("word why it started", lambda: _said(site, first, "GpuTimeReserved"))
+    wait_for(lambda: _said(site, first, "GpuTimeReserved"), "word why it started")
     assert not first["spec"].get("schedulingGates")
     assert first["spec"]["priorityClassName"] == "gpu-default-priority"
     site.kubectl.create(job("second", _gpu("sleep 600"), activeDeadlineSeconds=10), namespace=safe)
     second = _pod_of(site, safe, "second")
-    (why,) = wait_for("word why it waits", lambda: _said(site, second, "WaitsForGpuTime"))
+    (why,) = wait_for(lambda: _said(site, second, "WaitsForGpuTime"), "word why it waits")
     assert "needs 1m11s of GPU time" in why
     assert "are missing" in why
     budget = _budget(site, safe)
@@ -93,10 +93,10 @@ def test_in_a_safe_namespace_what_starts_may_finish(site: Site) -> None:
     second = _wait(site, safe, "second", "Failed")
     assert second["status"]["reason"] == "DeadlineExceeded"
     assert second["metadata"]["annotations"][names.BUDGET_STATE] == names.IN_BUDGET
-    paid = wait_for("its charge", lambda: (w := _charge(site, second)) and w.state == "closed" and w)
+    paid = wait_for(lambda: (w := _charge(site, second)) and w.state == "closed" and w, "its charge")
     assert 9_000 <= paid.charged_ms <= HOLD
     assert paid.over_budget_ms == 0
-    wait_for("the rest", lambda: _budget(site, safe).reserved_ms == 0)
+    wait_for(lambda: _budget(site, safe).reserved_ms == 0, "the rest")
 
     # Made again, the namespace has an account of its own.
     spent = AMOUNT - _budget(site, safe).balance_ms
@@ -104,11 +104,11 @@ def test_in_a_safe_namespace_what_starts_may_finish(site: Site) -> None:
     site.kubectl("delete", "namespace", safe, timeout=250)
     site.kubectl.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": safe}})
     account = ("get", "serviceaccount", "default", "-n", safe, "--ignore-not-found", "-o", "name")
-    wait_for("service account", lambda: site.kubectl(*account))
+    wait_for(lambda: site.kubectl(*account), "service account")
     # 161 s again: more than the old account had left.
     site.kubectl.create(job("fresh", _gpu("sleep 1"), activeDeadlineSeconds=100), namespace=safe)
     fresh = _wait(site, safe, "fresh", "Succeeded")
-    paid = wait_for("its charge", lambda: (w := _charge(site, fresh)) and w.state == "closed" and w)
+    paid = wait_for(lambda: (w := _charge(site, fresh)) and w.state == "closed" and w, "its charge")
     budget = _budget(site, safe)
     assert (budget.used_ms, budget.balance_ms) == (paid.charged_ms, AMOUNT - paid.charged_ms)
 
@@ -118,7 +118,7 @@ def test_in_a_hard_namespace_pods_are_told_refused_and_evicted(site: Site) -> No
     site.kubectl.create(job("saved", _gpu("sleep 600")), namespace=kept)
     saved = _wait(site, kept, "saved", "Running")
     with site.timekeeper() as client:  # before the word comes: the grace is 30 s
-        (told,) = wait_for("word of the end", lambda: _said(site, saved, "BudgetExhausted"))
+        (told,) = wait_for(lambda: _said(site, saved, "BudgetExhausted"), "word of the end")
         assert "are evicted from" in told
         client.grant(Budget, kept, 3_600_000, "the suite says so", "grant-1")
 
@@ -132,18 +132,18 @@ def test_in_a_hard_namespace_pods_are_told_refused_and_evicted(site: Site) -> No
     guarded["spec"]["template"]["metadata"]["labels"]["guard"] = "yes"
     site.kubectl.create(guard, guarded, job("plain", _gpu("sleep 600")), namespace=spent)
     plain, held = _wait(site, spent, "plain", "Running"), _wait(site, spent, "guarded", "Running")
-    wait_for("word of the end", lambda: _said(site, plain, "BudgetExhausted"))
-    refused = wait_for("refusal", lambda: _refusal(site, spent))
+    wait_for(lambda: _said(site, plain, "BudgetExhausted"), "word of the end")
+    refused = wait_for(lambda: _refusal(site, spent), "refusal")
     assert "no GPU budget left" in refused
     assert "for example the same manifest, after a grant or in the next period" in refused
 
-    (why,) = wait_for("eviction", lambda: _said(site, plain, "BudgetEviction"), seconds=120)
+    (why,) = wait_for(lambda: _said(site, plain, "BudgetEviction"), "eviction", seconds=120)
     assert "the grace period of 30s is over" in why
-    wait_for("its end", lambda: not _is_running(site, plain))
-    wait_for("word of the disruption budget", lambda: _said(site, held, "EvictionPutOff"))
+    wait_for(lambda: not _is_running(site, plain), "its end")
+    wait_for(lambda: _said(site, held, "EvictionPutOff"), "word of the disruption budget")
     assert _is_running(site, held)
     site.kubectl("delete", "poddisruptionbudget", "guard", "-n", spent)
-    wait_for("eviction", lambda: _said(site, held, "BudgetEviction"))
+    wait_for(lambda: _said(site, held, "BudgetEviction"), "eviction")
     assert _is_running(site, saved), "a grant within the grace keeps it"
     assert not _said(site, saved, "BudgetEviction")
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from cluster.harness.cluster import Cluster
 from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Object, Refused, wait_for
-from cluster.harness.losses import all_ended, create, fate, kill_agent, replace_agent, restart_kubelet
+from cluster.harness.lost_pods import all_ended, create, fate, kill_agent, replace_agent, restart_kubelet
 from cluster.harness.programs import NODE
 from cluster.harness.site import SEAT, Site, deployment, gpu_container, pod
 
@@ -41,7 +41,7 @@ def _right(site: Site, one: Object) -> bool:
 
 def _seat_told(site: Site, one: Object) -> Object:
     """Wait for a container's log, which kubelet may serve a little later, and return the seat in it."""
-    wait_for("its log", lambda: _right(site, one))
+    wait_for(lambda: _right(site, one), "its log")
     return _seat(site, one)
 
 
@@ -56,7 +56,7 @@ def _touch(site: Site, team: str, file: str) -> bool:
 def _seats_are_back(site: Site) -> None:
     """Wait until kubelet knows the agent again: before, it fails the pods that it is given."""
     node = site.part("nodeagent")["spec"]["nodeName"]
-    wait_for("seats", lambda: site.kubectl.get("node", node)["status"]["allocatable"].get(SEAT) == "512", seconds=180)
+    wait_for(lambda: site.kubectl.get("node", node)["status"]["allocatable"].get(SEAT) == "512", "seats", seconds=180)
 
 
 def _running(site: Site, namespace: str) -> list[Object]:
@@ -78,9 +78,9 @@ def test_agent_and_kubelet_are_killed_while_pods_start(site: Site, cluster: Clus
         if round_ == 1:
             restart_kubelet(site, cluster)
     pods = wait_for(
-        "twenty running pods", lambda: found if len(found := _running(site, team)) == 20 else [], seconds=180, pause=2
+        lambda: found if len(found := _running(site, team)) == 20 else [], "twenty running pods", seconds=180, pause=2
     )
-    wait_for("their seats", lambda: all(_right(site, one) for one in pods))
+    wait_for(lambda: all(_right(site, one) for one in pods), "their seats")
     ids = {one["metadata"]["uid"]: _seat(site, one)["id"] for one in pods}
     assert len(set(ids.values())) == 20
 
@@ -90,9 +90,9 @@ def test_agent_and_kubelet_are_killed_while_pods_start(site: Site, cluster: Clus
     restart_kubelet(site, cluster)
     _seats_are_back(site)
     again = wait_for(
-        "the same pods", lambda: found if len(found := _running(site, team)) == 20 else [], seconds=120, pause=2
+        lambda: found if len(found := _running(site, team)) == 20 else [], "the same pods", seconds=120, pause=2
     )
-    wait_for("their logs", lambda: all(_right(site, one) for one in again))  # kubelet serves them a little later
+    wait_for(lambda: all(_right(site, one) for one in again), "their logs")  # kubelet serves them a little later
     assert {one["metadata"]["uid"]: _seat(site, one)["id"] for one in again} == ids
     assert {one["metadata"]["uid"]: one["status"]["containerStatuses"][0]["restartCount"] for one in again} == restarts
 
@@ -112,7 +112,7 @@ def _fates(site: Site, team: str) -> Counter[str]:
 def test_no_pod_is_lost_that_comes_while_the_agent_is_replaced(site: Site, cluster: Cluster) -> None:
     before = _agent_uids(site)
     replace_agent(site, cluster)  # whatever was done to the last one
-    wait_for("another agent", lambda: _agent_uids(site) - before)
+    wait_for(lambda: _agent_uids(site) - before, "another agent")
     _seats_are_back(site)
     team = site.namespace()
     create(site, team, 0, 8)
@@ -162,14 +162,14 @@ def test_a_restarting_container_keeps_its_seat_while_agent_and_kubelet_are_kille
     first = _seat_told(site, site.wait_phase(team, "crash", "Running"))
     kill_agent(site, cluster)
     restart_kubelet(site, cluster)
-    wait_for("kubelet that knows it", lambda: _touch(site, team, "/flag/go"))
+    wait_for(lambda: _touch(site, team, "/flag/go"), "kubelet that knows it")
 
     def restarted() -> Object | None:
         one = site.pod(team, "crash")
         status = one["status"]["containerStatuses"][0]
         return one if status["restartCount"] >= 2 and _right(site, one) else None
 
-    again = wait_for("second restart", restarted, seconds=180, pause=1)
+    again = wait_for(restarted, "second restart", seconds=180, pause=1)
     assert _seat_told(site, again) == first
 
 
@@ -187,11 +187,11 @@ def test_a_container_between_two_runs_outlives_kubelet(site: Site, cluster: Clus
         back_off = status and (status["state"].get("waiting") or {}).get("reason") == "CrashLoopBackOff"
         return one if status and back_off and status["restartCount"] >= least else None
 
-    first = wait_for("back-off", lambda: waits(2), seconds=180)
+    first = wait_for(lambda: waits(2), "back-off", seconds=180)
     seat = _seat_told(site, first)
     restart_kubelet(site, cluster)
     count = first["status"]["containerStatuses"][0]["restartCount"]
-    again = wait_for("another run", lambda: waits(count + 1), seconds=180, pause=1)
+    again = wait_for(lambda: waits(count + 1), "another run", seconds=180, pause=1)
     assert _seat_told(site, again) == seat
 
 
@@ -222,8 +222,8 @@ def test_the_end_of_a_pod_whose_nodes_clock_was_set_back_is_charged_by_the_api_s
     site.kubectl.create(pod("train", gpu_container(core=5, blocks=4)), namespace=team)
     running = site.wait_phase(team, "train", "Running")["status"]
     uid = site.pod(team, "train")["metadata"]["uid"]
-    opened = datetime.fromisoformat(wait_for("its interval", lambda: site.workloads(team).get(uid)).start)
-    wait_for("enough to set it back", lambda: datetime.now(UTC) > opened + back)
+    opened = datetime.fromisoformat(wait_for(lambda: site.workloads(team).get(uid), "its interval").start)
+    wait_for(lambda: datetime.now(UTC) > opened + back, "enough to set it back")
     cluster.kill("kubelet")
     try:
         end = datetime.now(UTC)
@@ -232,15 +232,15 @@ def test_the_end_of_a_pod_whose_nodes_clock_was_set_back_is_charged_by_the_api_s
         ended = {"status": {"phase": "Succeeded", **statuses}}
         site.kubectl.patch("pod", "train", ended, team, "--subresource=status")
         reported = datetime.now(UTC)
-        wait_for("a later second", lambda: datetime.now(UTC) > reported + timedelta(seconds=1))
+        wait_for(lambda: datetime.now(UTC) > reported + timedelta(seconds=1), "a later second")
         renewed = (datetime.now(UTC) - back).isoformat(timespec="microseconds")
         site.kubectl.patch("lease", NODE, {"spec": {"renewTime": renewed}}, "kube-node-lease")
         # Without kubelet the timekeeper can only be asked by what it writes: this goes when the charge is booked.
-        wait_for("the booking", lambda: names.FINALIZER not in _finalizers(site, team), seconds=120)
+        wait_for(lambda: names.FINALIZER not in _finalizers(site, team), "the booking", seconds=120)
     finally:
         cluster.start("kubelet")
         _seats_are_back(site)
-    found = wait_for("a kubelet that forwards ports again", lambda: _workloads(site, team))[uid]
+    found = wait_for(lambda: _workloads(site, team), "a kubelet that forwards ports again")[uid]
     assert found.end is not None
     # The parts of seconds that no record has; a slow renewal moves it no further than to the report.
     assert end - timedelta(seconds=2) <= datetime.fromisoformat(found.end) <= reported + timedelta(seconds=1)
@@ -252,7 +252,7 @@ def test_a_node_created_anew_has_its_gpus_again(site: Site, cluster: Cluster) ->
     zeroed = [{"op": "replace", "path": "/status/capacity/tencent.com~1vcuda-core", "value": "0"}]
     site.kubectl("patch", "node", name, "--subresource=status", "--type=json", "-p", json.dumps(zeroed))
     wait_for(
-        "capacity", lambda: site.kubectl.get("node", name)["status"]["capacity"]["tencent.com/vcuda-core"] == "400", 30
+        lambda: site.kubectl.get("node", name)["status"]["capacity"]["tencent.com/vcuda-core"] == "400", "capacity", 30
     )
     restart_kubelet(site, cluster)
     _seats_are_back(site)

@@ -31,11 +31,11 @@ def observed(site: Site) -> Iterator[Site]:
     _apply(site, OBSERVE)
     team = site.namespace()
     try:
-        wait_for("policy that observes", lambda: _admitted(site, team), seconds=150, pause=1)
+        wait_for(lambda: _admitted(site, team), "policy that observes", seconds=150, pause=1)
         yield site
     finally:
         _apply(site, install.SUITE)
-        wait_for("policy that enforces", lambda: not _admitted(site, team), seconds=150, pause=1)
+        wait_for(lambda: not _admitted(site, team), "policy that enforces", seconds=150, pause=1)
 
 
 def _apply(site: Site, overlay: Path) -> None:
@@ -61,7 +61,7 @@ def test_every_namespace_observes_and_one_line_moves_one_to_enforce(observed: Si
     site.kubectl("create", "namespace", ENFORCED)
     site.namespaces.append(ENFORCED)
     account = ("get", "serviceaccount", "default", "-n", ENFORCED, "--ignore-not-found", "-o", "name")
-    wait_for("service account", lambda: site.kubectl(*account))
+    wait_for(lambda: site.kubectl(*account), "service account")
     for namespace in (team, ENFORCED):
         site.kubectl.create(pod("one", gpu_container(core=5)), namespace=namespace)
     seen, held = (site.wait_phase(namespace, "one", "Running") for namespace in (team, ENFORCED))
@@ -71,7 +71,7 @@ def test_every_namespace_observes_and_one_line_moves_one_to_enforce(observed: Si
     site.kubectl.create(_wrong(), namespace=team)
     with pytest.raises(Refused, match="vcuda-core"):
         site.kubectl.create(_wrong(), namespace=ENFORCED)
-    wait_for("both in the ledger", lambda: all(site.workloads(n) for n in (team, ENFORCED)))
+    wait_for(lambda: all(site.workloads(n) for n in (team, ENFORCED)), "both in the ledger")
 
 
 def test_pods_from_before_are_found_shown_and_charged_from_then_on(site: Site) -> None:
@@ -101,7 +101,7 @@ def test_pods_from_before_are_found_shown_and_charged_from_then_on(site: Site) -
     assert code == 1
     assert f"pod {team}/share is charged from now on" in told
     assert f"pod {team}/whole is charged from now on" in told
-    wait_for("two in the ledger", lambda: len(site.workloads(team)) == 2)
+    wait_for(lambda: len(site.workloads(team)) == 2, "two in the ledger")
     last = {}
     site.kubectl("delete", "pods", "--all", "-n", team, "--wait=false")
 
@@ -110,7 +110,7 @@ def test_pods_from_before_are_found_shown_and_charged_from_then_on(site: Site) -
         last.update({p["metadata"]["name"]: p for p in there})
         return not there
 
-    wait_for("pods that are let go", gone, pause=0.05)
+    wait_for(gone, "pods that are let go", pause=0.05)
     booked = {w.pod_name: w for w in site.workloads(team).values()}
     assert {name: w.state for name, w in booked.items()} == {"whole": "closed", "share": "closed"}
     for name, gpus in (("whole", Fraction(2)), ("share", Fraction(25, 100))):
@@ -118,7 +118,7 @@ def test_pods_from_before_are_found_shown_and_charged_from_then_on(site: Site) -
         begin, end = (_instant(str(text)) for text in (booked[name].start, booked[name].end))
         assert begin == adopted
         assert booked[name].charged_ms == floor((end - begin) * gpus + Fraction(1, 2))
-    wait_for("whole installation", lambda: site.check() == (0, "nothing is missing, nothing is unmetered\n"), 60, 1)
+    wait_for(lambda: site.check() == (0, "nothing is missing, nothing is unmetered\n"), "whole installation", 60, 1)
     devices(None)
 
 

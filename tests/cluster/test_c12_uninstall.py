@@ -16,7 +16,7 @@ from slicekeeper import names
 
 def test_check_names_what_is_unmetered(site: Site) -> None:
     # An agent of a test's second node may still be on its way out.
-    wait_for("whole installation", lambda: site.check() == (0, "nothing is missing, nothing is unmetered\n"), 60, 1)
+    wait_for(lambda: site.check() == (0, "nothing is missing, nothing is unmetered\n"), "whole installation", 60, 1)
     team = site.namespace()
     with site.without_webhook():
         site.kubectl.create(pod("early", gpu_container(core=5)), namespace=team)
@@ -37,13 +37,13 @@ def test_uninstalling_leaves_nothing_behind(site: Site) -> None:
     assert f"pod {team}/runs still has our finalizer" in told
     code, told = site.check("--repair")
     assert code == 0, told
-    wait_for("pod that goes", lambda: not site.pods(team))
+    wait_for(lambda: not site.pods(team), "pod that goes")
     published = ("get", "configmap", "-A", f"--field-selector=metadata.name={names.CA_CONFIG_MAP}", "-o", "name")
-    wait_for("end of what the garbage collector takes", lambda: not site.kubectl(*published).split())
+    wait_for(lambda: not site.kubectl(*published).split(), "end of what the garbage collector takes")
     node = site.kubectl.list("nodes")[0]
     assert not [key for key in node["metadata"]["annotations"] if "slicekeeper" in key]
     assert CORE not in node["status"]["capacity"]
-    wait_for("end of all that is ours", lambda: not site.leftovers(), pause=1)
+    wait_for(lambda: not site.leftovers(), "end of all that is ours", pause=1)
     site.kubectl.create(pod("plain", gpu_container(core=5)), namespace=team, dry_run=True)
     with pytest.raises(Exception, match="not found"):
         site.kubectl("get", "namespace", install.NAMESPACE)

@@ -85,7 +85,7 @@ def ledger(site: Site, cluster: Cluster) -> Iterator[Ledger]:
 
 def _stop(site: Site) -> None:
     site.rollout(TIMEKEEPER, 0)
-    wait_for("end of the timekeeper", lambda: not _replicas(site))
+    wait_for(lambda: not _replicas(site), "end of the timekeeper")
 
 
 def _replicas(site: Site) -> dict[str, Object]:
@@ -106,15 +106,15 @@ def test_replicas_are_killed_in_turn_under_load(site: Site, cluster: Cluster, le
     steady = [_kept(pod(f"steady-{n}", gpu_container(core=5, blocks=4))) for n in range(2)]
     with _kept_records(site, team), _hammers(site, team, other) as hammers:
         site.kubectl.create(*steady, namespace=team)
-        wait_for("pods of the load", lambda: _running(site, team) == 4, seconds=120)
+        wait_for(lambda: _running(site, team) == 4, "pods of the load", seconds=120)
         # Of the hammers, and of all four sidecars: a pod's first word may come before the ledger knows the pod.
-        wait_for("reports", lambda: ledger.rows(_HEARD, team=team) == [(2, 4)], seconds=120, pause=1)
+        wait_for(lambda: ledger.rows(_HEARD, team=team) == [(2, 4)], "reports", seconds=120, pause=1)
         for turn, going in enumerate(steady):
             booked = _bookings(ledger)
-            wait_for("load before the kill", lambda booked=booked: _bookings(ledger) > booked + 20, seconds=120)
+            wait_for(lambda booked=booked: _bookings(ledger) > booked + 20, "load before the kill", seconds=120)
             replicas = _replicas(site)
             assert len(replicas) == 2
-            address = wait_for("a leader", ledger.leader)
+            address = wait_for(ledger.leader, "a leader")
             leading = replicas.pop(address)
             (heir,) = replicas
             wave = _kept(job(f"wave-{turn}", gpu_container(script="sleep 2", core=5, blocks=4), count=3))
@@ -122,15 +122,15 @@ def test_replicas_are_killed_in_turn_under_load(site: Site, cluster: Cluster, le
             (status,) = leading["status"]["containerStatuses"]
             cluster.kill_container(status["containerID"])
             site.kubectl("delete", "pod", going["metadata"]["name"], "-n", team, "--wait=false")
-            wait_for("the other to lead", lambda heir=heir: ledger.leader() == heir)
+            wait_for(lambda heir=heir: ledger.leader() == heir, "the other to lead")
             booked = _bookings(ledger)
-            wait_for("load on the one that is left", lambda booked=booked: _bookings(ledger) > booked + 20, seconds=120)
+            wait_for(lambda booked=booked: _bookings(ledger) > booked + 20, "load on the one that is left", seconds=120)
             restarts = status["restartCount"]
             wait_for(
-                "the killed one's return", lambda p=leading, r=restarts: _is_ready(site, p, r), seconds=120, pause=1
+                lambda p=leading, r=restarts: _is_ready(site, p, r), "the killed one's return", seconds=120, pause=1
             )
         accounts = _stop_hammers(site, team, hammers)
-        records = wait_for("charge of every pod", lambda: _paid(site, team, 10), seconds=180, pause=1)
+        records = wait_for(lambda: _paid(site, team, 10), "charge of every pod", seconds=180, pause=1)
 
     say(f"acknowledged beside two kills: {accounts}")
     workloads = site.workloads(team)
@@ -207,7 +207,7 @@ def _has_ended(one: Object) -> bool:
 @contextmanager
 def _hammers(site: Site, team: str, other: str) -> Iterator[dict[str, Object]]:
     """Run two GPU pods that grant, transfer and report without pause; give them by UID."""
-    script = Path(install.__file__).with_name("hammer.py").read_text()
+    script = Path(install.__file__).with_name("timekeeper_load.py").read_text()
     binding = role_binding("hammer", "slicekeeper-budget-manager", service_account("default", team), everywhere=True)
     metadata = {"name": "hammer", "namespace": team}
     site.kubectl.apply(

@@ -62,12 +62,12 @@ def test_renewal_and_rotation_under_load_fail_no_admission_and_lose_no_report(si
         # The CA keeps its key.
         before = _secret(site, "slicekeeper-ca")
         certmanager.renew(site.kubectl, "ca", NAMESPACE)
-        after = wait_for("new CA", lambda: _changed(site, "slicekeeper-ca", before))
+        after = wait_for(lambda: _changed(site, "slicekeeper-ca", before), "new CA")
         assert after["tls.key"] == before["tls.key"]
         before = _secret(site, "webhook-tls")
         site.kubectl("delete", "secret", "webhook-tls", "-n", NAMESPACE)
         certmanager.renew(site.kubectl, "timekeeper", NAMESPACE)
-        after = wait_for("new certificate", lambda: _changed(site, "webhook-tls", before))
+        after = wait_for(lambda: _changed(site, "webhook-tls", before), "new certificate")
         assert after["tls.key"] != before["tls.key"]
         _wait_ready(site)
         _wait_shown(site)
@@ -82,13 +82,13 @@ def test_a_lost_ca_is_replaced_under_load(site: Site) -> None:
     with admissions(site, team) as load:
         before = _secret(site, "slicekeeper-ca")
         site.kubectl("delete", "secret", "slicekeeper-ca", "-n", NAMESPACE)
-        after = wait_for("new CA", lambda: _changed(site, "slicekeeper-ca", before))
+        after = wait_for(lambda: _changed(site, "slicekeeper-ca", before), "new CA")
         assert after["tls.key"] != before["tls.key"]
         # It signs only days later, when all clients know it.
-        wait_for("trust in both", lambda: {before["tls.crt"], after["tls.crt"]} <= _trusted(site), 180, 2)
+        wait_for(lambda: {before["tls.crt"], after["tls.crt"]} <= _trusted(site), "trust in both", 180, 2)
         for name in ("webhook", "timekeeper"):
             certmanager.renew(site.kubectl, name, NAMESPACE)
-        wait_for("new certificate", lambda: _secret(site, "webhook-tls")["ca.crt"] == after["tls.crt"])
+        wait_for(lambda: _secret(site, "webhook-tls")["ca.crt"] == after["tls.crt"], "new certificate")
         _wait_ready(site)
         _wait_shown(site)
         load.wait_for_more()
@@ -104,7 +104,7 @@ def test_switching_back(site: Site) -> None:
         site.kubectl("delete", "secret/slicekeeper-ca", "-n", NAMESPACE)
         before = _secret(site, "webhook-tls")
         install.install(site.kubectl)
-        wait_for("new certificate", lambda: _changed(site, "webhook-tls", before))
+        wait_for(lambda: _changed(site, "webhook-tls", before), "new certificate")
         _wait_shown(site)
         load.wait_for_more()
     assert load.failed == []
@@ -120,21 +120,21 @@ def test_installed_from_nothing_and_uninstalled(site: Site, cluster: Cluster) ->
     site.kubectl("delete", "-k", install.named(OVERLAY), "--timeout=240s", timeout=250)
     code, told = site.check("--repair")
     assert code == 0, told
-    wait_for("end of what the garbage collector takes", lambda: not site.leftovers(), pause=2)
+    wait_for(lambda: not site.leftovers(), "end of what the garbage collector takes", pause=2)
 
 
 def _works(site: Site) -> None:
     """Check that every part is ready, that all trust the CA, and that a Job runs on its slice and is charged."""
     _wait_ready(site)
-    wait_for("whole installation", lambda: site.check() == (0, "nothing is missing, nothing is unmetered\n"), 60, 1)
+    wait_for(lambda: site.check() == (0, "nothing is missing, nothing is unmetered\n"), "whole installation", 60, 1)
     team = site.namespace()
-    published = wait_for("CA", lambda: site.kubectl.list("configmaps", team))
+    published = wait_for(lambda: site.kubectl.list("configmaps", team), "CA")
     [bundle] = [c["data"][names.CA_KEY] for c in published if c["metadata"]["name"] == names.CA_CONFIG_MAP]
     assert _secret(site, "slicekeeper-ca")["tls.crt"].decode() in bundle
     site.kubectl.create(job("train", gpu_container(script="sleep 2", core=25)), namespace=team)
-    site.kubectl("wait", "--for=condition=Complete", "job/train", "-n", team, "--timeout=180s", timeout=190)
+    site.kubectl.wait("Complete", "job/train", team)
     [done] = site.pods(team)
-    closed = wait_for("charge", lambda: [w for w in site.workloads(team).values() if w.state == "closed"])
+    closed = wait_for(lambda: [w for w in site.workloads(team).values() if w.state == "closed"], "charge")
     assert closed[0].charged_ms == charge_of(done)
     # It signs no more.
     account = f"--as=system:serviceaccount:{NAMESPACE}:certificates"
@@ -151,7 +151,7 @@ def _wait_ready(site: Site) -> None:
 
 def _wait_shown(site: Site) -> None:
     """Wait until the webhook has the newest certificate that is made for it."""
-    wait_for("webhook that has it", lambda: site.shown_by_webhook() == _secret(site, "webhook-tls")["tls.crt"], 180, 2)
+    wait_for(lambda: site.shown_by_webhook() == _secret(site, "webhook-tls")["tls.crt"], "webhook that has it", 180, 2)
 
 
 def _secret(site: Site, name: str) -> dict[str, bytes]:

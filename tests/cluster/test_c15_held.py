@@ -37,11 +37,11 @@ def test_a_container_that_has_ended_holds_its_gpu_and_pays_until_its_pod_has(sit
     site.kubectl.create(job("rest", gpu_container(core=100, blocks=None), count=3), namespace=team)
     whole = gpu_container(script="sleep 2", core=100, blocks=None)
     site.kubectl.create(pod("holds", whole, *others, volumes=[FLAG], **more), namespace=team)
-    wait_for("four GPUs held", lambda: _bound(site, team) == 4)
-    wait_for("end of the GPU container", lambda: _ended(site.pod(team, "holds"), "train"))
+    wait_for(lambda: _bound(site, team) == 4, "four GPUs held")
+    wait_for(lambda: _ended(site.pod(team, "holds"), "train"), "end of the GPU container")
 
     site.kubectl.create(pod("waits", gpu_container(core=100, blocks=None)), namespace=team)
-    wait_for("word why it waits", lambda: site.events(team, "FailedScheduling"))
+    wait_for(lambda: site.events(team, "FailedScheduling"), "word why it waits")
     held = site.pod(team, "holds")
     assert held["status"]["phase"] == "Running"
     uid = held["metadata"]["uid"]
@@ -51,7 +51,7 @@ def test_a_container_that_has_ended_holds_its_gpu_and_pays_until_its_pod_has(sit
     site.kubectl("exec", "holds", "-c", "other", "-n", team, "--", "touch", "/flag/end")
     done = site.wait_phase(team, "holds", "Succeeded")
     waited = site.wait_phase(team, "waits", "Running")
-    closed = wait_for("closed interval", lambda: _closed(site, team, uid))
+    closed = wait_for(lambda: _closed(site, team, uid), "closed interval")
     assert closed.end is not None
     assert closed.charged_ms + closed.over_budget_ms == charge_of(done)
     assert _instant(closed.end) == max(map(_instant, _ends(done)))

@@ -53,17 +53,17 @@ def _gpus(site: Site) -> list[Gpu]:
 def plain(site: Site, cluster: Cluster) -> Iterator[Gpu]:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has a driver of its own")
-    before = wait_for("the GPUs", lambda: _gpus(site))
+    before = wait_for(lambda: _gpus(site), "the GPUs")
     try:
         cluster.run("sh", "-ec", INSTALL)
         with added(site, "tests/cluster/plain_driver"):
-            [gpu] = wait_for("the driver's GPU", lambda: found if len(found := _gpus(site)) == 1 else [])
+            [gpu] = wait_for(lambda: found if len(found := _gpus(site)) == 1 else [], "the driver's GPU")
             yield gpu
             for namespace in site.namespaces:
                 site.kubectl("delete", "pods", "--all", "-n", namespace, "--grace-period=1", "--wait=false")
     finally:
         cluster.run("sh", "-c", REMOVE)
-    wait_for("the GPUs as before", lambda: _gpus(site) == before)
+    wait_for(lambda: _gpus(site) == before, "the GPUs as before")
 
 
 def test_containers_get_the_drivers_own_files_and_their_slices_are_limited(site: Site, plain: Gpu) -> None:
@@ -75,9 +75,9 @@ def test_containers_get_the_drivers_own_files_and_their_slices_are_limited(site:
     for name, (core, blocks) in sizes.items():
         site.wait_phase(team, name, "Running")
         memory = blocks * GIB // 4
-        wait_for("its seat", lambda n=name, h=(core, 100, memory, "in-budget", 1): policy(site, team, n) == h)
-        assert wait_for("its memory", lambda n=name: said(site, team, n, "memory")) == [[str(memory), "2", "0"]]
-        wait_for("its steps", lambda n=name: said(site, team, n, "steps"))
+        wait_for(lambda n=name, h=(core, 100, memory, "in-budget", 1): policy(site, team, n) == h, "its seat")
+        assert wait_for(lambda n=name: said(site, team, n, "memory"), "its memory") == [[str(memory), "2", "0"]]
+        wait_for(lambda n=name: said(site, team, n, "steps"), "its steps")
     wanted = [f"/dev/{name}" for name in (*DEVICES, "nvidia0")]
     wanted += [f"{folder}/{name}.so.1" for folder in IN_CONTAINER for name in ("libcuda", "libnvidia-ml")]
     look = ("--", "/usr/local/bin/python3", "-c", LOOK, *wanted)

@@ -25,7 +25,7 @@ def renamed(site: Site) -> Iterator[None]:
     finally:
         install.install(site.kubectl)
         team = site.namespace()
-        wait_for("refusals by the usual names", lambda: _is_refused(site, team, gpu_container(blocks=None), "memory"))
+        wait_for(lambda: _is_refused(site, team, gpu_container(blocks=None), "memory"), "refusals by the usual names")
 
 
 def _is_refused(site: Site, namespace: str, container: Object, why: str) -> bool:
@@ -47,17 +47,17 @@ def test_pods_that_ask_by_other_names_get_their_slice_and_are_charged(site: Site
         nodes = [node for node in site.kubectl.list("nodes") if inventory.of_node(node)]
         return any(all(int(n["status"]["allocatable"].get(r, 0)) for r in (CORE, MEMORY, SEAT)) for n in nodes)
 
-    wait_for("amounts by the new names", shown)
-    wait_for("nothing to be said", lambda: site.check() == (0, "nothing is missing, nothing is unmetered\n"))
+    wait_for(shown, "amounts by the new names")
+    wait_for(lambda: site.check() == (0, "nothing is missing, nothing is unmetered\n"), "nothing to be said")
     team = site.namespace()
-    wait_for("refusals by the new names", lambda: _is_refused(site, team, asking("true", percent="25"), MEMORY))
+    wait_for(lambda: _is_refused(site, team, asking("true", percent="25"), MEMORY), "refusals by the new names")
     site.kubectl.create(
         job("train", asking("cat /run/slicekeeper/seat.json", percent="25", blocks="64")), namespace=team
     )
-    site.kubectl("wait", "--for=condition=Complete", "job/train", "-n", team, "--timeout=180s", timeout=190)
+    site.kubectl.wait("Complete", "job/train", team)
     [done] = site.pods(team)
     assert done["spec"]["containers"][0]["resources"]["limits"][SEAT] == "1"
     [closed] = wait_for(
-        "closed interval", lambda: [w for w in site.workloads(team).values() if w.state == "closed"], seconds=180
+        lambda: [w for w in site.workloads(team).values() if w.state == "closed"], "closed interval", seconds=180
     )
     assert closed.charged_ms == charge_of(done, CORE, MEMORY)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from cluster.harness.binaries import say
+from cluster.harness.budget_runs_out import speed
 from cluster.harness.charges import charge_of
 from cluster.harness.cluster import Cluster
 from cluster.harness.gpu_work import (
@@ -20,11 +21,10 @@ from cluster.harness.gpu_work import (
     seat_of,
     worker,
 )
-from cluster.harness.headline import speed
-from cluster.harness.hostile import FORKS
+from cluster.harness.hostile_container import FORKS
 from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Object, wait_for
-from cluster.harness.losses import kill_agent, restart_kubelet
+from cluster.harness.lost_pods import kill_agent, restart_kubelet
 from cluster.harness.site import Site, deployment, gpu_container, pod
 
 from slicekeeper import names
@@ -34,12 +34,12 @@ GIB = 1 << 30
 
 
 def _wait_for(site: Site, namespace: str, name: str, *held: object) -> None:
-    wait_for(f"{held} of {name}", lambda: policy(site, namespace, name)[-len(held) :] == held)
+    wait_for(lambda: policy(site, namespace, name)[-len(held) :] == held, f"{held} of {name}")
 
 
 def _goes_on(site: Site, namespace: str, name: str) -> None:
     before = len(said(site, namespace, name, "steps"))
-    wait_for("steps", lambda: len(said(site, namespace, name, "steps")) > before)
+    wait_for(lambda: len(said(site, namespace, name, "steps")) > before, "steps")
 
 
 def _restarts_of_agent(site: Site) -> int:
@@ -58,7 +58,7 @@ def test_a_budget_that_runs_out_makes_running_slices_background_and_a_grant_brin
     ):
         site.wait_phase(namespace, name, "Running")
         _wait_for(site, namespace, name, *expected)
-        [memory] = wait_for("its memory", lambda n=namespace, p=name: said(site, n, p, "memory"))
+        [memory] = wait_for(lambda n=namespace, p=name: said(site, n, p, "memory"), "its memory")
         assert memory == [str(expected[2]), "2", "0"], "its slice, and not one byte more"
     began = site.pod(poor, "greedy")["status"]["containerStatuses"]
     site.kubectl.patch("pod", "greedy", {"metadata": {"annotations": {names.CORE_LIMIT: "60"}}}, poor)
@@ -67,7 +67,7 @@ def test_a_budget_that_runs_out_makes_running_slices_background_and_a_grant_brin
     with site.timekeeper() as client:
         client.set_budget(Budget, poor, {"amountMs": 1_000, "period": "none", "timeZone": "UTC"})
     _wait_for(site, poor, "greedy", "background", 1)
-    kept = wait_for("the arbiter's answer", lambda: policy(site, rich, "train"))
+    kept = wait_for(lambda: policy(site, rich, "train"), "the arbiter's answer")
     assert kept == (50, 100, 4 * GIB, "in-budget", 1)
     with site.timekeeper() as client:
         client.grant(Budget, poor, 3_600_000, "the suite says so", "grant-1")
@@ -131,7 +131,7 @@ def test_whatever_is_killed_on_the_node_slices_hold_and_the_charge_is_exact(site
     )
     cluster.kill_container(status["containerID"])
     done = site.wait_phase(team, "train", "Failed")
-    closed = wait_for("its charge", lambda: [w for w in site.workloads(team).values() if w.state == "closed"])
+    closed = wait_for(lambda: [w for w in site.workloads(team).values() if w.state == "closed"], "its charge")
     assert closed[0].charged_ms == charge_of(done)
 
 
@@ -146,7 +146,7 @@ def test_a_node_whose_run_folder_is_emptied_puts_its_slices_back(site: Site, clu
     def running() -> list[Object]:
         return [one for one in site.pods(team) if one["status"].get("phase") == "Running"]
 
-    [one] = wait_for("a running pod", running)
+    [one] = wait_for(running, "a running pod")
     name, held = one["metadata"]["name"], (30, 60, 4 * GIB, "background", 1)
     _wait_for(site, team, name, *held)
     cluster.run("sh", "-c", "rm -rf /run/slicekeeper/* /var/run/cdi/*")
@@ -154,14 +154,14 @@ def test_a_node_whose_run_folder_is_emptied_puts_its_slices_back(site: Site, clu
     ours = ("-l", "app.kubernetes.io/name in (arbiter, nodeagent)")
     site.kubectl("delete", "pods", "-n", NAMESPACE, *ours)
     for part in ("arbiter", "nodeagent"):
-        site.kubectl("rollout", "status", f"daemonset/{part}", "-n", NAMESPACE, "--timeout=240s", timeout=250)
+        site.kubectl.rollout(f"daemonset/{part}", NAMESPACE)
     _wait_for(site, team, name, *held)
     cluster.kill_container(one["status"]["containerStatuses"][0]["containerID"])
 
     def restarted() -> list[Object]:
         return [one for one in running() if one["status"]["containerStatuses"][0]["restartCount"] == 1]
 
-    [after] = wait_for("its next container", restarted)
+    [after] = wait_for(restarted, "its next container")
     _wait_for(site, team, name, *held)
     _goes_on(site, team, name)
     assert after["metadata"]["uid"] == one["metadata"]["uid"]
@@ -182,14 +182,14 @@ def test_after_a_reboot_of_the_node_slices_are_held_again_and_what_ended_is_paid
             and "deletionTimestamp" not in one["metadata"]
         ]
 
-    before = wait_for("both pods", lambda: found if len(found := running()) == 2 else [])
+    before = wait_for(lambda: found if len(found := running()) == 2 else [], "both pods")
     held = (30, 100, 4 * GIB, "in-budget", 1)
     for one in before:
         _wait_for(site, team, one["metadata"]["name"], *held)
     ran_until = datetime.now(UTC)
     cluster.reboot()
     gone = frozenset(one["metadata"]["uid"] for one in before)
-    [after] = wait_for("another pod of the Deployment", lambda: running(gone), seconds=180)
+    [after] = wait_for(lambda: running(gone), "another pod of the Deployment", seconds=180)
     name = after["metadata"]["name"]
     _wait_for(site, team, name, *held)
     _goes_on(site, team, name)
@@ -200,7 +200,7 @@ def test_after_a_reboot_of_the_node_slices_are_held_again_and_what_ended_is_paid
         found = site.workloads(team).values()
         return {w.pod_uid: w.charged_ms for w in found if w.state == "closed" and w.pod_uid in gone}
 
-    charges = wait_for("their charges", lambda: found if len(found := closed()) == 2 else {})
+    charges = wait_for(lambda: found if len(found := closed()) == 2 else {}, "their charges")
     # kubelet writes whole seconds, and the refusal came before the Deployment made another pod.
     refused = datetime.fromisoformat(after["metadata"]["creationTimestamp"])
     for uid, one in ended.items():
@@ -214,10 +214,10 @@ def test_a_hostile_container_keeps_to_its_caps_or_is_evicted_and_its_neighbour_k
     here = one_gpu(site)
     site.kubectl.create(pod("train", TRAIN, annotations=here), namespace=team)
     site.wait_phase(team, "train", "Running")
-    wait_for("steps", lambda: said(site, team, "train", "steps"))
+    wait_for(lambda: said(site, team, "train", "steps"), "steps")
     site.kubectl.create(pod("hostile", attacker(30, 8), annotations=here), namespace=other)
     site.wait_phase(other, "hostile", "Running")
-    wait_for("end of the attack", lambda: said(site, other, "hostile", "over"), seconds=120)
+    wait_for(lambda: said(site, other, "hostile", "over"), "end of the attack", seconds=120)
     outcome = {what: said(site, other, "hostile", what) for what in ("damaged", "memory", "sockets", "granted")}
     assert outcome == {
         "damaged": [["0"]],  # a mount is neither removed nor written
@@ -234,11 +234,11 @@ def test_a_hostile_container_keeps_to_its_caps_or_is_evicted_and_its_neighbour_k
     assert seat["memory_peak"] <= seat["memory_limit"] == 2 * GIB
     # Preloading is a fence: a program that evades it and uses memory beyond the limit is reported, and evicted if the
     # policy says so.
-    [told] = wait_for("word of it", lambda: site.events(other, "OutsideSlice"))
+    [told] = wait_for(lambda: site.events(other, "OutsideSlice"), "word of it")
     assert "container train uses GPU" in told["message"]
-    wait_for("eviction", lambda: site.events(other, "AuditEviction"))
-    wait_for("its end", lambda: not site.pods(other))
-    kept = wait_for("the arbiter's answer", lambda: policy(site, team, "train"))
+    wait_for(lambda: site.events(other, "AuditEviction"), "eviction")
+    wait_for(lambda: not site.pods(other), "its end")
+    kept = wait_for(lambda: policy(site, team, "train"), "the arbiter's answer")
     assert kept == (50, 100, 4 * GIB, "in-budget", 1)
     _goes_on(site, team, "train")
 
@@ -252,7 +252,7 @@ def test_images_without_a_loader_start_unharmed_and_a_whole_gpu_has_no_limiter(s
         pod("part", static), pod("whole", gpu_container(script=show, core=100, blocks=None)), namespace=team
     )
     site.wait_phase(team, "part", "Succeeded")
-    seen = wait_for("its log", lambda: site.kubectl("logs", "part", "-c", "train", "-n", team).split())
+    seen = wait_for(lambda: site.kubectl("logs", "part", "-c", "train", "-n", team).split(), "its log")
     assert seen == [names.LIBRARY_PATH, "seat.json", "seat.sock"]
     site.wait_phase(team, "whole", "Succeeded")
     assert "seat.sock" not in site.kubectl("logs", "whole", "-c", "train", "-n", team)

@@ -27,7 +27,7 @@ def test_what_a_slice_and_a_whole_gpu_use_is_reported_and_shown(site: Site) -> N
         now = used()
         return now["idle"] == 0 and all((now[name] or 0) > 1000 for name in ("half", "whole"))
 
-    wait_for("their reports", all_used)
+    wait_for(all_used, "their reports")
 
     def shown() -> dict[str, Any] | None:
         code, told = site.slicekeeper("top", "-o", "json")
@@ -36,7 +36,7 @@ def test_what_a_slice_and_a_whole_gpu_use_is_reported_and_shown(site: Site) -> N
         used = [seats[name]["usedPercent"] for name in uids]  # at first over the time before they ran, too
         return seats if None not in used and min(used[:2]) > 5 else None
 
-    seats = wait_for("their shares", shown)
+    seats = wait_for(shown, "their shares")
     assert (seats["idle"]["usedPercent"], seats["idle"]["memoryUsedMib"]) == (0, 0)
     assert [seats[name]["askedPercent"] for name in uids] == [50, 100, 20]
     keys = ("container", "class", "limitPercent", "memoryMib")

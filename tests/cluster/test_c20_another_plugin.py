@@ -49,7 +49,7 @@ def theirs(site: Site, cluster: Cluster) -> Iterator[list[str]]:
     finally:
         for namespace in site.namespaces:
             site.kubectl("delete", "pods", "--all", "-n", namespace, "--grace-period=1", "--wait=false")
-        wait_for("all GPUs again", lambda: _offered(site) == every, seconds=120, pause=1)
+        wait_for(lambda: _offered(site) == every, "all GPUs again", seconds=120, pause=1)
 
 
 def _given(cluster: Cluster) -> set[str]:
@@ -66,7 +66,7 @@ def test_nothing_is_offered_twice_and_a_divided_node_serves_both(
         there = _node(site)["status"]["allocatable"]
         return there.get(RESOURCE), there.get(CORE)
 
-    wait_for("a divided node", lambda: amounts() == ("2", "200"))
+    wait_for(lambda: amounts() == ("2", "200"), "a divided node")
     ours = _offered(site)
     assert len(ours) == len(theirs) == 2
     assert not set(ours) & set(theirs)
@@ -80,8 +80,8 @@ def test_nothing_is_offered_twice_and_a_divided_node_serves_both(
         assert len(found) <= count
         return found if len(found) == count else []
 
-    wait_for("both of the other plugin's GPUs in use", lambda: running(other, 2), seconds=120)
-    halves = wait_for("four halves", lambda: running(team, 4), seconds=120)
+    wait_for(lambda: running(other, 2), "both of the other plugin's GPUs in use", seconds=120)
+    halves = wait_for(lambda: running(team, 4), "four halves", seconds=120)
     assert _given(cluster) == set(theirs)
     held = Counter(one["metadata"]["annotations"][names.gpu_annotation("train")] for one in halves)
     assert held == dict.fromkeys(ours, 2)

@@ -49,7 +49,7 @@ def _viewer(site: Site, team: str) -> tuple[Path, str]:
 
 
 def test_an_administrator_with_a_certificate_needs_neither_a_token_nor_a_forwarded_port(site: Site) -> None:
-    wait_for("the API", lambda: _available(site))
+    wait_for(lambda: _available(site), "the API")
     team = site.namespace()
     code, told = site.slicekeeper("budget", "grant", team, "1h", "--reason", "by certificate", "-o", "json")
     assert (code, json.loads(told)["grantedMs"]) == (0, 3_600_000), told
@@ -61,7 +61,7 @@ def test_an_administrator_with_a_certificate_needs_neither_a_token_nor_a_forward
 
 
 def test_kubectl_runs_and_completes_the_plugin_as_who_it_is_itself(site: Site) -> None:
-    wait_for("the API", lambda: _available(site))
+    wait_for(lambda: _available(site), "the API")
     team = site.namespace()
     kubeconfig, _ = _viewer(site, team)
     config = yaml.safe_load(kubeconfig.read_text())
@@ -84,7 +84,7 @@ def test_kubectl_runs_and_completes_the_plugin_as_who_it_is_itself(site: Site) -
 
 
 def test_a_namespaces_user_reads_its_own_budget_and_gets_no_further(site: Site) -> None:
-    wait_for("the API", lambda: _available(site))
+    wait_for(lambda: _available(site), "the API")
     mine, other = site.namespace(), site.namespace()
     kubeconfig, token = _viewer(site, mine)
     code, told = site.slicekeeper("budget", "get", mine, "--kubeconfig", str(kubeconfig), "-o", "json")
@@ -141,7 +141,7 @@ def test_a_namespaces_user_reads_its_own_budget_and_gets_no_further(site: Site) 
 
 def test_a_lead_grants_to_the_teams_namespaces_alone_and_an_auditor_reads_all(site: Site) -> None:
     """The administrator plays both: the kubeconfig names the user to impersonate."""
-    wait_for("the API", lambda: _available(site))
+    wait_for(lambda: _available(site), "the API")
     mine, other = site.namespace(), site.namespace()
     binding = role_binding("c21-lead", "slicekeeper-budget-manager", {"kind": "User", "name": "c21-lead"})
     site.kubectl.apply(binding, namespace=mine)
@@ -150,8 +150,8 @@ def test_a_lead_grants_to_the_teams_namespaces_alone_and_an_auditor_reads_all(si
     site.kubectl.apply(everywhere)
     try:
         lead, auditor = _acting(site, "c21-lead"), _acting(site, "c21-auditor")
-        wait_for("right to grant", lambda: site.slicekeeper("budget", "grant", mine, "1h", *lead)[0] == 0)
-        wait_for("right to read", lambda: site.slicekeeper("budget", "get", "-A", *auditor)[0] == 0)
+        wait_for(lambda: site.slicekeeper("budget", "grant", mine, "1h", *lead)[0] == 0, "right to grant")
+        wait_for(lambda: site.slicekeeper("budget", "get", "-A", *auditor)[0] == 0, "right to read")
         refused = [
             (lead, "grant", other, "1h"),
             (lead, "transfer", mine, "1m", other), (lead, "transfer", other, "1m", mine), (lead, "get", other),
@@ -209,7 +209,7 @@ def test_past_the_api_server_its_headers_count_for_nothing(site: Site) -> None:
 
 def test_namespaces_go_while_the_timekeeper_is_there(site: Site) -> None:
     """An API that does not answer would keep every namespace of the cluster from being deleted."""
-    wait_for("the API", lambda: _available(site))
+    wait_for(lambda: _available(site), "the API")
     team = site.namespace()
     site.kubectl("delete", "namespace", team, "--timeout=180s", timeout=190)
     assert site.kubectl("get", "pods", "-n", NAMESPACE, "-o", "name")

@@ -28,13 +28,13 @@ def _told(site: Site, namespace: str, *words: str) -> bool:
 def test_a_gang_of_eight_starts_whole_or_not(site: Site) -> None:
     team = site.namespace()
     site.kubectl.create(pod("in-the-way", gpu_container(core=60, blocks=1)), namespace=team)
-    wait_for("it has its place", lambda: names.BOUND_AT in site.pod(team, "in-the-way")["metadata"]["annotations"])
+    wait_for(lambda: names.BOUND_AT in site.pod(team, "in-the-way")["metadata"]["annotations"], "it has its place")
     # Four GPUs: seven halves are free, and eight are asked for.
     site.kubectl.create(_gang("eight", core=50, blocks=1), namespace=team)
-    wait_for("word why they wait", lambda: _told(site, team, "gang Job eight waits for room for all", "of 8 pods"))
+    wait_for(lambda: _told(site, team, "gang Job eight waits for room for all", "of 8 pods"), "word why they wait")
     assert _bound(site, team, "eight") == []
     site.kubectl("delete", "pod", "in-the-way", "-n", team, "--wait=false")
-    wait_for("all eight bound", lambda: len(_bound(site, team, "eight")) == 8, pause=0.1)
+    wait_for(lambda: len(_bound(site, team, "eight")) == 8, "all eight bound", pause=0.1)
     pods = _bound(site, team, "eight")
     gpus = [p["metadata"]["annotations"][names.gpu_annotation("train")] for p in pods]
     assert sorted(map(gpus.count, set(gpus))) == [2, 2, 2, 2]
@@ -43,7 +43,7 @@ def test_a_gang_of_eight_starts_whole_or_not(site: Site) -> None:
 def test_unequal_pods_that_fill_the_free_gpus_exactly_start_together(site: Site) -> None:
     team = site.namespace()
     site.kubectl.create(pod("in-the-way", gpu_container(core=20, blocks=1)), namespace=team)
-    wait_for("it has its place", lambda: names.BOUND_AT in site.pod(team, "in-the-way")["metadata"]["annotations"])
+    wait_for(lambda: names.BOUND_AT in site.pod(team, "in-the-way")["metadata"]["annotations"], "it has its place")
     # Four GPUs: 80 and three times 100 percent are free. One after the other, the last of them would find no place.
     sizes = (60, 60, 60, 55, 40, 40, 40, 25)
     gang = {names.GANG: "unequal", names.GANG_SIZE: str(len(sizes))}
@@ -54,6 +54,6 @@ def test_unequal_pods_that_fill_the_free_gpus_exactly_start_together(site: Site)
     def have_places() -> bool:
         return all(names.BOUND_AT in p["metadata"].get("annotations", {}) for p in site.pods(team))
 
-    wait_for("all bound", have_places, pause=0.1)
+    wait_for(have_places, "all bound", pause=0.1)
     gpus = [p["metadata"]["annotations"][names.gpu_annotation("train")] for p in site.pods(team)]
     assert len(set(gpus)) == 4

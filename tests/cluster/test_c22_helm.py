@@ -40,8 +40,8 @@ def helm(site: Site, cluster: Cluster, tmp_path: Path) -> Helm:
     if any(found["metadata"]["name"] == NAMESPACE for found in site.kubectl.list("namespaces")):
         gone = ("--wait=true", "--timeout=240s", "--ignore-not-found")
         site.kubectl("delete", "-k", install.named(install.SUITE), *gone, timeout=250)
-        wait_for("nothing to repair", lambda: site.check("--repair")[0] == 0, pause=1)
-        wait_for("end of what the garbage collector takes", lambda: not site.leftovers(), pause=1)
+        wait_for(lambda: site.check("--repair")[0] == 0, "nothing to repair", pause=1)
+        wait_for(lambda: not site.leftovers(), "end of what the garbage collector takes", pause=1)
     cluster.run("sh", "-c", f"rm -rf {VOLUME}/*")
     site.kubectl.patch("persistentvolume", "volume-1", {"spec": {"claimRef": None}})
     return Helm(tmp_path, site.kubectl.kubeconfig)
@@ -50,10 +50,9 @@ def helm(site: Site, cluster: Cluster, tmp_path: Path) -> Helm:
 def _ready(site: Site) -> None:
     """Wait until everything is rolled out and `slicekeeper check` finds nothing."""
     for workload in install.WORKLOADS:
-        until = f"--timeout={install.ROLLOUT_SECONDS}s"
-        site.kubectl("rollout", "status", workload, "-n", NAMESPACE, until, timeout=install.ROLLOUT_SECONDS + 10)
+        site.kubectl.rollout(workload, NAMESPACE)
     with contextlib.suppress(TimeoutError):
-        wait_for("whole installation", lambda: site.check() == WHOLE, 120, 1)
+        wait_for(lambda: site.check() == WHOLE, "whole installation", 120, 1)
     assert site.check() == WHOLE
 
 
@@ -78,7 +77,7 @@ def _killed_in_turn(site: Site, team: str) -> None:
     """Kill one pod of each part that has two; pods without GPUs are not affected."""
     with admissions(site, team, plain_container()) as load:
         for part in ("webhook", "scheduler", "objects", "certificates"):
-            name = wait_for(f"two of {part}", lambda part=part: _two_of(site, part))[0]
+            name = wait_for(lambda part=part: _two_of(site, part), f"two of {part}")[0]
             site.kubectl("delete", "pod", name, "-n", NAMESPACE, "--force", "--grace-period=0")
             load.wait_for_more()
         _ready(site)
@@ -98,7 +97,7 @@ def _went_on(site: Site, before: Object) -> None:
     ended = site.wait_phase(team, name, "Succeeded")
     statuses = [*ended["status"]["initContainerStatuses"], *ended["status"]["containerStatuses"]]
     assert (ended["metadata"]["uid"], {status["restartCount"] for status in statuses}) == (uid, {0})
-    wait_for("closed interval", lambda: site.workloads(team)[uid].state == "closed", 60, 1)
+    wait_for(lambda: site.workloads(team)[uid].state == "closed", "closed interval", 60, 1)
     assert site.workloads(team)[uid].charged_ms == charge_of(ended)
     site.kubectl("delete", "pod", name, "-n", team, "--timeout=180s", timeout=190)
 
@@ -130,7 +129,7 @@ def test_helm_installs_upgrades_and_uninstalls(site: Site, helm: Helm, cluster: 
     _went_on(site, before)
     _nothing_to_apply_again(site, helm)
     # The pod of before may be asked until every node knows that it has gone.
-    wait_for("policy that enforces", lambda: _is_refused(site, team), seconds=150, pause=1)
+    wait_for(lambda: _is_refused(site, team), "policy that enforces", seconds=150, pause=1)
     site.kubectl.create(pod("runs", gpu_container(core=5)), namespace=team)
     held = site.wait_phase(team, "runs", "Running")
     assert held["spec"]["priorityClassName"] == "gpu-default-priority"
@@ -140,6 +139,6 @@ def test_helm_installs_upgrades_and_uninstalls(site: Site, helm: Helm, cluster: 
     assert claim["metadata"]["name"] == "timekeeper", "the ledger stays until the namespace goes"
     site.kubectl("delete", "namespace", NAMESPACE, "--timeout=240s", timeout=250)
     site.kubectl("delete", "pod", "runs", "-n", team, "--wait=false")
-    wait_for("nothing to repair", lambda: site.check("--repair")[0] == 0, pause=1)
-    wait_for("pod that goes", lambda: not site.pods(team))
-    wait_for("end of what the garbage collector takes", lambda: not site.leftovers(), pause=1)
+    wait_for(lambda: site.check("--repair")[0] == 0, "nothing to repair", pause=1)
+    wait_for(lambda: not site.pods(team), "pod that goes")
+    wait_for(lambda: not site.leftovers(), "end of what the garbage collector takes", pause=1)

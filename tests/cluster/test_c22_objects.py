@@ -67,7 +67,7 @@ def ready(site: Site, kind: str, name: str, namespace: str = "") -> Object:
         newest = status.get("observedGeneration") == found["metadata"]["generation"]
         return status if newest and condition.get("status") == "True" else None
 
-    return wait_for(f"ready {kind} {name}", look, 120) or {}
+    return wait_for(look, f"ready {kind} {name}", 120) or {}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_budget_is_applied_looked_at_edited_and_deleted(objects: Site) -> None
         theirs = {"kubectl.kubernetes.io/last-applied-configuration"}
         assert set(managed.get("annotations", {})) <= {*theirs, names.CHANGED_BY}
         kubectl("delete", "gpubudget", "default", "-n", team, "--timeout=180s", timeout=190)
-        wait_for("the policy's budget", lambda: timekeeper.budget(Budget, team).source == "policy", 120)
+        wait_for(lambda: timekeeper.budget(Budget, team).source == "policy", "the policy's budget", 120)
 
 
 def test_the_operator_that_leads_is_killed_between_changes_and_each_is_taken_once(objects: Site) -> None:
@@ -163,7 +163,7 @@ def test_teams_and_who_may_say_what_is_under_them(objects: Site) -> None:
         assert ready(objects, "clustergpubudget", name)["amount"] == "2h30m"
         assert max(map(len, kubectl("get", "clustergpubudgets").splitlines())) <= 80
         # The API server knows a new guard, and a new right, a moment later.
-        wait_for("guard", lambda: "the right to update gpubudgets/parents" in _refusal(lead, team, parent=name))
+        wait_for(lambda: "the right to update gpubudgets/parents" in _refusal(lead, team, parent=name), "guard")
         lead.apply(gpu_budget(), namespace=team)
         kubectl.patch("gpubudget", "default", {"spec": {"parent": name}}, team)
         ready(objects, "gpubudget", "default", team)
@@ -202,7 +202,7 @@ def test_the_audit_log_names_who_wrote_an_object_and_nobody_forges_it(objects: S
     binding = role_binding("editors", "slicekeeper-budget-editor", *users)
     kubectl.apply(binding, namespace=team)
     alice, bob = kubectl.acting("--as=alice"), kubectl.acting("--as=bob")
-    wait_for("right to edit", lambda: not _refusal(alice, team) and not _refusal(bob, team), 120)
+    wait_for(lambda: not _refusal(alice, team) and not _refusal(bob, team), "right to edit", 120)
     hours = count(1)
 
     def writes(user: Kubectl, name: str) -> int:
@@ -217,7 +217,7 @@ def test_the_audit_log_names_who_wrote_an_object_and_nobody_forges_it(objects: S
             generation = int(written["generation"])
             return generation if written["annotations"].get(names.CHANGED_BY) == f"{generation} {name}" else 0
 
-        return wait_for(f"note of {name}", write, 120)
+        return wait_for(write, f"note of {name}", 120)
 
     expected = {}
     for user, name in ((alice, "alice"), (bob, "bob")):
@@ -225,12 +225,12 @@ def test_the_audit_log_names_who_wrote_an_object_and_nobody_forges_it(objects: S
         ready(objects, "gpubudget", "default", team)
     another = f"{names.CHANGED_BY}={max(expected)} alice"
     forge = ("annotate", "gpubudget", "default", "-n", team, "--overwrite", another)
-    wait_for("guard", lambda: "only the webhook may write it" in _said(bob, *forge, "--dry-run=server"), 120)
+    wait_for(lambda: "only the webhook may write it" in _said(bob, *forge, "--dry-run=server"), "guard", 120)
     with pytest.raises(Refused, match="only the webhook may write it"):
         bob(*forge)
     assert kubectl.get("gpubudget", "default", team)["metadata"]["annotations"][names.CHANGED_BY].endswith(" bob")
 
-    told = wait_for("audit log by way of the API server", lambda: _audit(kubectl, team), 120)
+    told = wait_for(lambda: _audit(kubectl, team), "audit log by way of the API server", 120)
     entries = {e["detail"]["generation"]: e for e in told if e["action"] == "object"}
     assert {generation: entries[generation]["actor"] for generation in expected} == expected
     reporters = {entries[generation]["detail"]["reportedBy"] for generation in expected}
@@ -277,12 +277,12 @@ def test_a_policy_comes_before_the_file_and_says_what_became_of_it(objects: Site
             return timekeeper.budget(Budget, team).amount_ms
 
         usual = amount()
-        wait_for("the file's ceiling", lambda: _ceiling(objects, team) == "100", 120)
+        wait_for(lambda: _ceiling(objects, team) == "100", "the file's ceiling", 120)
         kubectl.apply(gpu_policy(name, team, ceiling=50, budget={"amount": "3h"}))
         try:
             assert ready(objects, "gpupolicy", name)["namespaces"] == 1
-            wait_for("the policy's ceiling", lambda: _ceiling(objects, team) == "50", 120)
-            wait_for("the policy's budget", lambda: amount() == 3 * HOUR, 120)
+            wait_for(lambda: _ceiling(objects, team) == "50", "the policy's ceiling", 120)
+            wait_for(lambda: amount() == 3 * HOUR, "the policy's budget", 120)
             shown = kubectl("get", "gpupolicies").splitlines()
             assert shown[0].split() == ["NAME", "MODE", "BUDGET", "NAMESPACES", "READY", "AGE"]
             assert max(map(len, shown)) <= 80
@@ -290,13 +290,13 @@ def test_a_policy_comes_before_the_file_and_says_what_became_of_it(objects: Site
                 kubectl.acting("--as=c22-nobody").patch("gpupolicy", name, {"spec": {"ceiling": 100}})
             # What only our own code knows to be wrong: as if it were not there, until it is mended.
             kubectl.patch("gpupolicy", name, {"spec": {"budget": {"timeZone": "Mars/Olympus"}}})
-            wait_for("what is wrong", lambda: "Mars/Olympus" in told().get("message", ""), 120)
+            wait_for(lambda: "Mars/Olympus" in told().get("message", ""), "what is wrong", 120)
             assert (told()["status"], told()["reason"]) == ("False", "SpecInvalid")
-            wait_for("the file's ceiling again", lambda: _ceiling(objects, team) == "100", 120)
-            wait_for("the file's budget again", lambda: amount() == usual, 120)
+            wait_for(lambda: _ceiling(objects, team) == "100", "the file's ceiling again", 120)
+            wait_for(lambda: amount() == usual, "the file's budget again", 120)
             kubectl.patch("gpupolicy", name, {"spec": {"budget": {"timeZone": "Europe/Berlin"}}})
             ready(objects, "gpupolicy", name)
-            wait_for("the policy's ceiling again", lambda: _ceiling(objects, team) == "50", 120)
+            wait_for(lambda: _ceiling(objects, team) == "50", "the policy's ceiling again", 120)
             # Nothing on the object is ours but its status, and who wrote it.
             managed = kubectl.get("gpupolicy", name)["metadata"]
             assert "finalizers" not in managed
@@ -312,11 +312,11 @@ def test_a_policy_comes_before_the_file_and_says_what_became_of_it(objects: Site
                 details = [entry["detail"] for entry in _audit(kubectl, team) if entry["actor"] == "policy"]
                 return any((one.get("gpuPolicy"), one.get("changedBy")) == (name, user) for one in details)
 
-            wait_for("audit log that names who wrote the policy", is_named, 120, 2)
+            wait_for(is_named, "audit log that names who wrote the policy", 120, 2)
         finally:
             kubectl("delete", "gpupolicy", name, "--ignore-not-found", "--timeout=180s", timeout=190)
-        wait_for("the file's ceiling at last", lambda: _ceiling(objects, team) == "100", 120)
-        wait_for("the file's budget at last", lambda: amount() == usual, 120)
+        wait_for(lambda: _ceiling(objects, team) == "100", "the file's ceiling at last", 120)
+        wait_for(lambda: amount() == usual, "the file's budget at last", 120)
 
 
 def test_a_namespace_with_an_object_is_deleted_like_any_other(objects: Site) -> None:

@@ -60,7 +60,7 @@ def told(site: Site, team: str, name: str, reason: str, kind: str = "Ready") -> 
         found = site.kubectl.get("sharepod", name, team)
         return found if condition(found, kind)["reason"] == reason else None
 
-    return wait_for(f"{kind}: {reason} of {name}", look, 120)
+    return wait_for(look, f"{kind}: {reason} of {name}", 120)
 
 
 def gpu(site: Site, team: str, name: str) -> str:
@@ -139,12 +139,12 @@ def test_the_operator_is_killed_and_each_sharepod_has_one_pod_that_is_charged(sh
         found = sharepods.workloads(team)
         return set(found) == set(pods) and all(w.charged_ms == charge_of(pods[uid]) for uid, w in found.items())
 
-    wait_for("four charges", charged, 120)
+    wait_for(charged, "four charges", 120)
     # A pod that has ended is not made again; the garbage collector takes what a deleted SharePod leaves.
     kubectl("delete", "pod", "s0", "-n", team, "--timeout=180s", timeout=190)
     kubectl("delete", "sharepod", "s1", "-n", team, "--timeout=180s", timeout=190)
     left = {"s2", "s3"}
-    wait_for("two pods", lambda: {pod["metadata"]["name"] for pod in sharepods.pods(team)} == left, 120)
+    wait_for(lambda: {pod["metadata"]["name"] for pod in sharepods.pods(team)} == left, "two pods", 120)
     assert condition(kubectl.get("sharepod", "s0", team), "Ended")["status"] == "True"
 
 

@@ -47,17 +47,17 @@ def node(site: Site) -> Object:
 def divided(site: Site) -> Iterator[Gpu]:
     divide(site, "3g.40gb+2g.20gb")
     try:
-        yield wait_for("two slices", lambda: gpu(site) if len(gpu(site).mig) == 2 else None)
+        yield wait_for(lambda: gpu(site) if len(gpu(site).mig) == 2 else None, "two slices")
     finally:
         for namespace in site.namespaces:
             site.kubectl("delete", "pods", "--all", "-n", namespace, "--grace-period=1", "--wait=false")
         divide(site)
-        wait_for("an undivided GPU", lambda: gpu(site).healthy and not gpu(site).mig)
+        wait_for(lambda: gpu(site).healthy and not gpu(site).mig, "an undivided GPU")
 
 
 def test_containers_hold_slices_with_nothing_in_their_way(site: Site, divided: Gpu) -> None:
     team = site.namespace()
-    wait_for("what slices hold", lambda: node(site)["status"]["allocatable"][CORE] == str(300 + 42 + 28))
+    wait_for(lambda: node(site)["status"]["allocatable"][CORE] == str(300 + 42 + 28), "what slices hold")
     large, small = divided.mig
     asks = worker(40, 100, batch=1, kernel="spin_1ms", host=0.01)
     site.kubectl.create(pod("asks", asks, annotations={names.SHARING: names.MIG}), namespace=team)
@@ -72,19 +72,19 @@ def test_containers_hold_slices_with_nothing_in_their_way(site: Site, divided: G
         assert annotations[names.SHARING_MODE].startswith(why)
     assert "LD_PRELOAD" not in json.dumps(found["asks"]["spec"])
     assert "LD_PRELOAD" in json.dumps(found["adaptive"]["spec"])
-    wait_for("all of the slice's memory", lambda: said(site, team, "asks", "memory"))
+    wait_for(lambda: said(site, team, "asks", "memory"), "all of the slice's memory")
     assert said(site, team, "asks", "memory") == [[str(large.memory_mib * MIB), "2", "0"]], (
         "its slice, and no byte more"
     )
-    wait_for("steps", lambda: said(site, team, "asks", "steps"))
-    assert wait_for("its environment", lambda: said(site, team, "adaptive", "preload")) == [["[]"]]
+    wait_for(lambda: said(site, team, "asks", "steps"), "steps")
+    assert wait_for(lambda: said(site, team, "adaptive", "preload"), "its environment") == [["[]"]]
     assert not {seat["uuid"] for seat in seats(site).values()} & {large.uuid, small.uuid, divided.uuid}
     # The second one has no slice: one container each.
     site.kubectl.create(pod("waits", gpu_container(core=10), annotations={names.SHARING: names.MIG}), namespace=team)
-    wait_for("why it waits", lambda: "MIG slices that could hold 10 percent" in _conditions(site, team, "waits"))
+    wait_for(lambda: "MIG slices that could hold 10 percent" in _conditions(site, team, "waits"), "why it waits")
 
     divide(site, "2g.20gb")
-    told = wait_for("word of the slice that is gone", lambda: site.events(team, "GpuUnhealthy"))
+    told = wait_for(lambda: site.events(team, "GpuUnhealthy"), "word of the slice that is gone")
     assert large.uuid in told[0]["message"]
     assert {one["involvedObject"]["name"] for one in told} == {"asks"}
     site.kubectl("delete", "pod", "adaptive", "-n", team, "--grace-period=1")
@@ -92,7 +92,7 @@ def test_containers_hold_slices_with_nothing_in_their_way(site: Site, divided: G
     # A slice that is made beside one that a container holds is given out too, and the container does not notice.
     divide(site, "2g.20gb+4g.40gb")
     site.kubectl.create(pod("next", gpu_container(core=50), annotations={names.SHARING: names.MIG}), namespace=team)
-    [made] = {mig.uuid for mig in wait_for("the new slice", lambda: gpu(site).mig[1:] and gpu(site).mig)} - {small.uuid}
+    [made] = {mig.uuid for mig in wait_for(lambda: gpu(site).mig[1:] and gpu(site).mig, "the new slice")} - {small.uuid}
     held = {name: site.wait_phase(team, name, "Running") for name in ("next", "waits")}
     assert {one["metadata"]["annotations"][names.gpu_annotation("train")] for one in held.values()} == {
         made,

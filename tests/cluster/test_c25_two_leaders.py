@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import pytest
 from cluster.harness import cluster as clusters
 from cluster.harness.binaries import say
+from cluster.harness.control_plane import HOME, TEAM, ControlPlane, Program, control_plane, each, node, pod
 from cluster.harness.kubectl import Object, wait_for
-from cluster.harness.scheduling import HOME, TEAM, ControlPlane, Program, control_plane, each, node, pod
 
 from scheduler.bind_lease import BINDER_LEASE
 from slicekeeper import names
@@ -104,20 +104,20 @@ def test_no_gpu_is_given_out_twice_while_both_lead(plane: ControlPlane) -> None:
         ]
         with ThreadPoolExecutor(1) as pool:
             pool.submit(each, client, work[: size // 2], TEAM)
-            holder = wait_for("a binder", lambda: _holder(client), pause=0.02)
+            holder = wait_for(lambda: _holder(client), "a binder", pause=0.02)
             binding = replicas[holder]
             binding.send(signal.SIGSTOP)
         bound_by[holder] += 1
         each(client, work[size // 2 :], TEAM)  # for the other, which has to wait for the lease
         try:
             began = time.monotonic()
-            wait_for("the other to bind", lambda h=holder: _holder(client) not in ("", h), seconds=120)
+            wait_for(lambda h=holder: _holder(client) not in ("", h), "the other to bind", seconds=120)
             while time.monotonic() - began < MORE_THAN_A_LEASE:
                 _bound(client)
         finally:
             binding.send(signal.SIGCONT)  # in the middle of what it was doing, and sure that it leads
         # All together fill every GPU exactly; placed as they come, some of the last may find no place.
-        wait_for(f"all of wave {wave} bound that fit", lambda: _rest_fits_nowhere(client), seconds=120)
+        wait_for(lambda: _rest_fits_nowhere(client), f"all of wave {wave} bound that fit", seconds=120)
     say(f"suspended while they bound: {dict(bound_by)}")
 
 

@@ -17,9 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from cluster.harness import cluster as clusters
-from cluster.harness.install import ROOT
-from cluster.harness.kubectl import Object, wait_for
-from cluster.harness.scheduling import (
+from cluster.harness.control_plane import (
     CORE,
     GPU_MIB,
     HOME,
@@ -33,6 +31,8 @@ from cluster.harness.scheduling import (
     node,
     pod,
 )
+from cluster.harness.install import ROOT
+from cluster.harness.kubectl import Object, wait_for
 from support.ports import free_port
 
 from slicekeeper import names
@@ -144,7 +144,7 @@ def both() -> Iterator[Shards]:
         plane.kube_scheduler(made.extenders[FIRST], "kube-scheduler", _config(FIRST))
         mine = made.extenders[SECOND]
         made.leader = plane.kube_scheduler(mine, "leader", _config(SECOND), leads=ELECTION)
-        wait_for("a leader", lambda: made.client.find(LEASES, f"{OURS}-{SECOND}", HOME), pause=0.1)
+        wait_for(lambda: made.client.find(LEASES, f"{OURS}-{SECOND}", HOME), "a leader", pause=0.1)
         standby = made.extender(SECOND, "standby-extender", metricsBind=made.standby_metrics)
         plane.kube_scheduler(standby, "standby", _config(SECOND), leads=ELECTION)
         yield made
@@ -159,30 +159,30 @@ def _clear(both: Shards) -> Iterator[None]:
 
 def test_each_fills_its_own_nodes_and_what_is_left_waits_beside_the_others_room(both: Shards) -> None:
     both.create(*_halves("b", SECOND, HALVES + 1))
-    wait_for("its nodes full", lambda: len(both.bound("b")) == HALVES, pause=0.05)
+    wait_for(lambda: len(both.bound("b")) == HALVES, "its nodes full", pause=0.05)
     both.create(*_halves("a", FIRST, HALVES))
-    wait_for("the others full", lambda: len(both.bound("a")) == HALVES, pause=0.05)
+    wait_for(lambda: len(both.bound("a")) == HALVES, "the others full", pause=0.05)
     [left] = {name for name in both.pods() if name.startswith("b")} - both.bound("b")
-    wait_for("why it waits", lambda: both.waits(left))
+    wait_for(lambda: both.waits(left), "why it waits")
     both.delete("a-0")
     both.create(_half("next", FIRST))
-    wait_for("a place for the first's next", lambda: both.bound("next"), pause=0.05)
+    wait_for(lambda: both.bound("next"), "a place for the first's next", pause=0.05)
     assert left not in both.bound("b")
     both.delete(next(iter(both.bound("b"))))
-    wait_for("its place", lambda: left in both.bound("b"), pause=0.05)
+    wait_for(lambda: left in both.bound("b"), "its place", pause=0.05)
     holders = {lease["metadata"]["name"] for lease in both.client.list(LEASES, namespace=HOME)[0]}
     assert {"slicekeeper-binder", f"slicekeeper-binder-{SECOND}"} <= holders
 
 
 def test_a_gang_starts_whole_in_its_shard_or_not(both: Shards) -> None:
     both.create(_half("in-the-way", SECOND, core=60))
-    wait_for("it has its place", lambda: both.bound("in-the-way"), pause=0.05)
+    wait_for(lambda: both.bound("in-the-way"), "it has its place", pause=0.05)
     gang = {names.GANG: "five", names.GANG_SIZE: "5"}
     both.create(*(_half(f"gang-{number}", SECOND, gang) for number in range(5)))
-    wait_for("word why they wait", lambda: "waits for room for all" in "".join(map(both.waits, both.pods())))
+    wait_for(lambda: "waits for room for all" in "".join(map(both.waits, both.pods())), "word why they wait")
     assert not both.bound("gang"), "the other scheduler's nodes are free"
     both.delete("in-the-way")
-    wait_for("all five", lambda: len(both.bound("gang")) == 5, pause=0.05)
+    wait_for(lambda: len(both.bound("gang")) == 5, "all five", pause=0.05)
 
 
 def test_a_pod_in_budget_takes_the_place_of_pods_over_budget_of_its_own_shard(both: Shards) -> None:
@@ -193,13 +193,13 @@ def test_a_pod_in_budget_takes_the_place_of_pods_over_budget_of_its_own_shard(bo
         one["spec"]["priorityClassName"] = LOWER
     both.create(*lower, *(_half(f"a-{number}", FIRST, over) for number in range(HALVES)))
     full = NODE_COUNT + 1 + HALVES
-    wait_for("full nodes", lambda: len(both.bound("")) == full, pause=0.05)
+    wait_for(lambda: len(both.bound("")) == full, "full nodes", pause=0.05)
     both.create(_half("urgent-b", SECOND, core=60))
-    wait_for("a place by kube-scheduler's preemption", lambda: both.bound("urgent-b"), pause=0.05)
+    wait_for(lambda: both.bound("urgent-b"), "a place by kube-scheduler's preemption", pause=0.05)
     assert both.bound("") == both.bound("a-") | both.bound("fair-") | {"urgent-b"}
     assert len(both.bound("a-")) == HALVES
     both.create(_half("urgent-a", FIRST))  # of the priority of all others there: kube-scheduler preempts nothing
-    wait_for("a place by the reclaimer", lambda: both.bound("urgent-a"), pause=0.05)
+    wait_for(lambda: both.bound("urgent-a"), "a place by the reclaimer", pause=0.05)
     assert len(both.bound("a-")) == HALVES - 1
 
 
@@ -211,24 +211,24 @@ def test_while_an_extender_is_down_its_pods_wait_and_all_else_goes_on(both: Shar
     plain = _half("plain", SECOND)
     del plain["spec"]["containers"][0]["resources"]
     both.create(plain, *_halves("a", FIRST))
-    wait_for("the other scheduler's pods", lambda: len(both.bound("a")) == HALVES, pause=0.05)
-    wait_for("a pod without GPUs", lambda: both.bound("plain"), pause=0.05)
-    wait_for("word why they wait", lambda: all(map(both.waits, ("b-0", "b-1"))))
+    wait_for(lambda: len(both.bound("a")) == HALVES, "the other scheduler's pods", pause=0.05)
+    wait_for(lambda: both.bound("plain"), "a pod without GPUs", pause=0.05)
+    wait_for(lambda: all(map(both.waits, ("b-0", "b-1"))), "word why they wait")
     assert not both.bound("b")
     both.extenders[SECOND] = both.extender(SECOND, address=gone.address)
-    wait_for("their places", lambda: len(both.bound("b")) == 2, pause=0.05)
+    wait_for(lambda: len(both.bound("b")) == 2, "their places", pause=0.05)
 
 
 def test_a_warm_standby_takes_over_from_a_leader_that_dies_in_a_burst(both: Shards) -> None:
     both.create(*_halves("early", SECOND, 2))
-    wait_for("the leader's work", lambda: len(both.bound("early")) == 2, pause=0.05)
-    wait_for("a standby that knows of it", lambda: _known(both.standby_metrics) == 2)
+    wait_for(lambda: len(both.bound("early")) == 2, "the leader's work", pause=0.05)
+    wait_for(lambda: _known(both.standby_metrics) == 2, "a standby that knows of it")
     both.create(*_halves("with", SECOND, 2))
     both.extenders[SECOND].send(signal.SIGSTOP)  # in the middle of these, or of the next ones
     both.create(*_halves("late", SECOND, HALVES - 4))
     for program in (both.leader, both.extenders[SECOND]):
         program.send(signal.SIGKILL)
-    wait_for("all pods bound", lambda: len(both.bound("")) == HALVES, pause=0.05)
+    wait_for(lambda: len(both.bound("")) == HALVES, "all pods bound", pause=0.05)
 
 
 def _known(address: str) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,10 +13,10 @@ import pytest
 import urllib3
 from support.ports import free_port
 from support.small_cluster import NAMESPACE, SmallCluster, small_cluster
+from support.waiting import wait_for
 
 from certificates.authority import make_ca
 from slicekeeper import names
-from slicekeeper.errors import NotFound
 from slicekeeper.kube.client import CONFIG_MAPS, NAMESPACES
 
 PATIENCE = 120.0
@@ -29,27 +28,20 @@ def small() -> Iterator[SmallCluster]:
         yield small
 
 
-def wait_for(small: SmallCluster, namespace: str, bundle: bytes) -> None:
-    end = time.monotonic() + PATIENCE
-    while True:
-        try:
-            found = small.client.get(CONFIG_MAPS, names.CA_CONFIG_MAP, namespace)["data"][names.CA_KEY]
-        except NotFound:
-            found = ""
-        if found == bundle.decode():
-            return
-        assert time.monotonic() < end, f"{namespace} has {found!r}"
-        time.sleep(0.05)
+def wait_for_bundle(small: SmallCluster, namespace: str, bundle: bytes) -> None:
+    def published() -> bool:
+        found = small.client.find(CONFIG_MAPS, names.CA_CONFIG_MAP, namespace)
+        return found is not None and found["data"][names.CA_KEY] == bundle.decode()
+
+    wait_for(published, f"the bundle in {namespace}")
 
 
 def wait_ready(address: str, status: int, told: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while True:
+    def answers() -> bool:
         answer = urllib3.request("GET", f"http://{address}/readyz", timeout=PATIENCE, retries=False)
-        if answer.status == status and told in answer.data.decode():
-            return
-        assert time.monotonic() < end, answer.data
-        time.sleep(0.05)
+        return answer.status == status and told in answer.data.decode()
+
+    wait_for(answers, f"{status} {told}")
 
 
 def bundle() -> bytes:
@@ -72,16 +64,16 @@ def test_a_bundle_that_another_keeps_is_published_and_followed(
     with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, env=environ, stderr=log) as process:
         try:
             file.write_bytes(first)
-            wait_for(small, NAMESPACE, first)
+            wait_for_bundle(small, NAMESPACE, first)
             wait_ready(probes, 200, "OK")
             small.client.create(NAMESPACES, {"metadata": {"name": "later"}})
-            wait_for(small, "later", first)
+            wait_for_bundle(small, "later", first)
             file.write_bytes(b"")  # half-way: what was trusted stays trusted
             wait_ready(probes, 503, "holds no certificate")
             small.client.create(NAMESPACES, {"metadata": {"name": "meanwhile"}})
-            wait_for(small, "meanwhile", first)
+            wait_for_bundle(small, "meanwhile", first)
             file.write_bytes(second)
-            wait_for(small, NAMESPACE, second)
+            wait_for_bundle(small, NAMESPACE, second)
         finally:
             process.terminate()
     assert process.returncode == 0, (tmp_path / "log").read_text()

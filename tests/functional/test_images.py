@@ -19,7 +19,7 @@ import yaml
 from click.testing import CliRunner, Result
 from support import debian
 from support.ports import free_port
-from support.webhook_process import eventually
+from support.waiting import wait_for
 
 from images.oci import Image, digests, write_archive, write_layer
 from slicekeeper import __version__
@@ -56,7 +56,7 @@ def registry(folder: Path) -> Iterator[str]:
         return False
 
     try:
-        eventually(listens)
+        wait_for(listens, "its port")
         yield where
     finally:
         process.terminate()

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.local_cluster import delete_all, namespace, pod, pods, start, until
+from support.local_cluster import delete_all, namespace, pod, pods, start
+from support.waiting import wait_for
 
 from simulator.local import LocalCluster
 from simulator.store import phase
@@ -36,7 +37,7 @@ def all_running(local: LocalCluster, where: str, count: int) -> dict[str, Object
         found = pods(local, where)
         return found if len(found) == count and all(phase(p) == "Running" for p in found.values()) else {}
 
-    return until(f"{count} running pods in {where}", look)
+    return wait_for(look, f"{count} running pods in {where}")
 
 
 def states(local: LocalCluster, where: str) -> set[str]:
@@ -53,7 +54,7 @@ def test_a_namespace_that_runs_out_gives_way_and_comes_back(local: LocalCluster)
         namespace(client, name)
     for name, core in (("big", 70), ("small", 30), ("q1", 25), ("q2", 25), ("q3", 25), ("q4", 25)):
         pod(client, "spender", name, core)
-        until(f"the place of {name}", lambda name=name: pods(local, "spender")[name]["spec"].get("nodeName"))
+        wait_for(lambda name=name: pods(local, "spender")[name]["spec"].get("nodeName"), f"the place of {name}")
     before = all_running(local, "spender", 6)
     assert gpu(before["big"]) == gpu(before["small"]) != gpu(before["q1"]), "best fit packed them so"
     assert states(local, "spender") == {"in-budget"}
@@ -61,8 +62,8 @@ def test_a_namespace_that_runs_out_gives_way_and_comes_back(local: LocalCluster)
 
     # 2 GPUs at a time: what is left of 4 GPU-minutes is gone after 2 minutes at most.
     timekeeper.change_budget(Budget, "spender", {"amountMs": 240_000})
-    until("all pods over budget", lambda: states(local, "spender") == {"over-budget"})
-    until("the decision in the webhook", lambda: _class_of_a_new_pod(local) == "gpu-lower-priority")
+    wait_for(lambda: states(local, "spender") == {"over-budget"}, "all pods over budget")
+    wait_for(lambda: _class_of_a_new_pod(local) == "gpu-lower-priority", "the decision in the webhook")
     now = all_running(local, "spender", 6)
     assert {n: p["metadata"]["uid"] for n, p in now.items()} == {n: p["metadata"]["uid"] for n, p in before.items()}
     assert {p["spec"]["priorityClassName"] for p in now.values()} == {"gpu-default-priority"}, "a class never changes"
@@ -70,15 +71,15 @@ def test_a_namespace_that_runs_out_gives_way_and_comes_back(local: LocalCluster)
     # 60 percent for an in-budget pod: taking `big` is enough, any other way takes two.
     pod(client, "saver", "urgent", 60)
     all_running(local, "saver", 1)
-    evicted = until("the end of the evicted", lambda: [p for p in local.cluster.store.removed_pods if is_evicted(p)])
+    evicted = wait_for(lambda: [p for p in local.cluster.store.removed_pods if is_evicted(p)], "the end of the evicted")
     assert [p["metadata"]["name"] for p in evicted] == ["big"]
     assert set(pods(local, "spender")) == {"small", "q1", "q2", "q3", "q4"}
     assert gpu(pods(local, "saver")["urgent"]) == gpu(before["small"])
-    until("the reclaimer's word on both", lambda: {"big", "urgent"} <= told_of(local))
+    wait_for(lambda: {"big", "urgent"} <= told_of(local), "the reclaimer's word on both")
 
     timekeeper.grant(Budget, "spender", 36_000_000, "test", "grant-1")
-    until("all pods in budget again", lambda: states(local, "spender") == {"in-budget"})
-    until("the decision in the webhook", lambda: _class_of_a_new_pod(local) == "gpu-default-priority")
+    wait_for(lambda: states(local, "spender") == {"in-budget"}, "all pods in budget again")
+    wait_for(lambda: _class_of_a_new_pod(local) == "gpu-default-priority", "the decision in the webhook")
     assert not pods(local, "saver")["urgent"]["metadata"].get("deletionTimestamp")
     delete_all(local)
     spent = {w.pod_name: (w.charged_ms, w.over_budget_ms) for w in timekeeper.workloads("spender")}

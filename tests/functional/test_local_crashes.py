@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from support.charge_oracle import charges, instant, interval
-from support.local_cluster import PATIENCE, delete_all, kill, namespace, pod, pods, records, start, until
+from support.local_cluster import PATIENCE, delete_all, kill, namespace, pod, pods, records, start
+from support.waiting import wait_for
 
 from simulator.api_errors import ObjectNotFound
 from simulator.initial_objects import MODELS
@@ -105,7 +106,7 @@ def test_the_ledger_equals_an_oracle_after_kills_at_random_moments(local: LocalC
         chaos.step()
         time.sleep(chaos.random.uniform(0.0, 0.15))
     time.sleep(1.0)  # a last kill is noticed
-    until("the timekeeper's return", lambda: _answers(chaos), 120)
+    wait_for(lambda: _answers(chaos), "the timekeeper's return", 120)
     delete_all(local)
 
     settings = local.settings.timekeeper_client

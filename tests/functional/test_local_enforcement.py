@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from support.charge_oracle import interval
-from support.local_cluster import namespace, pod, pods, start, until
+from support.local_cluster import namespace, pod, pods, start
+from support.waiting import wait_for
 
 from simulator.initial_objects import MODELS
 from simulator.local import LocalCluster
@@ -69,18 +70,19 @@ def test_a_safe_namespace_lets_in_what_can_finish(local: LocalCluster) -> None:
         client.create(JOBS, job("endless", None, "60"), "careful")
     # 36,330 s of 36,630 s are set aside for the first; the second needs 390 s.
     client.create(JOBS, job("first", 36_000, "infinity"), "careful")
-    until("the first", lambda: phase(of_job(local, "careful", "first") or {}) == "Running")
+    wait_for(lambda: phase(of_job(local, "careful", "first") or {}) == "Running", "the first")
     client.create(JOBS, job("second", 60, "infinity"), "careful")
-    second = until("the second", lambda: of_job(local, "careful", "second"))
+    second = wait_for(lambda: of_job(local, "careful", "second"), "the second")
     assert second["spec"]["schedulingGates"] == [{"name": names.GATE}]
     assert [c["reason"] for c in second["status"]["conditions"]] == ["SchedulingGated"]
-    (why,) = until("word why it waits", lambda: told(local, second, "WaitsForGpuTime"))
+    (why,) = wait_for(lambda: told(local, second, "WaitsForGpuTime"), "word why it waits")
     assert "needs 6m30s of GPU time" in why
     local.cluster.store.delete(PODS, of_job(local, "careful", "first")["metadata"]["name"], "careful")
-    until("the second's end", lambda: phase(of_job(local, "careful", "second")) == "Failed", 60)
+    wait_for(lambda: phase(of_job(local, "careful", "second")) == "Failed", "the second's end", 60)
     ended = of_job(local, "careful", "second")
     assert ended["status"]["reason"] == "DeadlineExceeded"
-    until("word why it started", lambda: told(local, ended, "GpuTimeReserved"))  # it may be over before that is written
+    # It may be over before that is written.
+    wait_for(lambda: told(local, ended, "GpuTimeReserved"), "word why it started")
 
     def paid() -> int:
         found = {w.pod_uid: w for w in timekeeper.workloads("careful")}.get(ended["metadata"]["uid"])
@@ -88,17 +90,17 @@ def test_a_safe_namespace_lets_in_what_can_finish(local: LocalCluster) -> None:
 
     held = interval(ended, MODELS["A100"], Fraction(1))
     assert held is not None
-    assert until("its charge", paid) == held.end - held.start >= 50_000
-    until("the rest", lambda: timekeeper.budget(Budget, "careful").reserved_ms == 0)
+    assert wait_for(paid, "its charge") == held.end - held.start >= 50_000
+    wait_for(lambda: timekeeper.budget(Budget, "careful").reserved_ms == 0, "the rest")
 
 
 def test_a_hard_namespace_evicts_after_the_grace_and_refuses(local: LocalCluster) -> None:
     client = local.kube_client()
     namespace(client, "strict")
     found = pod(client, "strict", "a", 100, 1)
-    assert "are evicted from" in until("word of the end", lambda: told(local, found, "BudgetExhausted"))[0]
-    until("the eviction", lambda: told(local, found, "BudgetEviction"), 60)
-    until("its end", lambda: not pods(local, "strict"), 60)
+    assert "are evicted from" in wait_for(lambda: told(local, found, "BudgetExhausted"), "word of the end")[0]
+    wait_for(lambda: told(local, found, "BudgetEviction"), "the eviction", 60)
+    wait_for(lambda: not pods(local, "strict"), "its end", 60)
     (gone,) = local.cluster.store.removed_pods
     assert is_evicted(gone)
 
@@ -111,4 +113,4 @@ def test_a_hard_namespace_evicts_after_the_grace_and_refuses(local: LocalCluster
             return "no GPU budget left" in str(error)
         return False
 
-    until("the decision in the webhook", refused)
+    wait_for(refused, "the decision in the webhook")

@@ -9,7 +9,8 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from support.local_cluster import delete_all, namespace, pod, pods, start, until
+from support.local_cluster import delete_all, namespace, pod, pods, start
+from support.waiting import wait_for
 
 from simulator.local import LocalCluster
 from simulator.store import phase
@@ -33,7 +34,7 @@ def running(local: LocalCluster, name: str) -> Object:
         found = pods(local, "team")[name]
         return found if phase(found) == "Running" else None
 
-    return until(f"{name} runs", look)
+    return wait_for(look, f"{name} runs")
 
 
 def mode(found: Object) -> tuple[str, str]:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from support.local_cluster import COMMAND, processes_of, until
+from support.local_cluster import COMMAND, processes_of
+from support.waiting import wait_for
 
 PATIENCE = 240
 
@@ -137,7 +138,7 @@ def test_it_stays_up_for_other_terminals_until_interrupted(tmp_path: Path) -> No
         assert (good["admitted"], good["priorityClass"]) == (True, "gpu-default-priority")
         assert not bad["admitted"]
         assert "150" in bad["message"]
-        until("the pod's charge", lambda: "mine" in run(home, "pods", "-n", "mine").stdout)
+        wait_for(lambda: "mine" in run(home, "pods", "-n", "mine").stdout, "the pod's charge")
 
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 0, output.read_text()
@@ -162,7 +163,7 @@ def test_nothing_outlives_local_mode_that_is_killed(tmp_path: Path) -> None:
         assert len(processes_of(home)) >= 5
         process.kill()
         process.wait()
-        until("the end of all processes", lambda: not processes_of(home))
+        wait_for(lambda: not processes_of(home), "the end of all processes")
 
 
 def test_one_that_is_stopped_while_it_starts_leaves_nothing(tmp_path: Path) -> None:

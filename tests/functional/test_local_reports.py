@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.charge_oracle import charges, interval
-from support.local_cluster import PATIENCE, delete_all, namespace, pod, pods, records, start, until
+from support.local_cluster import PATIENCE, delete_all, namespace, pod, pods, records, start
+from support.waiting import wait_for
 
 from simulator.initial_objects import MODELS
 from simulator.local import LocalCluster
@@ -64,8 +65,8 @@ def test_hostile_reports_move_no_charge_and_honest_ones_count_once(local: LocalC
     namespace(client, "team")
     for name in ("one", "two"):
         pod(client, "team", name, CORE, 8)
-    until("two running pods", lambda: [phase(p) for p in pods(local).values()] == ["Running"] * 2)
-    until("both in the ledger", lambda: len(list(local.timekeeper_client().workloads("team"))) == 2)
+    wait_for(lambda: [phase(p) for p in pods(local).values()] == ["Running"] * 2, "two running pods")
+    wait_for(lambda: len(list(local.timekeeper_client().workloads("team"))) == 2, "both in the ledger")
     one, two = pods(local)["one"], pods(local)["two"]
     mine, others = speaking_for(local, one), speaking_for(local, two)
     epoch = local.cluster.clock.now_ms() * 1_000_000
@@ -73,7 +74,7 @@ def test_hostile_reports_move_no_charge_and_honest_ones_count_once(local: LocalC
     sidecar = local.processes()["sidecars"][one["metadata"]["uid"]]
     os.kill(sidecar, signal.SIGSTOP)
     os.killpg(local.processes()["parts"]["timekeeper"], signal.SIGKILL)  # and with it what the sidecar has just sent
-    until("the timekeeper's return", lambda: answers(local))
+    wait_for(lambda: answers(local), "the timekeeper's return")
     before = workload(local, "one").used_ms or 0
 
     def report(seq: int, used_ms: int | None, **changes: object) -> UsageReport:
@@ -133,8 +134,8 @@ def test_hostile_reports_move_no_charge_and_honest_ones_count_once(local: LocalC
             operator.json("POST", "/api/v1/reports", body=body)
         assert 400 <= refused.value.status < 500
 
-    until("the sidecar's own count", lambda: (workload(local, "one").used_ms or 0) > before + used)
-    until("the other one's", lambda: workload(local, "two").used_ms)
+    wait_for(lambda: (workload(local, "one").used_ms or 0) > before + used, "the sidecar's own count")
+    wait_for(lambda: workload(local, "two").used_ms, "the other one's")
     delete_all(local)
     held = [i for p in records(local) if (i := interval(p, MODELS["A100"], Fraction(1)))]
     most = {i.uid: (i.end - i.start) * CORE // 100 for i in held}

@@ -14,7 +14,8 @@ import time
 
 import pytest
 from support.ports import free_port
-from support.small_cluster import Api, binding, small_cluster, wait_for
+from support.small_cluster import Api, binding, small_cluster
+from support.waiting import wait_for
 
 from simulator.api_errors import ApiError
 from simulator.kubescheduler import KubeScheduler

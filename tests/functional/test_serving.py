@@ -16,13 +16,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.ports import free_port
+from support.waiting import wait_for
 
 from certificates.authority import make_ca, sign_server
 
@@ -105,7 +106,7 @@ class Server:
         self.kind = kind
 
     def __enter__(self) -> "Server":
-        eventually(self.answers)
+        wait_for(self.answers, "an answer")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -136,13 +137,6 @@ class Server:
         with contextlib.suppress(OSError):
             return ask(self.connect("127.0.0.9"), GET)[0] == 200
         return False
-
-
-def eventually(check: Callable[[], bool], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.05)
 
 
 def ask(stream: socket.socket, request: bytes) -> tuple[int, bytes]:
@@ -247,7 +241,7 @@ def test_idle_connections_give_way_and_a_client_at_work_keeps_its_place(tmp_path
             assert ask(working, GET) == (200, b"ok")
         for stream in crowd:
             stream.settimeout(0.2)
-        eventually(lambda: sum(not gone(stream) for stream in crowd) <= 12)
+        wait_for(lambda: sum(not gone(stream) for stream in crowd) <= 12, "the end of most connections")
         # From many addresses, one connection each.
         many = []
         for number in range(10, 60):
@@ -385,11 +379,11 @@ def test_without_descriptors_it_says_so_once_and_recovers(tmp_path: Path, kind: 
         for _ in range(60):
             with contextlib.suppress(OSError):
                 crowd.append(server.plain())
-        eventually(lambda: "no connection can be accepted" in (tmp_path / "log").read_text())
+        wait_for(lambda: "no connection can be accepted" in (tmp_path / "log").read_text(), "its log of that")
         time.sleep(2.5)  # it tries again meanwhile
         for stream in crowd:
             stream.close()
-        eventually(server.answers)
+        wait_for(server.answers, "an answer")
         said = [line for line in (tmp_path / "log").read_text().splitlines() if "no connection can be accepted" in line]
         assert len(said) == 1
         assert len((tmp_path / "log").read_text().splitlines()) < 20
@@ -410,7 +404,7 @@ def test_many_connections_with_few_descriptors_leave_some(tmp_path: Path, kind: 
         for _ in range(150):
             with contextlib.suppress(OSError):
                 server.plain()
-        eventually(server.answers)
+        wait_for(server.answers, "an answer")
         assert "no connection can be accepted" not in (tmp_path / "log").read_text()
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.timekeeper_process import Site, process_site, until
+from support.timekeeper_process import Site, process_site
+from support.waiting import wait_for
 from support.webhook_process import Authority, Webhook, pod
 
 POLICY = """
@@ -85,7 +86,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         (folder / "policy.yaml").write_text(POLICY)
         assert made.run("timekeeper", "migrate").returncode == 0
         made.start()
-        until(made.ready, "the timekeeper is ready")
+        wait_for(made.ready, "the timekeeper is ready")
         made.create("spends", "poor")
         yield made
         made.let_go()
@@ -120,7 +121,7 @@ def strangers_keep_coming(tmp_path: Path, site: Site, seconds: float, pause: flo
             # And what changes meanwhile gets through.
             grant = {"amountMs": 3_600_000, "reason": "more"}
             assert site.post("/api/v1/budgets/poor/grants", grant, key="more") < 300
-            until(lambda: not refusal(webhook, "poor"), "the webhook has heard of the grant")
+            wait_for(lambda: not refusal(webhook, "poor"), "the webhook has heard of the grant")
             assert strangers.shown_out
     finally:
         webhook.stop()

@@ -12,7 +12,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from support.timekeeper_process import Site, oracle, process_site, until
+from support.timekeeper_process import Site, oracle, process_site
+from support.waiting import wait_for
 
 from slicekeeper import names
 from slicekeeper.kube.client import EVENTS, PODS
@@ -27,7 +28,7 @@ def site(tmp_path: Path, database_url: str) -> Iterator[Site]:
 
 def test_whoever_sends_too_much_is_told_so_and_may_go_on(site: Site) -> None:
     site.start()
-    until(site.ready, "the server is ready")
+    wait_for(site.ready, "the server is ready")
     place, good = site.url.removeprefix("https://"), b'{"amountMs": 1, "reason": "r"}'
     for token, chunked in product(("secret", "nobody's"), (False, True)):
         connection = http.client.HTTPSConnection(place, context=site.trust, timeout=60)
@@ -46,7 +47,7 @@ def test_whoever_sends_too_much_is_told_so_and_may_go_on(site: Site) -> None:
 def test_killed_at_any_moment_the_ledger_is_what_the_pods_records_say(site: Site) -> None:
     chance = random.Random(7)
     site.start()
-    until(site.ready, "the server is ready")
+    wait_for(site.ready, "the server is ready")
     alive: list[tuple[str, str]] = []
     for step in range(40):
         namespace = ("rich", "poor")[step % 2]
@@ -70,8 +71,8 @@ def test_killed_at_any_moment_the_ledger_is_what_the_pods_records_say(site: Site
             time.sleep(chance.uniform(0.0, 1.8))
     for pod in alive:
         site.finish(*pod)
-    until(site.ready, "the server is ready")
-    until(
+    wait_for(site.ready, "the server is ready")
+    wait_for(
         lambda: all(names.FINALIZER not in (p["metadata"].get("finalizers") or []) for p in site.all()), "all are paid"
     )
     records = list(site.pods.values())
@@ -92,26 +93,26 @@ def test_killed_at_any_moment_the_ledger_is_what_the_pods_records_say(site: Site
 
 def test_states_flip_when_a_budget_runs_out_and_back_with_a_grant_or_a_new_policy(site: Site) -> None:
     site.start()
-    until(site.ready, "the server is ready")
+    wait_for(site.ready, "the server is ready")
     site.create("a", "poor")
     site.create("b", "rich")
     site.create("c", "watched")
-    until(lambda: site.state_of("a", "poor") == names.OVER_BUDGET, "poor has run out")
+    wait_for(lambda: site.state_of("a", "poor") == names.OVER_BUDGET, "poor has run out")
     decision = site.get("/api/v1/decisions/poor")
     bound = parse_instant(site.kube.get(PODS, "a", "poor")["metadata"]["annotations"][names.BOUND_AT])
     assert decision["since"] == format_instant(bound + 2 * 2_000 - 1)  # half a GPU, rounded half up
     assert decision["priorityClassName"] == "gpu-lower-priority"
     assert site.run("budget", "grant", "poor", "1h", "--reason", "a test").returncode == 0
-    until(lambda: site.state_of("a", "poor") == names.IN_BUDGET, "the grant has come")
-    until(lambda: site.get("/api/v1/decisions/watched")["state"] == "exhausted", "watched has run out")
+    wait_for(lambda: site.state_of("a", "poor") == names.IN_BUDGET, "the grant has come")
+    wait_for(lambda: site.get("/api/v1/decisions/watched")["state"] == "exhausted", "watched has run out")
     assert site.state_of("c", "watched") == names.IN_BUDGET
     assert site.state_of("b", "rich") == names.IN_BUDGET
     (site.folder / "policy.yaml").write_text("default: {budget: {amount: 1ms, period: none}}")
-    until(lambda: site.state_of("b", "rich") == names.OVER_BUDGET, "the new policy holds")
-    until(lambda: site.state_of("c", "watched") == names.OVER_BUDGET, "watched is enforced now")
+    wait_for(lambda: site.state_of("b", "rich") == names.OVER_BUDGET, "the new policy holds")
+    wait_for(lambda: site.state_of("c", "watched") == names.OVER_BUDGET, "watched is enforced now")
     events = {("a", "BudgetExhausted"), ("a", "BudgetAvailable"), ("b", "BudgetExhausted")}
     # An event follows the pod's change.
-    until(
+    wait_for(
         lambda: events <= {(e["involvedObject"]["name"], e["reason"]) for e in site.kube.list(EVENTS)[0]},
         "the events are there",
     )
@@ -125,16 +126,16 @@ def test_deleted_pods_wait_until_they_are_paid_and_foreign_finalizers_stay(site:
     time.sleep(0.3)
     assert not site.paid("a", "rich")  # no timekeeper runs that could book it
     site.start()
-    until(lambda: site.paid("a", "rich"), "a is paid")
+    wait_for(lambda: site.paid("a", "rich"), "a is paid")
     assert site.kube.get(PODS, "a", "rich")["metadata"]["finalizers"] == ["example.com/keeps"]
     site.create("never-bound", "rich", bind=False)
     site.kube.delete(PODS, "never-bound", "rich")
-    until(lambda: site.paid("never-bound", "rich"), "the pod that never held anything goes")
+    wait_for(lambda: site.paid("never-bound", "rich"), "the pod that never held anything goes")
     (site.folder / "policy.yaml").write_text("default: {mode: 'off', budget: {amount: 7ms}}")
-    until(lambda: site.get("/api/v1/budgets/never-seen")["amountMs"] == 7, "the new policy holds")
+    wait_for(lambda: site.get("/api/v1/budgets/never-seen")["amountMs"] == 7, "the new policy holds")
     site.create("b", "rich")
     site.finish("b", "rich")
-    until(lambda: site.paid("b", "rich"), "the pod that nobody meters goes")
+    wait_for(lambda: site.paid("b", "rich"), "the pod that nobody meters goes")
     workloads = {w["podName"]: w for w in site.get("/api/v1/workloads")["items"]}
     assert list(workloads) == ["a"]
     assert workloads["a"]["flags"] == ["unobserved"]
@@ -142,14 +143,14 @@ def test_deleted_pods_wait_until_they_are_paid_and_foreign_finalizers_stay(site:
 
 def test_a_pod_that_vanishes_without_our_finalizer_is_closed_and_flagged(site: Site) -> None:
     site.start()
-    until(site.ready, "the server is ready")
+    wait_for(site.ready, "the server is ready")
     site.create("a", "rich")
-    until(lambda: site.get("/api/v1/workloads")["items"], "a is known")
+    wait_for(lambda: site.get("/api/v1/workloads")["items"], "a is known")
     site.kill()
     site.kube.patch(PODS, "a", {"metadata": {"finalizers": None}}, "rich")
     site.cluster.store.delete(PODS, "a", "rich", grace=0)
     site.start()
-    until(lambda: site.ready() and site.get("/api/v1/workloads")["items"][0]["state"] == "closed", "a is closed")
+    wait_for(lambda: site.ready() and site.get("/api/v1/workloads")["items"][0]["state"] == "closed", "a is closed")
     (workload,) = site.get("/api/v1/workloads")["items"]
     assert "end-last-confirmed" in workload["flags"]
     assert site.run("timekeeper", "verify").returncode == 0

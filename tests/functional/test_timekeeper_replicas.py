@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, create_engine, text
 from support.databases import Postgres
-from support.timekeeper_process import PATIENCE, Site, oracle, process_site, until
+from support.timekeeper_process import PATIENCE, Site, oracle, process_site
+from support.waiting import wait_for
 
 from slicekeeper import names
 from slicekeeper.kube.client import PODS
@@ -44,7 +45,7 @@ def both(url: str, tmp_path: Path) -> Iterator[tuple[Site, Site]]:
         for one in (first, second):
             one.start()
         try:
-            until(lambda: first.ready() and second.ready(), "both are ready")
+            wait_for(lambda: first.ready() and second.ready(), "both are ready")
             yield first, second
             first.let_go()
         finally:
@@ -53,7 +54,7 @@ def both(url: str, tmp_path: Path) -> Iterator[tuple[Site, Site]]:
 
 def check(site: Site) -> None:
     """Wait until all pods are paid, and compare the ledger with their records."""
-    until(lambda: all(names.FINALIZER not in p["metadata"]["finalizers"] for p in site.all()), "all are paid")
+    wait_for(lambda: all(names.FINALIZER not in p["metadata"]["finalizers"] for p in site.all()), "all are paid")
     found = {w["podName"]: w for w in site.get("/api/v1/workloads?limit=500")["items"]}
     assert set(found) == {p["metadata"]["name"] for p in site.pods.values()}
     for namespace, budget in BUDGETS.items():
@@ -78,7 +79,7 @@ def test_replicas_are_killed_in_turn(both: tuple[Site, Site]) -> None:
             other.post("/api/v1/budgets/watched/grants", grant, f"key-{step}")
         site.all()
         dying.start()
-        until(dying.ready, "the killed one is back")
+        wait_for(dying.ready, "the killed one is back")
         dying.post("/api/v1/budgets/watched/grants", grant, f"key-{step}")
         if step % 3 == 2:
             site.finish(f"pod-{step}", namespace_of(step))
@@ -107,7 +108,7 @@ def test_a_rolling_update_loses_no_request_and_books_none_twice(both: tuple[Site
 
     def more() -> None:
         before = list(answered)
-        until(lambda: all(now > was + 2 for now, was in zip(answered, before, strict=True)), "requests are answered")
+        wait_for(lambda: all(now > was + 2 for now, was in zip(answered, before, strict=True)), "requests are answered")
 
     for number in range(4):
         site.create(f"pod-{number}", namespace_of(number))
@@ -120,7 +121,7 @@ def test_a_rolling_update_loses_no_request_and_books_none_twice(both: tuple[Site
                 site.finish(f"pod-{turn}", namespace_of(turn))
                 more()
                 replaced.start()
-                until(replaced.ready, "the new one is ready")
+                wait_for(replaced.ready, "the new one is ready")
             more()
         finally:
             over.set()
@@ -157,7 +158,7 @@ def test_the_leaders_session_is_cut_in_the_middle_of_a_look(both: tuple[Site, Si
     site, second = both
     for number in range(8):
         site.create(f"pod-{number}", namespace_of(number))
-    until(lambda: len(site.get("/api/v1/workloads")["items"]) == 8, "all are known")
+    wait_for(lambda: len(site.get("/api/v1/workloads")["items"]) == 8, "all are known")
     engine = create_engine(url)
     with engine.connect() as holder, engine.connect().execution_options(isolation_level="AUTOCOMMIT") as watcher:
 
@@ -168,24 +169,24 @@ def test_the_leaders_session_is_cut_in_the_middle_of_a_look(both: tuple[Site, Si
             holder.execute(text("SELECT id FROM namespace FOR UPDATE")).all()  # a look that books waits from now on
             for number in range(4 * turn, 4 * turn + 4):
                 site.finish(f"pod-{number}", namespace_of(number))
-            until(lambda: waiting() == 1, "the leader is in the middle of a look")
+            wait_for(lambda: waiting() == 1, "the leader is in the middle of a look")
             gone = cut(watcher)
             # The first has not noticed, and is about to book what the other one is about to book too.
-            until(lambda: waiting() == 2, "the other leads, and is in the middle of the same look")
+            wait_for(lambda: waiting() == 2, "the other leads, and is in the middle of the same look")
             assert watcher.execute(text(LEADER)).scalars().all() != [gone]
             holder.rollback()
-            until(lambda: waiting() == 0, "both are through")
+            wait_for(lambda: waiting() == 0, "both are through")
     check(site)
 
     second.kill()
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as watcher:
-        until(lambda: not watcher.execute(text(SESSIONS), {"url": second.url}).scalar_one(), "the killed one is gone")
-        until(lambda: watcher.execute(text(LEADER)).scalars().all(), "the one that is left leads")
+        wait_for(lambda: not watcher.execute(text(SESSIONS), {"url": second.url}).scalar_one(), "the end of the killed")
+        wait_for(lambda: watcher.execute(text(LEADER)).scalars().all(), "the one that is left leads")
         gone = cut(watcher)
-        until(lambda: watcher.execute(text(LEADER)).scalars().all() not in ([], [gone]), "the same one leads again")
+        wait_for(lambda: watcher.execute(text(LEADER)).scalars().all() not in ([], [gone]), "the same one leads again")
     engine.dispose()
     site.create("last", "rich")
-    until(lambda: any(w["podName"] == "last" for w in site.get("/api/v1/workloads")["items"]), "it is known")
+    wait_for(lambda: any(w["podName"] == "last" for w in site.get("/api/v1/workloads")["items"]), "it is known")
     site.finish("last", "rich")
     check(site)
 
@@ -193,7 +194,7 @@ def test_the_leaders_session_is_cut_in_the_middle_of_a_look(both: tuple[Site, Si
 def test_no_replica_hears_a_pod_that_is_gone(both: tuple[Site, Site]) -> None:
     site, _ = both
     site.create("a", "rich")
-    until(lambda: site.get("/api/v1/workloads")["items"], "a is known")
+    wait_for(lambda: site.get("/api/v1/workloads")["items"], "a is known")
     pod = site.kube.get(PODS, "a", "rich")
     token = site.cluster.tokens.issue(pod, "timekeeper")
     report = {
@@ -212,7 +213,7 @@ def test_no_replica_hears_a_pod_that_is_gone(both: tuple[Site, Site]) -> None:
     site.let_go()
     site.cluster.store.delete(PODS, "a", "rich", grace=0)
     for one in both:  # the one that leads, and the one that does not
-        until(lambda one=one: told(one, token, report) == 401, "its token is good no more")
+        wait_for(lambda one=one: told(one, token, report) == 401, "its token is good no more")
 
 
 def told(site: Site, token: str, report: dict[str, object]) -> int:

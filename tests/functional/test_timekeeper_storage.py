@@ -11,7 +11,8 @@ from pathlib import Path
 from sqlalchemy.exc import DBAPIError
 from support.databases import Postgres, postgres
 from support.small_disk import fill_up, small_disk
-from support.timekeeper_process import Site, oracle, process_site, until
+from support.timekeeper_process import Site, oracle, process_site
+from support.waiting import wait_for
 
 from slicekeeper import names
 
@@ -27,10 +28,10 @@ def test_the_disk_of_postgresql_and_its_log_is_full(tmp_path: Path) -> None:
     ):
         assert site.run("timekeeper", "migrate").returncode == 0
         site.start()
-        until(site.ready, "the server is ready")
+        wait_for(site.ready, "the server is ready")
         for number in range(4):
             site.create(f"pod-{number}", "rich")
-        until(lambda: len(site.get("/api/v1/workloads")["items"]) == 4, "all are known")
+        wait_for(lambda: len(site.get("/api/v1/workloads")["items"]) == 4, "all are known")
         assert _grant(site, "before") == (201, "")
         fill_up(disk)
         _use_up_the_log(server)
@@ -45,12 +46,12 @@ def test_the_disk_of_postgresql_and_its_log_is_full(tmp_path: Path) -> None:
         assert not site.paid("pod-0", "rich"), "what is not booked is not let go"
 
         (disk / "filler").unlink()
-        until(lambda: _looked_after(server) and _grant(site, "full-0") in ((200, ""), (201, "")), "there is room again")
+        wait_for(lambda: _looked_after(server) and _grant(site, "full-0") in ((200, ""), (201, "")), "room again")
         assert all(_grant(site, f"full-{n}") in ((200, ""), (201, "")) for n in range(CLIENTS))
         assert [_grant(site, f"full-{n}") for n in range(CLIENTS)] == [(200, "")] * CLIENTS
         for number in range(2, 5):
             site.finish(f"pod-{number}", "rich")
-        until(lambda: all(names.FINALIZER not in p["metadata"]["finalizers"] for p in site.all()), "all are paid")
+        wait_for(lambda: all(names.FINALIZER not in p["metadata"]["finalizers"] for p in site.all()), "all are paid")
         assert site.get("/api/v1/budgets/rich")["grantedMs"] == CLIENTS + 1
         found = {w["podName"]: (w["chargedMs"], w["overBudgetMs"]) for w in site.get("/api/v1/workloads")["items"]}
         assert found == oracle(list(site.pods.values()), 36_000_000)

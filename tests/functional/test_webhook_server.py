@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.custom_objects import apply_policy, policies_served
 from support.json_patch import apply
-from support.policy_objects import apply_policy, policies_served
-from support.webhook_process import Authority, FakeTimekeeper, Webhook, eventually, patch, pod, replace, review
+from support.waiting import wait_for
+from support.webhook_process import Authority, FakeTimekeeper, Webhook, patch, pod, replace, review
 
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
@@ -116,13 +117,13 @@ def test_a_policy_change_takes_effect_and_a_broken_one_does_not(webhook: Webhook
     replace(file, b"default: {ceiling: 70}\n")
     webhook.settled(lambda: ceiling() == "70")
     replace(file, b"default: {ceilling: 60}\n")
-    eventually(lambda: "did you mean ceiling?" in webhook.get("/readyz"))
-    eventually(lambda: "slicekeeper_webhook_policy_file_refused 1.0" in webhook.metrics())
+    wait_for(lambda: "did you mean ceiling?" in webhook.get("/readyz"), "what is wrong with the policy")
+    wait_for(lambda: "slicekeeper_webhook_policy_file_refused 1.0" in webhook.metrics(), "its metric")
     assert ceiling() == "70"
     assert any("old policy stays in force" in line["message"] for line in webhook.log())
     replace(file, b"default: {ceiling: 60}\n")
     webhook.settled(lambda: ceiling() == "60")
-    eventually(lambda: "slicekeeper_webhook_policy_file_refused 0.0" in webhook.metrics())
+    wait_for(lambda: "slicekeeper_webhook_policy_file_refused 0.0" in webhook.metrics(), "its metric")
 
 
 @pytest.mark.usefixtures("authority")
@@ -187,7 +188,7 @@ def test_stale_modes_while_the_timekeeper_is_away(webhook: Webhook, timekeeper: 
     webhook.settled(lambda: not webhook.review("/mutate", pod(), namespace="spent")["allowed"])
     timekeeper.stop()
     webhook.settled(lambda: "currently unknown" in str(webhook.review("/mutate", pod()).get("warnings")))
-    eventually(lambda: "slicekeeper_webhook_decisions_stale 1.0" in webhook.metrics())
+    wait_for(lambda: "slicekeeper_webhook_decisions_stale 1.0" in webhook.metrics(), "stale decisions")
     assert "stale" in webhook.get("/readyz")
     assert patch(webhook.review("/mutate", pod()))["/spec/priority"] == 0
     for mode, check in {
@@ -207,7 +208,7 @@ def test_stale_modes_while_the_timekeeper_is_away(webhook: Webhook, timekeeper: 
     timekeeper.exhausted = ()
     timekeeper.start()
     webhook.settled(lambda: webhook.review("/mutate", pod(), namespace="spent")["allowed"])
-    eventually(lambda: "slicekeeper_webhook_decisions_stale 0.0" in webhook.metrics())
+    wait_for(lambda: "slicekeeper_webhook_decisions_stale 0.0" in webhook.metrics(), "fresh decisions")
 
 
 def _refused(webhook: Webhook, namespace: str) -> bool:
@@ -248,7 +249,7 @@ def test_a_worker_that_dies_comes_back_though_the_policy_is_broken_meanwhile(web
             return 'slicekeeper_webhook_refusals_total{code="core-not-whole"} 1.0' in webhook.metrics()
         return False
 
-    eventually(counted)  # what the first workers counted is still there
+    wait_for(counted, "the count")  # what the first workers counted is still there
 
 
 def test_connections_on_which_nothing_comes_keep_nobody_waiting(webhook: Webhook) -> None:
@@ -328,7 +329,7 @@ def test_what_has_begun_is_finished_when_the_server_is_to_stop(webhook: Webhook)
         half.connect(("127.0.0.1", webhook.port))
         assert webhook.review("/mutate", pod())["allowed"]
         webhook.process.send_signal(signal.SIGTERM)
-        eventually(lambda: not _listens(webhook.port))
+        wait_for(lambda: not _listens(webhook.port), "the end of its port")
         begun.sendall(body[10:])
         answers = [http.client.HTTPResponse(begun)]
         answers[0].begin()

@@ -6,25 +6,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import msgspec
 from flask import Flask
+from support.custom_objects import apply, kinds_served
 from support.manual_clock import ManualClock
 from support.timekeeper_service import serving
 
 from objects.budgets.keeper import Keeper
 from objects.budgets.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS, ONLY_NAME
-from simulator import kinds
 from simulator.api_errors import ObjectNotFound
 from simulator.cluster import Cluster
 from simulator.kinds import ObjectKind
 from simulator.store import Store
-from slicekeeper import names
 from slicekeeper.config.settings import TimekeeperClientSettings
-from slicekeeper.kube import changed_by
 from slicekeeper.kube.client import NAMESPACES, KubeClient, Object, Resource
 from slicekeeper.net import json_client
 from slicekeeper.net.timekeeper_client import TimekeeperClient
@@ -37,40 +35,12 @@ TEAM, ORGANISATION = GPU_BUDGETS.resource, CLUSTER_GPU_BUDGETS.resource
 DEFINITIONS = Resource("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False)
 
 
-@contextmanager
-def served() -> Iterator[None]:
-    """Have the simulated API server take both kinds, as one does once the CRDs are installed."""
-    found = [
-        ObjectKind("GpuBudget", TEAM),
-        ObjectKind("ClusterGpuBudget", ORGANISATION),
-        ObjectKind("CustomResourceDefinition", DEFINITIONS),
-    ]
-    with (
-        mock.patch.dict(kinds.BY_RESOURCE, {kind.resource: kind for kind in found}),
-        mock.patch.dict(kinds.BY_PATH, {(kind.resource.prefix, kind.resource.plural): kind for kind in found}),
-    ):
-        yield
-
-
-def apply(store: Store, resource: Resource, namespace: str, name: str, spec: Object, by: str = "") -> Object:
-    """Create an object, or replace its spec, upon which the API server increases its generation.
-
-    `by` is the user that the webhook records; empty: the webhook is down.
-    """
-
-    def change(old: Object) -> Object:
-        if old["spec"] != spec:
-            old["metadata"]["generation"] += 1
-            old["spec"] = spec
-            note = changed_by.value(old["metadata"]["generation"], by)
-            if note is not None:
-                old["metadata"].setdefault("annotations", {})[names.CHANGED_BY] = note
-        return old
-
-    if store.find(resource, name, namespace) is None:
-        new = change({"metadata": {"name": name, "generation": 0}, "spec": None})
-        return store.create(resource, new, namespace)
-    return store.update(resource, name, namespace, change)
+served = partial(
+    kinds_served,
+    ObjectKind("GpuBudget", TEAM),
+    ObjectKind("ClusterGpuBudget", ORGANISATION),
+    ObjectKind("CustomResourceDefinition", DEFINITIONS),
+)
 
 
 class Killed(BaseException):

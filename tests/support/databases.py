@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -25,6 +24,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from support import debian
 from support.ports import free_port
+from support.waiting import wait_for
 
 from timekeeper.store.db import migrate
 from timekeeper.store.db.engine import make_engine
@@ -147,13 +147,10 @@ class Postgres:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, cwd=self._folder, start_new_session=True, **run_as
             )
-        deadline = time.monotonic() + 60
-        while not self._answers():
-            assert self._process.poll() is None, (self._folder / "log").read_text()
-            assert time.monotonic() < deadline, "PostgreSQL does not answer"
-            time.sleep(0.05)
+        wait_for(self._answers, "an answer of PostgreSQL", 60)
 
     def _answers(self) -> bool:
+        assert self.runs, (self._folder / "log").read_text()
         try:
             self.execute("SELECT 1")
         except Exception:
@@ -178,15 +175,11 @@ class Postgres:
 
     def wait_for_followers(self) -> None:
         """Have each commit wait, from now on, until a server that follows this one has it on its disk."""
-        deadline = time.monotonic() + 60
-        while not self.ask("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"):
-            assert time.monotonic() < deadline, "nobody follows"
-            time.sleep(0.05)
+        replicas = "SELECT count(*) FROM pg_stat_replication WHERE"
+        wait_for(lambda: self.ask(f"{replicas} state = 'streaming'"), "a server that follows", 60)
         self.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
         self.execute("SELECT pg_reload_conf()")
-        while not self.ask("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"):
-            assert time.monotonic() < deadline, "nobody follows in step"
-            time.sleep(0.05)
+        wait_for(lambda: self.ask(f"{replicas} sync_state = 'sync'"), "a server that follows in step", 60)
 
     def ask(self, query: str) -> Any:
         """Return the first value of an answer."""

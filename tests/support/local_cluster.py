@@ -7,12 +7,11 @@ import contextlib
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
+from support.waiting import wait_for
 
 from simulator.api_errors import ObjectNotFound
 from simulator.local import LocalCluster, Options
@@ -37,16 +36,6 @@ def start(folder: Path, policy: str = "", **options: Any) -> LocalCluster:
         timekeeper_client=replace(ours.timekeeper_client, timeout_seconds=PATIENCE),
     )
     return local
-
-
-def until(what: str, test: Callable[[], T], seconds: float = PATIENCE) -> T:
-    """Wait until `test` returns something true, and return it; fail saying what never came."""
-    deadline = time.monotonic() + seconds
-    while not (found := test()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come within {seconds:.0f} s; it is {found!r}")
-        time.sleep(0.05)
-    return found
 
 
 def namespace(client: KubeClient, name: str) -> None:
@@ -89,7 +78,7 @@ def delete_all(local: LocalCluster) -> None:
     for name, found in pods(local).items():
         with contextlib.suppress(ObjectNotFound):  # it has gone by itself meanwhile
             local.cluster.store.delete(PODS, name, found["metadata"]["namespace"])
-    until("the release of all pods", lambda: not pods(local), 180)
+    wait_for(lambda: not pods(local), "the release of all pods", 180)
 
 
 def kill(pid: int) -> None:

@@ -12,15 +12,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
-from unittest import mock
 
-from support.budget_objects import Interrupted, apply
+from support.budget_objects import Interrupted
+from support.custom_objects import apply, kinds_served
 from support.manual_clock import ManualClock
 from support.small_cluster import api_served
 
 from objects.sharepods.keeper import SharePodKeeper
 from objects.sharepods.template import SHAREPODS
-from simulator import kinds
 from simulator.api import Api
 from simulator.api_errors import ObjectNotFound
 from simulator.cluster import Cluster
@@ -151,11 +150,7 @@ class SharePodWorld:
 @contextmanager
 def sharepod_world() -> Iterator[SharePodWorld]:
     """Yield a world with one namespace."""
-    kind = ObjectKind("SharePod", SHAREPODS)
-    with (
-        mock.patch.dict(kinds.BY_RESOURCE, {SHAREPODS: kind}),
-        mock.patch.dict(kinds.BY_PATH, {(SHAREPODS.prefix, SHAREPODS.plural): kind}),
-    ):
+    with kinds_served(ObjectKind("SharePod", SHAREPODS)):
         clock = ManualClock(T0)
         cluster = Cluster(clock)
         with api_served(Api(cluster)) as (_, kube):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from support.small_cluster import wait_for
+from support.waiting import wait_for
 
 from nodeagent.arbiter_client import Arbiter
 from nodeagent.host_cdi import HostCdi

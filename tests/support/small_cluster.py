@@ -162,16 +162,3 @@ def binding(pod: Object, node: str) -> dict[str, str]:
     """Return what kube-scheduler sends to bind a pod."""
     metadata = pod["metadata"]
     return {"PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"], "Node": node}
-
-
-def wait_for(check: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
-    """Return what `check` returns once that is true; fail after `seconds`."""
-    import time
-
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = check()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"not within {seconds} s: {what}")

@@ -9,7 +9,6 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -206,13 +205,6 @@ def process_site(tmp_path: Path, database_url: str) -> Iterator[Site]:
         server.stop()
         if os.environ.get("SHOW_LOG"):
             print((tmp_path / "log").read_text())
-
-
-def until(true: Any, what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.05)
 
 
 def oracle(pods: list[Object], budget_ms: int) -> dict[str, tuple[int, int]]:

@@ -2,9 +2,7 @@
 """The webhook as it is deployed: its own process over TLS, with a timekeeper beside it that can be killed."""
 
 import contextlib
-import datetime
 import http.client
-import ipaddress
 import json
 import os
 import signal
@@ -13,21 +11,22 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from base64 import b64decode
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import yaml
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from support.ports import free_port
 from support.quiet_handler import QuietHandler
+from support.waiting import wait_for
 
+from certificates.authority import make_ca, sign_server
+
+LIFE = timedelta(days=1)
 SHARE = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 15}
 
 
@@ -36,39 +35,15 @@ class Authority:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.key = ec.generate_private_key(ec.SECP256R1())
-        self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
-        root = self._sign(self.name, self.key.public_key(), x509.BasicConstraints(ca=True, path_length=None))
-        (folder / "ca.crt").write_bytes(root.public_bytes(serialization.Encoding.PEM))
-
-    def _sign(self, subject: x509.Name, key: ec.EllipticCurvePublicKey, extension: x509.ExtensionType) -> Any:
-        now = datetime.datetime.now(datetime.UTC)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self.name)
-            .public_key(key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(extension, critical=True)
-            .sign(self.key, hashes.SHA256())
-        )
+        self.ca = make_ca(datetime.now(UTC), LIFE)
+        (folder / "ca.crt").write_bytes(self.ca.certificate)
 
     def issue(self) -> int:
         """Replace certificate and key, one after the other, as a Secret's files are; return the serial number."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "webhook")])
-        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        certificate = self._sign(subject, key.public_key(), names)
-        plain = serialization.NoEncryption()
-        files = {
-            "tls.key": key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain),
-            "tls.crt": certificate.public_bytes(serialization.Encoding.PEM),
-        }
-        for name, data in files.items():
-            replace(self.folder / name, data)
-        return int(certificate.serial_number)
+        made = sign_server(self.ca, ("127.0.0.1",), datetime.now(UTC), LIFE)
+        replace(self.folder / "tls.key", made.key)
+        replace(self.folder / "tls.crt", made.certificate)
+        return x509.load_pem_x509_certificate(made.certificate).serial_number
 
 
 def replace(file: Path, data: bytes) -> None:
@@ -98,12 +73,8 @@ class FakeTimekeeper:
                 tag = f'"{outer.exhausted}"'
                 known = self.headers.get("If-None-Match") == tag
                 outer.not_modified += known
-                body = (
-                    b""
-                    if known
-                    else json.dumps({"asOf": "", "items": [outer.decision(n) for n in outer.exhausted]}).encode()
-                )
-                self.send(body, 304 if known else 200, {"ETag": tag})
+                body = json.dumps({"asOf": "", "items": [outer.decision(n) for n in outer.exhausted]}).encode()
+                self.send(b"" if known else body, 304 if known else 200, {"ETag": tag})
 
         self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
@@ -176,7 +147,7 @@ class Webhook:
             assert self.process.poll() is None, (self.folder / "log").read_text("utf-8")
             return len(self.workers()) == 2
 
-        eventually(serve)
+        wait_for(serve, "both workers")
         self.settled(fresh)
 
     def stop(self) -> int:
@@ -195,7 +166,11 @@ class Webhook:
 
     def settled(self, check: Callable[[], bool]) -> None:
         """Wait until every worker passes: each is asked while the other is stopped, as a busy one may take no turn."""
-        eventually(lambda: len(workers := self.workers()) == 2 and all(self._alone(w, check) for w in workers))
+
+        def all_pass() -> bool:
+            return len(workers := self.workers()) == 2 and all(self._alone(worker, check) for worker in workers)
+
+        wait_for(all_pass, "what every worker must pass")
 
     def _alone(self, worker: int, check: Callable[[], bool]) -> bool:
         others = [other for other in self.workers() if other != worker]
@@ -268,10 +243,3 @@ def pod(core: int = 50) -> dict[str, Any]:
 
 def patch(response: dict[str, Any]) -> dict[str, Any]:
     return {operation["path"]: operation["value"] for operation in json.loads(b64decode(response["patch"]))}
-
-
-def eventually(check: Callable[[], bool], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.05)

@@ -24,7 +24,7 @@ class Admissions:
     def wait_for_more(self) -> None:
         """Wait for twenty more, or for one more that fails."""
         reached, failed = self.done, len(self.failed)
-        wait_for("more admissions", lambda: self.done > reached + 20 or len(self.failed) > failed)
+        wait_for(lambda: self.done > reached + 20 or len(self.failed) > failed, "more admissions")
 
 
 @contextmanager
@@ -58,13 +58,13 @@ class Reporter:
         site.kubectl.create(pod("reports", gpu_container(core=5)), namespace=team)
         self._site = site
         self._pod: Object = site.wait_phase(team, "reports", "Running")
-        self._heard = wait_for("first report", lambda: site.heard(self._pod), pause=1)
+        self._heard = wait_for(lambda: site.heard(self._pod), "first report", pause=1)
 
     def goes_on(self) -> None:
         """Wait until a timekeeper with a new certificate has received further reports of the sidecar."""
         self._site.rollout("deployment/timekeeper")
         [(epoch, seq)] = self._heard.items()
-        self._heard = wait_for("further reports", lambda: self._more(epoch, seq), 180, 2)
+        self._heard = wait_for(lambda: self._more(epoch, seq), "further reports", 180, 2)
         assert set(self._heard) == {epoch}, "one run of the sidecar, without a restart"
         team = self._pod["metadata"]["namespace"]
         assert "dropped" not in self._site.kubectl("logs", "reports", "-n", team, "-c", names.SIDECAR)

@@ -37,9 +37,9 @@ def install(cluster: Cluster, kubectl: Kubectl) -> None:
         write_archive(folder / "image.tar", [image])
         cluster.load(folder / "image.tar")
     kubectl("create", "-f", str(source(CERT_MANAGER) / "deploy/crds"))
-    kubectl("wait", "--for=condition=Established", "crd", CERTIFICATES, "--timeout=180s", timeout=190)
+    kubectl.wait("Established", f"crd/{CERTIFICATES}")
     kubectl.apply(*_objects())
-    kubectl("rollout", "status", "deployment/cert-manager", "-n", NAMESPACE, "--timeout=180s", timeout=190)
+    kubectl.rollout("deployment/cert-manager", NAMESPACE)
 
 
 def renew(kubectl: Kubectl, name: str, namespace: str) -> None:

@@ -26,8 +26,7 @@ def added(site: Site, overlay: str) -> Iterator[list[Object]]:
     try:
         for obj in ours:
             if obj["kind"] == "CustomResourceDefinition":
-                kind = f"crd/{obj['metadata']['name']}"
-                site.kubectl("wait", "--for=condition=Established", kind, "--timeout=240s", timeout=250)
+                site.kubectl.wait("Established", f"crd/{obj['metadata']['name']}")
         _rolled_out(site, [*ours, *after])
         install.wait_for_webhooks(site.kubectl)
         yield ours
@@ -44,8 +43,7 @@ def _rolled_out(site: Site, objects: list[Object]) -> None:
     """Wait until of all workloads among some objects there are the pods that they say, and no others."""
     for obj in objects:
         if obj["kind"] in ("Deployment", "DaemonSet"):
-            rollout = ("rollout", "status", f"{obj['kind'].lower()}/{obj['metadata']['name']}", "-n", install.NAMESPACE)
-            site.kubectl(*rollout, "--timeout=240s", timeout=250)
+            site.kubectl.rollout(f"{obj['kind'].lower()}/{obj['metadata']['name']}", install.NAMESPACE)
 
 
 def _rendered(site: Site, overlay: str) -> dict[tuple[str, str, str], Object]:

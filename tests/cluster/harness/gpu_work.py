@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from cluster.harness import hostile
+from cluster.harness import hostile_container
 from cluster.harness.cluster import Cluster
 from cluster.harness.install import IMAGES, NAMESPACE
 from cluster.harness.kubectl import Object, Refused
@@ -55,8 +55,8 @@ def worker(core: int, blocks: int, *, batch: int, kernel: str, host: float) -> O
 
 
 def attacker(core: int, blocks: int) -> Object:
-    """Return a container that tries, as root, what the harness's `hostile` does."""
-    return _python(core, blocks, 0, Path(hostile.__file__).read_text())
+    """Return a container that tries, as root, what `hostile_container` does."""
+    return _python(core, blocks, 0, Path(hostile_container.__file__).read_text())
 
 
 def _python(core: int, blocks: int, user: int, program: str, *arguments: str, read_only: bool = False) -> Object:

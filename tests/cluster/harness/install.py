@@ -30,7 +30,6 @@ WORKLOADS = (
     "daemonset/nodeagent",
     "daemonset/arbiter",
 )
-ROLLOUT_SECONDS = 240
 IMAGES = Images(registry="slicekeeper.test")
 """The images as the node has them: a name of its own, so that `slicekeeper check` finds a whole installation."""
 _LIMITS = {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"}
@@ -82,24 +81,16 @@ def install(kubectl: Kubectl, overlay: Path = SUITE, more: str = "") -> None:
     """Install with one command, and wait until everything is ready; `more` are lines of settings."""
     kubectl("apply", "-k", named(overlay, more))
     for workload in WORKLOADS:
-        kubectl(
-            "rollout",
-            "status",
-            workload,
-            "-n",
-            NAMESPACE,
-            f"--timeout={ROLLOUT_SECONDS}s",
-            timeout=ROLLOUT_SECONDS + 10,
-        )
+        kubectl.rollout(workload, NAMESPACE)
     # A test that had put the configurations back by `apply` has them lose their CA by the next one.
     wait_for_webhooks(kubectl)
 
 
 def wait_for_webhooks(kubectl: Kubectl) -> None:
     """Wait until the API server trusts and reaches our webhooks: a new one has no CA and no way from kube-proxy yet."""
-    wait_for("CA of the webhooks", lambda: all(map(_ca, _webhooks(kubectl))))
+    wait_for(lambda: all(map(_ca, _webhooks(kubectl))), "CA of the webhooks")
     with suppress(TimeoutError):
-        wait_for("admission", lambda: _admits(kubectl))
+        wait_for(lambda: _admits(kubectl), "admission")
     kubectl.create(_GPU_POD, namespace="default", dry_run=True)  # says what is wrong, if anything still is
 
 

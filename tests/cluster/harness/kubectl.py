@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from support import waiting
 
 T = TypeVar("T")
 Object = dict[str, Any]
@@ -81,6 +81,15 @@ class Kubectl:
         """Merge-patch an object."""
         return self("patch", kind, name, *_in(namespace), "--type=merge", *more, "-p", json.dumps(patch))
 
+    def wait(self, condition: str, what: str, namespace: str = "", seconds: int = 240) -> None:
+        """Wait until an object has a condition."""
+        until = (f"--for=condition={condition}", f"--timeout={seconds}s")
+        self("wait", *until, what, *_in(namespace), timeout=seconds + 10)
+
+    def rollout(self, workload: str, namespace: str, seconds: int = 240) -> None:
+        """Wait until a workload has the pods that it should have, and no others."""
+        self("rollout", "status", workload, *_in(namespace), f"--timeout={seconds}s", timeout=seconds + 10)
+
 
 def _in(namespace: str) -> list[str]:
     return ["--namespace", namespace] if namespace else []
@@ -90,13 +99,6 @@ def _dry(dry_run: bool) -> list[str]:
     return ["--dry-run=server"] if dry_run else []
 
 
-def wait_for(what: str, look: Callable[[], T], seconds: float = 180.0, pause: float = 0.3) -> T:
-    """Look again and again until there is something true; return it, or fail saying what was waited for."""
-    end = time.monotonic() + seconds
-    while True:
-        found = look()
-        if found:
-            return found
-        if time.monotonic() > end:
-            raise TimeoutError(f"no {what} after {seconds:.0f} s; last seen: {found!r}")
-        time.sleep(pause)
+def wait_for(check: Callable[[], T | None], what: str, seconds: float = 180.0, pause: float = 0.3) -> T:
+    """Wait with longer pauses: each look is a process, on a machine that has a cluster to run."""
+    return waiting.wait_for(check, what, seconds, pause)

@@ -47,14 +47,14 @@ def mesh(site: Site, team: str) -> Iterator[None]:
         },
         _server(metadata),
     )
-    site.kubectl("wait", "--for=condition=Ready", "pod/mesh", "-n", namespace, "--timeout=180s", timeout=190)
+    site.kubectl.wait("Ready", "pod/mesh", namespace)
     bundle = base64.b64encode(authority.ca_file.read_bytes()).decode()
     site.kubectl.create(
         _configuration(BEFORE, "/first/aa-sidecar", namespace, team, bundle),
         _configuration(AFTER, "/last/zz-sidecar", namespace, team, bundle),
     )
     try:
-        wait_for("answer of the other webhooks", lambda: _answer(site, team))
+        wait_for(lambda: _answer(site, team), "answer of the other webhooks")
         yield
     finally:
         site.kubectl("delete", "mutatingwebhookconfiguration", BEFORE, AFTER)

@@ -53,7 +53,7 @@ class Site:
         )
         self.namespaces.append(name)
         account = ("get", "serviceaccount", "default", "-n", name, "--ignore-not-found", "-o", "name")
-        wait_for("service account", lambda: self.kubectl(*account), pause=0.05)
+        wait_for(lambda: self.kubectl(*account), "service account", pause=0.05)
         return name
 
     def clear(self) -> None:
@@ -69,11 +69,17 @@ class Site:
     def client(self, token: str) -> KubeClient:
         """Return our own parts' API client for a user with only a token."""
         there = yaml.safe_load(self.kubectl.kubeconfig.read_text())["clusters"][0]["cluster"]
-        ca, file = self.folder / "ca.crt", self.folder / f"{secrets.token_hex(4)}.token"
+        ca = self.folder / "ca.crt"
         ca.write_bytes(base64.b64decode(there["certificate-authority-data"]))
+        return KubeClient(
+            KubernetesSettings(server=there["server"], ca_file=str(ca), token_file=self._token_file(token))
+        )
+
+    def _token_file(self, token: str) -> str:
+        file = self.folder / f"{secrets.token_hex(4)}.token"
         file.touch(mode=0o600)
         file.write_text(token)
-        return KubeClient(KubernetesSettings(server=there["server"], ca_file=str(ca), token_file=str(file)))
+        return str(file)
 
     def pod_token(self, pod: Object, audience: str = "timekeeper") -> str:
         """Return a token like the one that kubelet projects into a pod."""
@@ -92,7 +98,7 @@ class Site:
             stays = (pod for pod in pods if "deletionTimestamp" not in pod["metadata"])
             return next((pod for pod in stays if pod["status"].get("phase") == "Running"), None)
 
-        return wait_for(f"running pod of {name}", look) or {}
+        return wait_for(look, f"running pod of {name}") or {}
 
     def manager_token(self) -> str:
         """Return the token of a user who may manage budgets, with the timekeeper's audience."""
@@ -126,21 +132,15 @@ class Site:
     @contextmanager
     def timekeeper(self) -> Iterator[TimekeeperClient]:
         """Send a request to the timekeeper as a user who may manage budgets."""
-        token = self.folder / "manager.token"
-        token.touch(mode=0o600)
-        token.write_text(self.manager_token())
+        token = self._token_file(self.manager_token())
         with self.timekeeper_url() as url:
-            ca = self.timekeeper_ca()
-            yield TimekeeperClient(TimekeeperClientSettings(url=url, ca_file=ca, token_file=str(token)))
+            yield TimekeeperClient(TimekeeperClientSettings(url=url, ca_file=self.timekeeper_ca(), token_file=token))
 
     @contextmanager
     def raw_timekeeper(self, token: str) -> Iterator[JsonClient]:
         """Speak to the timekeeper with any token."""
-        file = self.folder / f"{secrets.token_hex(4)}.token"
-        file.touch(mode=0o600)
-        file.write_text(token)
         with self.timekeeper_url() as url:
-            yield JsonClient(url, ca_file=self.timekeeper_ca(), token_file=str(file))
+            yield JsonClient(url, ca_file=self.timekeeper_ca(), token_file=self._token_file(token))
 
     def heard(self, pod: Object) -> dict[int, int]:
         """Return what the timekeeper has taken of a pod's sidecar: its newest report's number, by epoch."""
@@ -173,7 +173,7 @@ class Site:
             pod = self.pod(namespace, name)
             return pod if pod["status"].get("phase") in phases else None
 
-        return wait_for(f"pod {namespace}/{name} in {' or '.join(phases)}", look, seconds)
+        return wait_for(look, f"pod {namespace}/{name} in {' or '.join(phases)}", seconds)
 
     def events(self, namespace: str, reason: str) -> list[Object]:
         """Return a namespace's events of one reason."""
@@ -226,7 +226,7 @@ class Site:
             self.kubectl("rollout", "restart", workload, "-n", NAMESPACE)
         else:
             self.kubectl("scale", workload, "-n", NAMESPACE, f"--replicas={replicas}")
-        self.kubectl("rollout", "status", workload, "-n", NAMESPACE, "--timeout=240s", timeout=250)
+        self.kubectl.rollout(workload, NAMESPACE)
 
 
 def gpu_container(name: str = "train", script: str = "sleep 600", core: int = 20, blocks: int | None = 16) -> Object:

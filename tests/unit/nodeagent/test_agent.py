@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 from support.ports import free_port
-from support.small_cluster import NAMESPACE, SmallCluster, small_cluster, wait_for
+from support.small_cluster import NAMESPACE, SmallCluster, small_cluster
+from support.waiting import wait_for
 
 from nodeagent.agent import Agent
 from nodeagent.run_folder import RunFolderRemoved

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.small_cluster import wait_for
+from support.waiting import wait_for
 
 PROGRAM = """
 import logging, os, signal, sys

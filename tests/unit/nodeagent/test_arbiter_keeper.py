@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.sharing import Sharing
-from support.small_cluster import wait_for
+from support.waiting import wait_for
 
 from nodeagent import arbiter_keeper as module_of_keeper
 from nodeagent.arbiter_keeper import ArbiterKeeper

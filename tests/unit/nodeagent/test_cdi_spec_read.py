@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.small_cluster import wait_for
+from support.waiting import wait_for
 
 from nodeagent.cdi_spec_read import FirstRead, Inotify
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from support.small_cluster import wait_for
+from support.waiting import wait_for
 
 from nodeagent.coalesced_call import CoalescedCall
 

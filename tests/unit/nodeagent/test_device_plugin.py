@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from support.small_cluster import wait_for
+from support.waiting import wait_for
 
 
 def test_it_is_registered_once_kubelet_has_been_sent_the_seats(bench: Any) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pynvml
 import pytest
-from support.small_cluster import small_cluster, wait_for
+from support.small_cluster import small_cluster
+from support.waiting import wait_for
 
 from nodeagent.fake_driver import DEFAULT_MODEL, MODELS, parse
 from nodeagent.gpu_health_events import GpuHealthWatch

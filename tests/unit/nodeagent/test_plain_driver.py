@@ -14,8 +14,8 @@ from typing import Any
 import pynvml
 import pytest
 import yaml
-from support.small_cluster import wait_for
 from support.vcuda_programs import built
+from support.waiting import wait_for
 
 from nodeagent import plain_driver
 from nodeagent.arbiter_client import Arbiter, ArbiterAway

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
-from support.small_cluster import wait_for
+from support.waiting import wait_for
 
 from nodeagent.pod_resources import PodResources
 

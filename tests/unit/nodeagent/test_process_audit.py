@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.small_cluster import NAMESPACE, SmallCluster, protected, small_cluster, wait_for
+from support.small_cluster import NAMESPACE, SmallCluster, protected, small_cluster
 from support.vcuda_programs import built
+from support.waiting import wait_for
 
 from nodeagent import process_audit as module
 from nodeagent.arbiter_client import ArbiterAway, ArbiterGpu, AuditFinding, Telemetry

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from support.sharing import GIB, Sharing
-from support.small_cluster import wait_for
 from support.vcuda_programs import built
+from support.waiting import wait_for
 
 from nodeagent import shares as module
 from nodeagent.arbiter_client import CONNECTIONS, Arbiter, ArbiterAway, ArbiterRefused

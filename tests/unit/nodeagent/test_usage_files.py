@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.small_cluster import wait_for
 from support.vcuda_programs import built
+from support.waiting import wait_for
 
 from nodeagent.arbiter_client import Arbiter
 from nodeagent.host_cdi import HostCdi

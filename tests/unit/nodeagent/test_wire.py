@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import grpc
 import pytest
-from support.small_cluster import wait_for
+from support.waiting import wait_for
 
 from nodeagent.arbiter_client import Arbiter, ArbiterRefused, SeatPolicy
 from nodeagent.device_plugin import SOCKET

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import kopf
-from support.budget_objects import ORGANISATION, TEAM, apply, served
-from support.policy_objects import apply_policy, policies_served
-from support.small_cluster import wait_for
+from support.budget_objects import ORGANISATION, TEAM, served
+from support.custom_objects import apply, apply_policy, policies_served
+from support.waiting import wait_for
 
 from objects.object_watch import kopf_settings, registry_of
 from objects.operator_loop import OperatorLoop

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from support.asgi import ask
 from support.manual_clock import ManualClock
-from support.small_cluster import NAMESPACE, binding, lost_after, lost_before, small_cluster, wait_for
+from support.small_cluster import NAMESPACE, binding, lost_after, lost_before, small_cluster
+from support.waiting import wait_for
 
 from scheduler.app import make_app
 from scheduler.held_places import HoldKind

@@ -6,7 +6,8 @@ import json
 import pytest
 from support.asgi import ask
 from support.manual_clock import ManualClock
-from support.small_cluster import binding, small_cluster, wait_for
+from support.small_cluster import binding, small_cluster
+from support.waiting import wait_for
 
 from scheduler.app import make_app
 from scheduler.held_places import HoldKind

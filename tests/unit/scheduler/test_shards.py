@@ -4,7 +4,8 @@
 import orjson
 import pytest
 from support.manual_clock import ManualClock
-from support.small_cluster import binding, small_cluster, wait_for
+from support.small_cluster import binding, small_cluster
+from support.waiting import wait_for
 
 from scheduler.extender import filter_nodes, gpu_pod
 from scheduler.scheduler_process import Scheduler

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from support.small_cluster import binding, small_cluster, wait_for
+from support.small_cluster import binding, small_cluster
+from support.waiting import wait_for
 
 from scheduler.app import make_app
 from scheduler.scheduler_process import Scheduler

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.small_cluster import wait_for
+from support.waiting import wait_for
 
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.json_server import JsonServer
 from support.manual_clock import ManualClock
-from support.small_cluster import wait_for
+from support.waiting import wait_for
 
 from simulator import kubescheduler
 from simulator.cluster import Cluster

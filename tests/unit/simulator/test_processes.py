@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.small_cluster import wait_for
+from support.waiting import wait_for
 
 from simulator.processes import Spawner, stop
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The HTTP shell over real reviews and over bodies that are none."""
 
-import asyncio
 from base64 import b64decode
-from collections.abc import Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import orjson
 import pytest
 from prometheus_client import generate_latest
-from starlette.applications import Starlette
+from support.asgi import Answer, answer_of, ask
 from support.json_patch import apply
 
 from slicekeeper.config.policy import NamespacePolicy
@@ -40,71 +40,19 @@ IN_BUDGET = Standing()
 DEFAULT = NamespacePolicy()
 
 
-class Answer:
-    """What the shell sent."""
-
-    def __init__(self, sent: list[dict[str, Any]]) -> None:
-        self.status_code = sent[0]["status"]
-        self.headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-        self.data = b"".join(message["body"] for message in sent[1:])
-        self.mimetype = self.headers["content-type"].partition(";")[0]
+Ask = Callable[..., Answer]
 
 
-class Shell:
-    """Asks as a server does."""
-
-    def __init__(self, app: Starlette) -> None:
-        self.app = app
-
-    def post(self, path: str, *, data: bytes) -> Answer:
-        return self.ask("POST", path, [data], {"content-length": str(len(data))})
-
-    def get(self, path: str) -> Answer:
-        return self.ask("GET", path, [b""])
-
-    def ask(
-        self,
-        method: str,
-        path: str,
-        chunks: Iterable[bytes | None],
-        headers: dict[str, str] | None = None,
-        into: list[dict[str, Any]] | None = None,
-    ) -> Answer:
-        """Send a body in chunks; after None nothing comes any more."""
-        coming, sent = iter(chunks), [] if into is None else into
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "root_path": "",
-            "query_string": b"",
-            "http_version": "1.1",
-            "headers": [(name.encode(), value.encode()) for name, value in (headers or {}).items()],
-        }
-
-        async def receive() -> dict[str, Any]:
-            chunk = next(coming, b"")
-            if chunk is None:
-                await asyncio.Event().wait()
-            return {"type": "http.request", "body": chunk, "more_body": bool(chunk)}
-
-        async def send(message: dict[str, Any]) -> None:
-            sent.append(message)
-
-        asyncio.run(self.app(scope, receive, send))
-        return Answer(sent)
-
-
-def client(standing: Standing = IN_BUDGET, policy: NamespacePolicy = DEFAULT) -> Shell:
+def client(standing: Standing = IN_BUDGET, policy: NamespacePolicy = DEFAULT) -> Ask:
     settings = Settings()
     reviewer = Reviewer(Admission(settings), lambda namespace: Case(namespace, policy, standing))
-    return Shell(make_shell(reviewer, BODY_LIMIT, lambda: {"status": "ready"}))
+    return partial(ask, make_shell(reviewer, BODY_LIMIT, lambda: {"status": "ready"}))
 
 
-def respond(shell: Shell, endpoint: str, whole: dict[str, Any]) -> dict[str, Any]:
-    answer = shell.post(endpoint, data=orjson.dumps(whole))
-    assert answer.status_code == 200
-    body = orjson.loads(answer.data)
+def respond(shell: Ask, endpoint: str, whole: dict[str, Any]) -> dict[str, Any]:
+    answer = shell("POST", endpoint, orjson.dumps(whole))
+    assert answer.status == 200
+    body = answer.json
     assert (body["apiVersion"], body["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
     response: dict[str, Any] = body["response"]
     assert response["uid"] == whole["request"]["uid"]
@@ -144,9 +92,9 @@ def test_a_wrong_manifest_is_422_and_a_state_that_passes_503() -> None:
 
 def test_a_refusal_of_a_huge_manifest_is_short() -> None:
     bad = {"resources": {"limits": {"tencent.com/vcuda-core": 150}}}
-    answer = client().post("/mutate", data=orjson.dumps(review(pod(containers=[bad] * 50_000))))
-    status = orjson.loads(answer.data)["response"]["status"]
-    assert len(answer.data) < 32_000
+    answer = client()("POST", "/mutate", orjson.dumps(review(pod(containers=[bad] * 50_000))))
+    status = answer.json["response"]["status"]
+    assert len(answer.body) < 32_000
     assert len(status["details"]["causes"]) == 20
     assert status["message"].endswith("; and 49980 more")
 
@@ -160,7 +108,7 @@ def test_a_namespace_that_is_only_in_the_request_is_used() -> None:
         return Case(namespace, NamespacePolicy())
 
     reviewer = Reviewer(Admission(settings), case_of)
-    shell = Shell(make_shell(reviewer, BODY_LIMIT, dict))
+    shell = partial(ask, make_shell(reviewer, BODY_LIMIT, dict))
     respond(shell, "/mutate", review({**pod(), "metadata": {"generateName": "train-"}}, namespace="team-a"))
     respond(shell, "/mutate", review({**pod(), "metadata": {"namespace": "team-b"}}, namespace=None))
     assert seen == ["team-a", "team-b"]
@@ -288,9 +236,9 @@ HOSTILE: list[tuple[str, bytes, str]] = [
 @pytest.mark.parametrize("endpoint", ["/mutate", "/validate"])
 @pytest.mark.parametrize(("body", "code"), [case[1:] for case in HOSTILE], ids=[case[0] for case in HOSTILE])
 def test_a_body_that_is_no_review_is_400_and_says_why(endpoint: str, body: bytes, code: str) -> None:
-    answer = client().post(endpoint, data=body)
-    problem = orjson.loads(answer.data)
-    assert (answer.status_code, answer.mimetype) == (400, "application/problem+json")
+    answer = client()("POST", endpoint, body)
+    problem = answer.json
+    assert (answer.status, answer.media_type) == (400, "application/problem+json")
     assert (problem["status"], problem["code"]) == (400, code)
     assert problem["detail"]
 
@@ -336,27 +284,27 @@ def test_a_value_nested_deeply_is_judged() -> None:
 
 
 def test_a_body_above_the_limit_is_413_and_not_read_further() -> None:
-    announced = client().ask("POST", "/mutate", [None], {"content-length": str(BODY_LIMIT + 1)})
+    announced = client()("POST", "/mutate", [None], {"content-length": str(BODY_LIMIT + 1)})
     quarter = b" " * (BODY_LIMIT // 4)
-    chunked = client().ask("POST", "/mutate", [quarter, quarter, quarter, quarter, b" ", None])
+    chunked = client()("POST", "/mutate", [quarter, quarter, quarter, quarter, b" ", None])
     for answer in (announced, chunked):
-        problem = orjson.loads(answer.data)
-        assert (answer.status_code, answer.mimetype) == (413, "application/problem+json")
+        problem = answer.json
+        assert (answer.status, answer.media_type) == (413, "application/problem+json")
         assert (problem["status"], problem["code"]) == (413, "request-entity-too-large")
         assert "webhook.maxBodyBytes" in problem["detail"]
 
 
 def test_a_body_in_pieces_is_one_body() -> None:
     whole = orjson.dumps(review(pod()))
-    answer = client().ask("POST", "/mutate", [whole[:100], whole[100:101], whole[101:]])
-    assert orjson.loads(answer.data)["response"]["allowed"]
+    answer = client()("POST", "/mutate", [whole[:100], whole[100:101], whole[101:]])
+    assert answer.json["response"]["allowed"]
 
 
 @pytest.mark.parametrize("piece", [b"[],", b"{},", b'{"a":0},', b"[0],", b'"ab",', b"0,"])
 def test_a_body_that_unfolds_to_more_memory_than_there_is_is_413_and_not_parsed(piece: bytes) -> None:
     body = b'{"a":[' + piece * ((8 << 20) // len(piece)) + b"0]}"
-    answer = client().post("/mutate", data=body)
-    assert (answer.status_code, orjson.loads(answer.data)["code"]) == (413, "review-too-complex")
+    answer = client()("POST", "/mutate", body)
+    assert (answer.status, answer.json["code"]) == (413, "review-too-complex")
 
 
 def test_text_full_of_marks_is_no_reason_to_refuse() -> None:
@@ -367,11 +315,11 @@ def test_text_full_of_marks_is_no_reason_to_refuse() -> None:
 def test_other_routes_and_methods_are_problems() -> None:
     shell = client()
     for path in ("/nothing", "/mutate/", "/"):
-        answer = shell.get(path)
-        assert (answer.status_code, orjson.loads(answer.data)["code"]) == (404, "not-found")
-    answer = shell.get("/mutate")
-    assert (answer.status_code, orjson.loads(answer.data)["code"]) == (405, "method-not-allowed")
-    assert (answer.mimetype, answer.headers["allow"]) == ("application/problem+json", "POST")
+        answer = shell("GET", path)
+        assert (answer.status, answer.json["code"]) == (404, "not-found")
+    answer = shell("GET", "/mutate")
+    assert (answer.status, answer.json["code"]) == (405, "method-not-allowed")
+    assert (answer.media_type, answer.headers["allow"]) == ("application/problem+json", "POST")
 
 
 def test_what_nobody_expected_is_a_problem_that_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -383,20 +331,20 @@ def test_what_nobody_expected_is_a_problem_that_tells_nothing(caplog: pytest.Log
     shell = make_shell(reviewer, BODY_LIMIT, dict)
     sent: list[dict[str, Any]] = []
     with pytest.raises(RuntimeError, match="a secret"):  # for the server; the client has its answer by then
-        Shell(shell).ask("POST", "/mutate", [orjson.dumps(review(pod()))], into=sent)
-    answer = Answer(sent)
-    assert (answer.status_code, orjson.loads(answer.data)["code"]) == (500, "internal-server-error")
-    assert b"secret" not in answer.data
+        ask(shell, "POST", "/mutate", orjson.dumps(review(pod())), sent=sent)
+    answer = answer_of(sent)
+    assert (answer.status, answer.json["code"]) == (500, "internal-server-error")
+    assert b"secret" not in answer.body
     assert "a secret" in caplog.text
 
 
 def test_probes_and_metrics() -> None:
     shell = client()
-    shell.post("/mutate", data=b"x")
+    shell("POST", "/mutate", b"x")
     respond(shell, "/mutate", review(pod(hostPID=True)))
-    assert shell.get("/healthz").data == b"ok"
-    assert orjson.loads(shell.get("/readyz").data) == {"status": "ready"}
-    assert shell.get("/metrics").status_code == 404  # it has a port of its own
+    assert shell("GET", "/healthz").body == b"ok"
+    assert shell("GET", "/readyz").json == {"status": "ready"}
+    assert shell("GET", "/metrics").status == 404  # it has a port of its own
     text = generate_latest(metrics.registry()).decode()
     assert 'slicekeeper_webhook_reviews_total{endpoint="mutate",outcome="refused"}' in text
     assert 'slicekeeper_webhook_refusals_total{code="host-pid"}' in text

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from support.custom_objects import apply_policy, policies_served
 from support.manual_clock import ManualClock
-from support.policy_objects import apply_policy, policies_served
 from support.small_cluster import api_served
 
 from objects.policies.keeper import PolicyKeeper

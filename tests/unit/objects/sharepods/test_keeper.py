@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.sharepods import SHARE, T0, TEAM, SharePodWorld, spec
-from support.small_cluster import wait_for
+from support.waiting import wait_for
 
 from objects.sharepods.keeper import SharePodKeeper
 from objects.sharepods.template import DIGEST, MADE, SHAREPODS

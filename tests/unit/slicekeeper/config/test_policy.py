@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.small_cluster import wait_for
+from support.waiting import wait_for
 
 from slicekeeper.config.policy import NamespacePolicy, PolicyBook, parse_rate
 from slicekeeper.config.policy_file import PolicyFile, read_book

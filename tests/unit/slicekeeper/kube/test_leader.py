@@ -6,7 +6,8 @@ import threading
 import time
 
 import pytest
-from support.small_cluster import small_cluster, wait_for
+from support.small_cluster import small_cluster
+from support.waiting import wait_for
 
 from slicekeeper.clock import Clock
 from slicekeeper.errors import NotFound

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.policy_objects import apply_policy, policies_served
-from support.small_cluster import wait_for
+from support.custom_objects import apply_policy, policies_served
+from support.waiting import wait_for
 
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.small_cluster import wait_for
+from support.waiting import wait_for
 
 from slicekeeper.net.serving.wsgi import WsgiBridge
 

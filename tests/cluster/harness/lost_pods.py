@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many bare pods are lost when agent and kubelet are killed while pods come in.
 
-Run it as `PYTHONPATH=tests KUBECONFIG=… python -m cluster.harness.losses`, with the KUBECONFIG that
+Run it as `PYTHONPATH=tests KUBECONFIG=… python -m cluster.harness.lost_pods`, with the KUBECONFIG that
 `python -m cluster.harness up` printed. Prints a Markdown table. In every round a burst of pods that no controller
 replaces is created, and the blow falls while they are bound, at an instant that differs from round to round.
 """
@@ -103,7 +103,7 @@ def all_ended(site: Site, team: str) -> list[Object]:
         pods = site.pods(team)
         return pods if all(one["status"].get("phase") in ENDED for one in pods) else []
 
-    return wait_for("end of all pods", look, seconds=300, pause=1)
+    return wait_for(look, "end of all pods", seconds=300, pause=1)
 
 
 def fate(site: Site, one: Object) -> str:
@@ -112,7 +112,7 @@ def fate(site: Site, one: Object) -> str:
     if status["phase"] != "Succeeded":
         return str(status.get("reason") or status["phase"])
     log = ("logs", metadata["name"], "-c", "train", "-n", metadata["namespace"])
-    seat = json.loads(wait_for("its log", lambda: site.kubectl(*log)))  # kubelet may serve it a little later
+    seat = json.loads(wait_for(lambda: site.kubectl(*log), "its log"))  # kubelet may serve it a little later
     chosen = metadata["annotations"][names.gpu_annotation("train")].split(",")
     return "right" if seat["uid"] == metadata["uid"] and seat["gpus"] == chosen else "wrong seat"
 
@@ -130,7 +130,7 @@ def _whole(site: Site) -> None:
         node = site.kubectl.get("node", agents[0]["spec"]["nodeName"])
         return node["status"]["allocatable"].get(SEAT) == "512"
 
-    wait_for("agent and seats", look, seconds=240, pause=1)
+    wait_for(look, "agent and seats", seconds=240, pause=1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long slices of a GPU are not as they should be after something on the node was killed.
 
-Run it as `PYTHONPATH=tests KUBECONFIG=… python -m cluster.harness.blows`, with the KUBECONFIG that
+Run it as `PYTHONPATH=tests KUBECONFIG=… python -m cluster.harness.recovery_times`, with the KUBECONFIG that
 `python -m cluster.harness up` printed. Prints a Markdown table; takes two minutes. Two pods that ask for 60 and 30
 percent launch kernels without an end. While the blow falls, the node's arbiter is asked 50 times a second what it
 holds, and what the first gets of the time that both get is taken from what they say themselves.
@@ -19,7 +19,7 @@ from typing import Any, Final
 from cluster.harness.cluster import Cluster
 from cluster.harness.gpu_work import one_gpu, said, worker
 from cluster.harness.kubectl import wait_for
-from cluster.harness.losses import kill_agent, restart_kubelet
+from cluster.harness.lost_pods import kill_agent, restart_kubelet
 from cluster.harness.site import Site, playground, pod
 
 ASKED: Final = {"large": 60, "small": 30}
@@ -120,7 +120,7 @@ def main() -> None:
             site.kubectl.create(pod(name, greedy, annotations=here), namespace=team)
         for name in ASKED:
             site.wait_phase(team, name, "Running")
-            wait_for("steps", lambda name=name: said(site, team, name, "steps"))
+            wait_for(lambda name=name: said(site, team, name, "steps"), "steps")
         print("| killed | seats wrong or unknown for | `large` before | first second | next second | then, until 8 s |")
         print("|---|---:|---:|---:|---:|---:|")
         for name, blow in BLOWS.items():

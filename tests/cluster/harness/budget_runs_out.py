@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two namespaces on one GPU, and one runs out: when its slice is background, and what each gets before and after.
 
-Run it as `PYTHONPATH=tests KUBECONFIG=… python -m cluster.harness.headline [FILE.svg]`, with the KUBECONFIG that
+Run it as `PYTHONPATH=tests KUBECONFIG=… python -m cluster.harness.budget_runs_out [FILE.svg]`, with the KUBECONFIG that
 `python -m cluster.harness up` printed. Prints a Markdown table, and draws both shares over time. `train` steps as
 training does, 15 kernels of 1 ms and 5 ms of host work; `greedy` launches kernels of 1 ms without an end. Each is first
 run alone. Takes two minutes.
@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Final
 
-from cluster.harness import chart
+from cluster.harness import svg_chart
 from cluster.harness.gpu_work import BATCH, GREEDY, TRAIN, kill_arbiter, one_gpu, said
 from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Object, wait_for
@@ -59,7 +59,7 @@ def told(site: Site, what: str, after: float) -> float:
                 return at
         return None
 
-    return float(wait_for(what, look, seconds=60))
+    return float(wait_for(look, what, seconds=60))
 
 
 def changes(site: Site, namespace: str, name: str) -> list[float]:
@@ -84,12 +84,12 @@ def draw(site: Site, workers: dict[str, tuple[str, str]], marks: dict[str, float
     """Return a chart of what each had of the GPU, from a while before the first mark to a while after the last."""
     start, end = min(marks.values()), max(marks.values())
 
-    def shares(namespace: str, name: str) -> chart.Points:
+    def shares(namespace: str, name: str) -> svg_chart.Points:
         steps = ((float(at), float(rate)) for at, rate in said(site, namespace, name, "steps"))
         near = ((at, rate) for at, rate in steps if start - SECONDS <= at <= end + SECONDS)
         return [(at - start, rate * BATCH[name] / 10) for at, rate in near]
 
-    return chart.lines(
+    return svg_chart.lines(
         {label: shares(*worker) for label, worker in workers.items()},
         {name: at - start for name, at in marks.items()},
         x="seconds since the budget's end",
@@ -108,7 +108,7 @@ def main() -> None:
         def begin(worker: tuple[str, str], made: Object) -> None:
             site.kubectl.create(pod(worker[1], made, annotations=here), namespace=worker[0])
             site.wait_phase(*worker, "Running")
-            wait_for("steps", lambda: said(site, *worker, "steps"))
+            wait_for(lambda: said(site, *worker, "steps"), "steps")
 
         begin((rich, "alone"), GREEDY)
         [greedy_alone] = stage(site, (rich, "alone"))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a seat, and a whole GPU pod, cost at start-up, beside the same pod without.
 
-Run it as `PYTHONPATH=tests KUBECONFIG=… python -m cluster.harness.startup`, with the KUBECONFIG that
+Run it as `PYTHONPATH=tests KUBECONFIG=… python -m cluster.harness.start_times`, with the KUBECONFIG that
 `python -m cluster.harness up` printed. Prints a Markdown table. Every container says the machine's uptime (10 ms
 steps) as its first act. kubelet starts a pod's containers one after the other, so between the first's word and the
 second's lies what the second one cost: its seat, if it has one.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the webhook costs a real API server: pods per second with it and without it, the server's own p99, and CPU time.
 
-Run it as `PYTHONPATH=tests KUBECONFIG=… python -m cluster.harness.throughput`, with the KUBECONFIG that
+Run it as `PYTHONPATH=tests KUBECONFIG=… python -m cluster.harness.webhook_throughput`, with the KUBECONFIG that
 `python -m cluster.harness up` printed; words behind it choose among the loads. Prints Markdown tables. The pods are
 held by a scheduling gate, so no scheduler has work with them. Each load comes by turns with our webhook configurations
 and without:
@@ -103,7 +103,7 @@ class Bench:
         }
         self._kubectl("delete", "deployments", "--all", "-n", namespace)
         self._kubectl("delete", "--raw", f"/api/v1/namespaces/{namespace}/pods?gracePeriodSeconds=0")
-        wait_for("end of the pods", lambda: not self._site.pods(namespace), seconds=300, pause=1)
+        wait_for(lambda: not self._site.pods(namespace), "end of the pods", seconds=300, pause=1)
         self._site.clear()
         return Round(rate, seconds, used, made)
 
@@ -175,10 +175,10 @@ def by_deployment(bench: Bench, namespace: str) -> tuple[float, list[float]]:
     def seen(key: str) -> int:
         return int(client.get(DEPLOYMENTS, "load", namespace).get("status", {}).get(key, 0))
 
-    wait_for("a ReplicaSet", lambda: seen("observedGeneration"))
+    wait_for(lambda: seen("observedGeneration"), "a ReplicaSet")
     began = time.monotonic()
     client.patch(DEPLOYMENTS, "load", {"spec": {"replicas": PODS_OF_DEPLOYMENT}}, namespace)
-    wait_for("all pods", lambda: seen("replicas") == PODS_OF_DEPLOYMENT, seconds=300, pause=0.1)
+    wait_for(lambda: seen("replicas") == PODS_OF_DEPLOYMENT, "all pods", seconds=300, pause=0.1)
     took = time.monotonic() - began
     client.close()
     return PODS_OF_DEPLOYMENT / took, []

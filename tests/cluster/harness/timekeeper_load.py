@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Send grants, transfers and reports without pause, from a GPU pod, until /tmp/stop exists; print what is acknowledged.
 
-Runs in a pod of the cluster whose image has Slicekeeper's kernel: `hammer.py NAMESPACE OTHER POD POD_UID`. A failed
-request is sent again under the same key until it succeeds; failures other than a lost connection are printed. The last
-line of the output is the account, as JSON.
+Runs in a pod of the cluster whose image has Slicekeeper's kernel: `timekeeper_load.py NAMESPACE OTHER POD POD_UID`. A
+failed request is sent again under the same key until it succeeds; failures other than a lost connection are printed.
+The last line of the output is the account, as JSON.
 """
 
 import json

@@ -1,25 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the extender costs a real kube-scheduler: pods per second with it and without it, in the same run.
-
-    PYTHONPATH=tests .venv/bin/python -m cluster.harness.scheduling [--nodes 1000] [--pods 2000] [--rounds 3]
-
-etcd, the API server and kube-scheduler are real and listen on loopback; the nodes are objects alone, one GPU each, and
-no kubelet runs. The pods of a burst ask for half a GPU each, so that 2,000 of them fill 1,000 nodes to the last place:
-one that stays behind although it fits would be seen. All pods are there before kube-scheduler starts. The rate is that
-of the binds, from the first one to the last one, as a watch shows them.
-"""
+"""etcd, an API server and kube-scheduler on loopback, without a node: nodes and pods are objects alone."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -31,14 +20,14 @@ from typing import Any, Final
 import yaml
 from cluster.harness import binaries
 from cluster.harness.install import ROOT
-from cluster.harness.kubectl import Kubectl, Object, wait_for
+from cluster.harness.kubectl import Object, wait_for
 from cluster.harness.pki import Authority, service_account_key
 from support.ports import free_port
 
 from slicekeeper import names
 from slicekeeper.config.settings import KubernetesSettings
 from slicekeeper.gpu import inventory
-from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient
+from slicekeeper.kube.client import NAMESPACES, PODS, KubeClient
 
 CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 HALF: Final = {CORE: "50", MEMORY: "160"}
@@ -46,10 +35,6 @@ GPU_MIB: Final = 81_920
 TEAM, HOME = "team", "slicekeeper-system"
 OURS: Final = "slicekeeper-scheduler"
 CLIENTS: Final = 8
-PROGRAMS: Final = ("extender", "kube-scheduler", "kube-apiserver", "etcd")
-SECONDS: Final = 600.0
-"""The longest that a burst may take; what is not bound then stays behind."""
-
 QUERIES_PER_SECOND: Final = 5000
 """Of kube-scheduler's own client, so that not its default of 50 is measured."""
 
@@ -89,7 +74,7 @@ class ControlPlane:
             "--listen-client-urls", store, "--advertise-client-urls", store, "--listen-peer-urls", other,
             "--initial-advertise-peer-urls", other, "--initial-cluster", f"default={other}",
         )  # fmt: skip
-        wait_for("etcd", lambda: answers(f"{store}/health"))
+        wait_for(lambda: answers(f"{store}/health"), "etcd")
         self.url = f"https://127.0.0.1:{port}"
         self.run(
             "kube-apiserver", self._found.kubernetes / "kube-apiserver", f"--etcd-servers={store}",
@@ -101,7 +86,7 @@ class ControlPlane:
             "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition", "--profiling=false",
         )  # fmt: skip
         client = self.client()
-        wait_for("API server", lambda: is_there(client), seconds=180)
+        wait_for(lambda: is_there(client), "API server", seconds=180)
         cluster = {"server": self.url, "certificate-authority": str(self._pki.ca_file)}
         self.kubeconfig.write_text(
             yaml.safe_dump(
@@ -133,7 +118,7 @@ class ControlPlane:
         file.write_text(yaml.safe_dump(settings))
         main = "from slicekeeper.cli.main import main; main()"
         process = self.run(name, sys.executable, "-c", main, "--config", file, "scheduler", "serve")
-        wait_for(name, lambda: answers(f"http://{address}/readyz"), seconds=120)
+        wait_for(lambda: answers(f"http://{address}/readyz"), name, seconds=120)
         return Program(process, address)
 
     def kube_scheduler(
@@ -267,61 +252,6 @@ def each(client: KubeClient, work: list[Object], namespace: str) -> None:
         list(pool.map(lambda one: client.create(PODS, one, namespace), work))
 
 
-@dataclass
-class Burst:
-    """What became of one."""
-
-    rate: float
-    """Pods bound per second."""
-    behind: int
-    """Pods that were not bound."""
-    cpu_ms: dict[str, float]
-    """CPU milliseconds per pod, by program."""
-
-
-def burst(plane: ControlPlane, count: int, *, extended: bool) -> Burst:
-    """Have `count` pods bound, in a cluster without others."""
-    client = plane.client()
-    each(client, [pod(f"p{n}") for n in range(count)], TEAM)
-    extender = plane.extender() if extended else None
-    objects, version = client.list(PODS, namespace=TEAM)
-    assert len(objects) == count
-    plane.kube_scheduler(extender)
-    first, last, bound, used = 0.0, 0.0, set[str](), Counter[str]()
-    end = time.monotonic() + SECONDS
-    while len(bound) < count and time.monotonic() < end:
-        with client.watch(PODS, version, namespace=TEAM, seconds=30) as events:
-            for kind, obj in events:
-                version = obj["metadata"]["resourceVersion"]
-                if kind != "MODIFIED" or not obj["spec"].get("nodeName"):
-                    continue
-                bound.add(obj["metadata"]["name"])
-                last = time.monotonic()
-                if not first:
-                    first, used = last, plane.cpu()
-                if len(bound) == count:
-                    break
-    spent = plane.cpu()
-    spent.subtract(used)
-    plane.stop(but=2)
-    check(client.list(PODS, namespace=TEAM)[0])
-    kubectl = Kubectl(binaries.NEWEST.bin / "kubectl", plane.kubeconfig)
-    kubectl("delete", "--raw", f"{PODS.url(TEAM)}?gracePeriodSeconds=0")
-    wait_for("end of the pods", lambda: not client.list(PODS, namespace=TEAM)[0])
-    cpu_ms = {name: seconds * 1000 / count for name, seconds in spent.items()}
-    return Burst((len(bound) - 1) / (last - first), count - len(bound), cpu_ms)
-
-
-def check(pods: list[Object]) -> None:
-    """Raise AssertionError if a GPU is given out beyond its end."""
-    by_node: dict[str, int] = {}
-    for obj in pods:
-        name = obj["spec"].get("nodeName", "")
-        by_node[name] = by_node.get(name, 0) + 1
-    by_node.pop("", None)
-    assert max(by_node.values(), default=0) <= 2
-
-
 @contextlib.contextmanager
 def control_plane() -> Iterator[ControlPlane]:
     """Run one, in a folder that goes with it."""
@@ -332,35 +262,3 @@ def control_plane() -> Iterator[ControlPlane]:
             yield made
         finally:
             made.stop()
-
-
-def main() -> None:
-    """Measure bursts with the extender and without it by turns, and print the table."""
-    parser = argparse.ArgumentParser()
-    for name, default in (("--nodes", 1000), ("--pods", 2000), ("--rounds", 3)):
-        parser.add_argument(name, type=int, default=default)
-    options = parser.parse_args()
-    with control_plane() as plane:
-        client = plane.client()
-        for namespace in (TEAM, HOME):
-            client.create(NAMESPACES, {"metadata": {"name": namespace}})
-        for n in range(options.nodes):
-            client.create(NODES, node(f"node-{n:04}"))
-        print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {options.nodes} nodes, {options.pods} pods\n")
-        print("| round | with the extender, pods/s | left behind | without, pods/s | left behind | ratio |")
-        print("| --- | ---: | ---: | ---: | ---: | ---: |")
-        pairs = []
-        for turn in range(1, options.rounds + 1):
-            one, other = pair = burst(plane, options.pods, extended=True), burst(plane, options.pods, extended=False)
-            pairs.append(pair)
-            cells = f"{one.rate:.0f} | {one.behind} | {other.rate:.0f} | {other.behind} | {one.rate / other.rate:.2f}"
-            print(f"| {turn} | {cells} |", flush=True)
-    print(f"\nMedian ratio {statistics.median(one.rate / other.rate for one, other in pairs):.2f}\n")
-    print(f"| CPU ms per pod | {' | '.join(PROGRAMS)} |", f"| --- |{' ---: |' * len(PROGRAMS)}", sep="\n")
-    for side, title in enumerate(("with the extender", "without")):
-        each_ms = [statistics.median(pair[side].cpu_ms.get(name, 0.0) for pair in pairs) for name in PROGRAMS]
-        print(f"| {title} | {' | '.join(f'{ms:.1f}' for ms in each_ms)} |")
-
-
-if __name__ == "__main__":
-    main()
