@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from slicekeeper.errors import Violation
 from slicekeeper.gpu.container_request import MAX_BLOCKS
 from slicekeeper.gpu.pod_manifest import container_name, containers
+from slicekeeper.gpu.violations import Violations
 from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK, parse_quantity, whole_quantity
-from slicekeeper.untyped_json import as_map, show
+from slicekeeper.untyped_json import as_map
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,12 @@ class Reading:
     shares: dict[str, ConvertedShare] = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    violations: list[Violation] = field(default_factory=list)
+    violations: Violations = field(default_factory=Violations)
 
     def refuse(self, container: str, path: str, value: object, rule: str, example: str) -> None:
         """Record why a request cannot be converted."""
-        self.violations.append(
-            Violation(
-                code="not-convertible", container=container, field=path, value=show(value), rule=rule, example=example
-            )
+        self.violations.add(
+            code="not-convertible", container=container, field=path, value=value, rule=rule, example=example
         )
 
     def ignores(self, fields: Mapping[str, Any], keys: Mapping[str, str]) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from slicekeeper import names, typed_json
+from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK
 
 _MIG: Final = "MIG-"
@@ -137,7 +138,7 @@ def of_node(node: Mapping[str, Any]) -> list[Gpu]:
 
     Raises ValueError if the annotation is damaged.
     """
-    value = (node.get("metadata", {}).get("annotations") or {}).get(names.NODE_GPUS)
+    value = annotations_of(node).get(names.NODE_GPUS)
     return decode(value) if value else []
 
 

@@ -61,11 +61,10 @@ def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
     if _MEMORY in labels:
         size = whole_quantity(labels[_MEMORY])
         if size is None or size <= 0:
-            rule, example = "it must be a whole number of bytes", f'{_MEMORY}: "1073741824"'
-            reading.refuse(name, f"metadata.labels[{_MEMORY}]", labels[_MEMORY], rule, example)
+            _refuse(reading, name, labels, _MEMORY, "it must be a whole number of bytes", "1073741824")
             return
         mib = Fraction(size, 1 << 20)
-    share = gpu.share(reading, name, f"metadata.labels[{_MEMORY}]", core=core, mib=mib)
+    share = gpu.share(reading, name, _field(_MEMORY), core=core, mib=mib)
     if share is not None:
         reading.shares[name] = ConvertedShare(share.core, share.blocks, min(limit, CORES_PER_GPU))
 
@@ -76,15 +75,14 @@ def _compute(
     """Return request and limit in percent of a GPU; None if one is refused. Background work requests the least."""
     core: int | None = 1
     if not background:
-        core = percent_of(reading, container, f"metadata.labels[{_REQUEST}]", labels[_REQUEST], f'{_REQUEST}: "0.5"')
+        core = percent_of(reading, container, _field(_REQUEST), labels[_REQUEST], f'{_REQUEST}: "0.5"')
     limit = core
     if _LIMIT in labels:
-        limit = percent_of(reading, container, f"metadata.labels[{_LIMIT}]", labels[_LIMIT], f'{_LIMIT}: "1.0"')
+        limit = percent_of(reading, container, _field(_LIMIT), labels[_LIMIT], f'{_LIMIT}: "1.0"')
     if core is None or limit is None:
         return None
     if limit < core:
-        rule = f"it must be at least {_REQUEST}"
-        reading.refuse(container, f"metadata.labels[{_LIMIT}]", labels[_LIMIT], rule, f'{_LIMIT}: "1.0"')
+        _refuse(reading, container, labels, _LIMIT, f"it must be at least {_REQUEST}", "1.0")
         return None
     return core, limit
 
@@ -93,7 +91,7 @@ def _says_how_much(pod: Mapping[str, Any], labels: Mapping[str, Any], reading: R
     """Return whether the labels name compute and there is no other request; refuse the pod otherwise."""
     if not (_REQUEST in labels or _LIMIT in labels):
         rule = f"memory is part of a share: name its compute too, by {_REQUEST} and {_LIMIT}"
-        reading.refuse(container, f"metadata.labels[{_MEMORY}]", labels[_MEMORY], rule, f'{_REQUEST}: "0.5"')
+        reading.refuse(container, _field(_MEMORY), labels[_MEMORY], rule, f'{_REQUEST}: "0.5"')
     for path, name, amounts in gpu_containers(pod, (_WHOLE,)):
         if whole_quantity(amounts[_WHOLE]) != 0:
             rule = "KubeShare's labels already say what the pod requests; leave one of the two out"
@@ -112,26 +110,16 @@ def _read_group(labels: Mapping[str, Any], reading: Reading, container: str) -> 
         return
     count = whole_quantity(labels[_HEADCOUNT])
     if count is None or not 1 <= count <= MAX_GANG:
-        reading.refuse(
-            container,
-            f"metadata.labels[{_HEADCOUNT}]",
-            labels[_HEADCOUNT],
-            f"it must be a whole number of pods from 1 to {MAX_GANG}",
-            f'{_HEADCOUNT}: "8"',
-        )
+        rule = f"it must be a whole number of pods from 1 to {MAX_GANG}"
+        _refuse(reading, container, labels, _HEADCOUNT, rule, "8")
         return
     try:
         part = parse_quantity(labels[_THRESHOLD])
     except ValueError:
         part = Fraction(-1)
     if not 0 < part <= 1:
-        reading.refuse(
-            container,
-            f"metadata.labels[{_THRESHOLD}]",
-            labels[_THRESHOLD],
-            "it must be the part of the group's pods that are placed together, above 0 and at most 1",
-            f'{_THRESHOLD}: "1.0"',
-        )
+        rule = "it must be the part of the group's pods that are placed together, above 0 and at most 1"
+        _refuse(reading, container, labels, _THRESHOLD, rule, "1.0")
         return
     size = int(count * part + Fraction(1, 2))  # KubeShare rounds like this
     if size < 2:
@@ -139,3 +127,12 @@ def _read_group(labels: Mapping[str, Any], reading: Reading, container: str) -> 
         return
     reading.annotations[names.GANG] = str(labels[_GROUP])
     reading.annotations[names.GANG_SIZE] = str(size)
+
+
+def _field(label: str) -> str:
+    return f"metadata.labels[{label}]"
+
+
+def _refuse(reading: Reading, container: str, labels: Mapping[str, Any], label: str, rule: str, example: str) -> None:
+    """Refuse a label's value; `example` is one that passes."""
+    reading.refuse(container, _field(label), labels[label], rule, f'{label}: "{example}"')

@@ -34,7 +34,7 @@ def container_name(container: Mapping[str, Any]) -> str:
 
 
 def annotations_of(pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a pod's annotations, empty if it has none."""
+    """Return the annotations of a pod or of another object, empty if it has none."""
     return as_map(as_map(pod.get("metadata")).get("annotations"))
 
 
@@ -49,15 +49,11 @@ def asks_for(pod: Mapping[str, Any], resources: tuple[str, ...]) -> bool:
 
     A name that ends in `*` matches all names with that prefix.
     """
-    spec = as_map(pod.get("spec"))
-    return any(names_any(as_map(entry), resources) for key, _ in _KIND_OF_LIST for entry in as_list(spec.get(key)))
-
-
-def names_any(container: Mapping[str, Any], resources: tuple[str, ...]) -> bool:
-    """Whether a container names one of `resources`, as `asks_for` says."""
-    declared = as_map(container.get("resources"))
-    limits, requests = as_map(declared.get("limits")), as_map(declared.get("requests"))
-    return any_named(limits, resources) or any_named(requests, resources)
+    for _, _, container in containers(as_map(pod.get("spec"))):
+        declared = as_map(container.get("resources"))
+        if any(any_named(as_map(declared.get(key)), resources) for key in ("limits", "requests")):
+            return True
+    return False
 
 
 def is_zero(quantity: object) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import RequestRefused
 from slicekeeper.gpu.container_request import ContainerReader
-from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers
+from slicekeeper.gpu.pod_manifest import annotations_of, containers
 from slicekeeper.gpu.request import GpuRequest, PodRequest
 from slicekeeper.gpu.request_annotations import AnnotationReader
 from slicekeeper.gpu.share_ceiling import CeilingReader, without_ceilings
@@ -29,19 +29,18 @@ def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CO
     Raises RequestRefused with every rule that the manifest breaks.
     """
     violations = Violations()
-    reader = ContainerReader(resources, violations)
     found: list[tuple[GpuRequest, str]] = []
     devices: dict[str, Mapping[str, int]] = {}
     known: list[str] = []
     for path, kind, container in containers(as_map(pod.get("spec"))):
-        name = container_name(container)
-        known.append(name)
-        asked = reader.request(path, kind, name, container)
+        reader = ContainerReader(resources, violations, path, kind, container)
+        known.append(reader.name)
+        asked = reader.request()
         if asked is not None:
             found.append((asked, path))
-        counts = reader.devices(path, name, container)
+        counts = reader.devices()
         if counts:
-            devices[name] = counts
+            devices[reader.name] = counts
     annotations = annotations_of(pod)
     ceilings = CeilingReader(annotations, ceiling, violations)
     requests = tuple(ceilings.with_ceiling(asked, path, resources.core) for asked, path in found)

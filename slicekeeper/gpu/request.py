@@ -46,7 +46,7 @@ class PodRequest:
 
     requests: tuple[GpuRequest, ...] = ()
     gpu_class: str = names.STANDARD
-    sharing: str = "adaptive"
+    sharing: str = names.ADAPTIVE
     affinity: str = ""
     anti_affinity: str = ""
     exclusion: str = ""

@@ -45,9 +45,9 @@ class AnnotationReader:
 
     def _sharing(self, requests: tuple[GpuRequest, ...]) -> tuple[str, str]:
         """Return the sharing mode and the affinity label, which a MIG slice excludes."""
-        sharing = self._choice(names.SHARING, names.SHARING_MODES, "adaptive")
+        sharing = self._choice(names.SHARING, names.SHARING_MODES, names.ADAPTIVE)
         has_whole_gpus = any(not request.is_fraction for request in requests)
-        if sharing == "shared" and has_whole_gpus:
+        if sharing == names.SHARED and has_whole_gpus:
             self._refuse(
                 "shared-whole-gpu",
                 names.SHARING,

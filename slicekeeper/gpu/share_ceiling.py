@@ -43,31 +43,25 @@ class CeilingReader:
         if key not in self._annotations:
             return request
         value = self._annotations[key]
-        where = f"metadata.annotations[{key}]"
-        example = f'{key}: "{self._ceiling}"'
         limit = _percent(value)
-        if limit is None:
-            self._violations.add(
-                code="limit-invalid",
-                container=request.container,
-                field=where,
-                value=value,
-                rule="the ceiling is a whole number of percent of one GPU, as a string",
-                example=example,
+        if limit is not None and request.core <= limit <= self._ceiling:
+            return GpuRequest(request.container, request.core, request.memory_blocks, limit)
+        code, rule = "limit-invalid", "the ceiling is a whole number of percent of one GPU, as a string"
+        if limit is not None:
+            code = "limit-out-of-range"
+            rule = (
+                f"the ceiling must be between the container's request ({request.core}) and the namespace's ceiling "
+                f"({self._ceiling})"
             )
-            return request
-        if not request.core <= limit <= self._ceiling:
-            self._violations.add(
-                code="limit-out-of-range",
-                container=request.container,
-                field=where,
-                value=value,
-                rule=f"the ceiling must be between the container's request ({request.core}) "
-                f"and the namespace's ceiling ({self._ceiling})",
-                example=example,
-            )
-            return request
-        return GpuRequest(request.container, request.core, request.memory_blocks, limit)
+        self._violations.add(
+            code=code,
+            container=request.container,
+            field=f"metadata.annotations[{key}]",
+            value=value,
+            rule=rule,
+            example=f'{key}: "{self._ceiling}"',
+        )
+        return request
 
     def check_names(self, requests: Collection[GpuRequest], known: Collection[str]) -> None:
         """Refuse a ceiling for a container that does not exist or holds whole GPUs: it would have no effect."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import names
+from slicekeeper.gpu.pod_manifest import annotations_of
 
 STOPPING: Final = "stopping"
 """What an agent writes when it stops: no agent answers until the next one has written its own address."""
@@ -44,5 +45,5 @@ def decode(value: str) -> Address:
 
 def of_node(node: Mapping[str, Any]) -> str:
     """Return the annotation's value on a Node object; empty if it has none."""
-    value = (node.get("metadata", {}).get("annotations") or {}).get(names.NODE_AGENT)
+    value = annotations_of(node).get(names.NODE_AGENT)
     return value if isinstance(value, str) else ""
