@@ -39,12 +39,12 @@ def run(context: Context) -> None:
     settings = context.begin()
     wake = threading.Event()
     stop = threads.stop_on_signals(wake)
-    client, now = KubeClient(settings.kubernetes), clock.from_settings(settings.clock)
+    client, ours = KubeClient(settings.kubernetes), clock.from_settings(settings.clock)
     mine = settings.certificates
-    leader = LeaderElection(client, now, namespace=mine.namespace, name=LEASE, identity=socket.gethostname())
+    leader = LeaderElection(client, ours, namespace=mine.namespace, name=LEASE, identity=socket.gethostname())
     publisher = BundlePublisher(client, mine.namespace, wake)
     kind = Follower if mine.ca_files else CertificateKeeper
-    keep = kind(client, now, mine, publisher).keep
+    keep = kind(client, ours, mine, publisher).keep
     health = probes.LoopHealth()
     due = 0.0
     with health.served(mine.probes_bind, settings.serving):

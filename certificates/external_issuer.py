@@ -9,6 +9,7 @@ until it expires. cert-manager's own injector was rejected for this reason: it w
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,28 +22,26 @@ from slicekeeper.errors import Unavailable
 from slicekeeper.kube.client import KubeClient
 
 
+@dataclass(frozen=True)
 class Follower:
     """Maintains one installation's trust; the counterpart of `CertificateKeeper`, which creates the trusted CA."""
 
-    def __init__(
-        self, client: KubeClient, clock: Clock, settings: CertificateSettings, publisher: BundlePublisher
-    ) -> None:
-        self._client = client
-        self._clock = clock
-        self._settings = settings
-        self._publisher = publisher
+    client: KubeClient
+    clock: Clock
+    settings: CertificateSettings
+    publisher: BundlePublisher
 
     def keep(self) -> None:
         """Make all clients trust the CAs in the files.
 
         Raises Unavailable if a file has none yet, ServiceError if the API server does not answer or refuses.
         """
-        named = [ca for file in self._settings.ca_files for ca in _read(Path(file))]
-        now = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
-        found = configurations(self._client, self._settings.configuration)
+        named = [ca for file in self.settings.ca_files for ca in _read(Path(file))]
+        now = datetime.fromtimestamp(self.clock.now_ms() / 1000, UTC)
+        found = configurations(self.client, self.settings.configuration)
         bundle = b"".join(united(named, trusted(found), now))
-        trust(self._client, found, bundle)
-        self._publisher.publish(bundle)
+        trust(self.client, found, bundle)
+        self.publisher.publish(bundle)
 
 
 def united(named: Iterable[bytes], before: Iterable[bytes], now: datetime) -> list[bytes]:

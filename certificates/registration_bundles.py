@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import logging
 from base64 import b64decode, b64encode
-from typing import Final
 
 from certificates.authority import split
 from slicekeeper import names
-from slicekeeper.errors import NotFound
-from slicekeeper.kube.client import KubeClient, Object, Resource
+from slicekeeper.kube.client import (
+    API_SERVICES,
+    JSON_PATCH,
+    WEBHOOK_CONFIGURATIONS,
+    KubeClient,
+    Object,
+    Resource,
+)
 
 log = logging.getLogger(__name__)
-
-KINDS: Final = tuple(
-    Resource("/apis/admissionregistration.k8s.io/v1", kind, namespaced=False)
-    for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
-)
-API_SERVICES: Final = Resource("/apis/apiregistration.k8s.io/v1", "apiservices", namespaced=False)
 
 Configurations = list[tuple[Resource, Object]]
 
@@ -32,11 +31,12 @@ def configurations(client: KubeClient, name: str) -> Configurations:
     Raises ServiceError if the API server does not answer or refuses.
     """
     found = []
-    for resource, called in (*((kind, name) for kind in KINDS), (API_SERVICES, names.API_SERVICE)):
-        try:
-            found.append((resource, client.get(resource, called)))
-        except NotFound:
+    for resource, called in (*((kind, name) for kind in WEBHOOK_CONFIGURATIONS), (API_SERVICES, names.API_SERVICE)):
+        there = client.find(resource, called)
+        if there is None:
             log.warning("no %s named %s yet", resource.plural, called)
+        else:
+            found.append((resource, there))
     return found
 
 
@@ -57,7 +57,7 @@ def trust(client: KubeClient, found: Configurations, bundle: bytes) -> None:
         if stale:
             patch = [{"op": "add", "path": path, "value": wanted} for path in stale]
             name = configuration["metadata"]["name"]
-            client.patch(resource, name, patch, content_type="application/json-patch+json")
+            client.patch(resource, name, patch, content_type=JSON_PATCH)
 
 
 def _bundles(configuration: Object) -> list[tuple[str, str]]:

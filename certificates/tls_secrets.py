@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -19,7 +20,6 @@ from certificates.registration_bundles import configurations, trust
 from certificates.rotation import PkiState, Schedule, advance
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import CertificateSettings
-from slicekeeper.errors import NotFound
 from slicekeeper.kube.client import KubeClient, Object, Resource
 
 log = logging.getLogger(__name__)
@@ -27,65 +27,59 @@ log = logging.getLogger(__name__)
 SECRETS: Final = Resource("/api/v1", "secrets")
 
 
+@dataclass(frozen=True)
 class CertificateKeeper:
     """The certificates of one installation."""
 
-    def __init__(
-        self, client: KubeClient, clock: Clock, settings: CertificateSettings, publisher: BundlePublisher
-    ) -> None:
-        self._client = client
-        self._publisher = publisher
-        self._clock = clock
-        self._settings = settings
-        self._schedule = Schedule(
-            timedelta(hours=settings.ca_hours),
-            timedelta(hours=settings.server_hours),
-            timedelta(seconds=settings.overlap_seconds),
-        )
+    client: KubeClient
+    clock: Clock
+    settings: CertificateSettings
+    publisher: BundlePublisher
 
-    def keep(self) -> bool:
-        """Renew what is due, and publish it; return whether anything was renewed.
+    def keep(self) -> None:
+        """Renew what is due, and publish it.
 
         Raises ServiceError if the API server does not answer or refuses.
         """
-        hosts = {service: self._hosts(service) for service in self._settings.services}
-        ca_secret = self._secret(self._settings.ca_secret)
-        secrets = {service: self._secret(f"{service}-tls") for service in hosts}
+        hosts = {service: self._hosts(service) for service in self.settings.services}
+        home = self.settings.namespace
+        ca_secret = self.client.find(SECRETS, self.settings.ca_secret, home)
+        secrets = {service: self.client.find(SECRETS, f"{service}-tls", home) for service in hosts}
         before = read_state(ca_secret, secrets)
-        now = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
-        after = advance(before, hosts, now, self._schedule)
+        now = datetime.fromtimestamp(self.clock.now_ms() / 1000, UTC)
+        after = advance(before, hosts, now, self._schedule())
         if (after.authorities, after.ca_key, after.old_key) != (before.authorities, before.ca_key, before.old_key):
             data = {"ca.crt": after.bundle, "ca.key": after.ca_key, "old.key": after.old_key}
-            self._write(ca_secret, self._settings.ca_secret, data, "Opaque")
+            self._write(ca_secret, self.settings.ca_secret, data, "Opaque")
             log.info("trusted CAs: %d", len(after.authorities))
-        trust(self._client, configurations(self._client, self._settings.configuration), after.bundle)
-        self._publisher.publish(after.bundle)
+        trust(self.client, configurations(self.client, self.settings.configuration), after.bundle)
+        self.publisher.publish(after.bundle)
         for service, server in after.servers.items():
             if server != before.servers.get(service):
                 data = {"tls.crt": server.certificate, "tls.key": server.key, "ca.crt": after.bundle}
                 self._write(secrets[service], f"{service}-tls", data, "kubernetes.io/tls")
                 log.info("signed a certificate for %s", ", ".join(hosts[service]))
-        return after != before
+
+    def _schedule(self) -> Schedule:
+        return Schedule(
+            timedelta(hours=self.settings.ca_hours),
+            timedelta(hours=self.settings.server_hours),
+            timedelta(seconds=self.settings.overlap_seconds),
+        )
 
     def _hosts(self, service: str) -> tuple[str, ...]:
         """Return the DNS names of a Service; `localhost` is for people who forward a port to it."""
-        full = f"{service}.{self._settings.namespace}"
+        full = f"{service}.{self.settings.namespace}"
         return (f"{full}.svc", full, f"{full}.svc.cluster.local", "localhost")
-
-    def _secret(self, name: str) -> Object | None:
-        try:
-            return self._client.get(SECRETS, name, self._settings.namespace)
-        except NotFound:
-            return None
 
     def _write(self, found: Object | None, name: str, data: dict[str, bytes], kind: str) -> None:
         encoded = {key: b64encode(value).decode() for key, value in data.items()}
         if found is not None:
-            self._client.replace(SECRETS, {**found, "data": encoded})
+            self.client.replace(SECRETS, {**found, "data": encoded})
             return
-        metadata = {"name": name, "namespace": self._settings.namespace}
+        metadata = {"name": name, "namespace": self.settings.namespace}
         body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": kind, "data": encoded}
-        self._client.create(SECRETS, body, self._settings.namespace)
+        self.client.create(SECRETS, body, self.settings.namespace)
 
 
 def read_state(ca_secret: Object | None, secrets: Mapping[str, Object | None]) -> PkiState:

@@ -33,13 +33,9 @@ _T = TypeVar("_T")
 class ArbiterAway(SlicekeeperError):
     """The arbiter does not answer."""
 
-    code = "arbiter-away"
-
 
 class ArbiterRefused(SlicekeeperError):
     """The arbiter refuses a request; the message is its own."""
-
-    code = "arbiter-refused"
 
 
 class ArbiterGpu(msgspec.Struct, frozen=True):

@@ -15,8 +15,6 @@ from slicekeeper.errors import SlicekeeperError
 class RunFolderRemoved(SlicekeeperError):
     """The node's seats can no longer be reached from this process."""
 
-    code = "run-folder-removed"
-
 
 def check_run_folder(folder: Path) -> None:
     """Raise RunFolderRemoved if the folder was removed."""

@@ -8,5 +8,3 @@ from slicekeeper.errors import SlicekeeperError
 
 class SeatRefused(SlicekeeperError):
     """A container does not get its seat; the message is shown in the pod's events."""
-
-    code = "seat-refused"

@@ -58,8 +58,6 @@ Work = tuple[Callable[[], bytes], ThreadPoolExecutor | None]
 class NotBound(SlicekeeperError):
     """A pod was not bound; the message says why."""
 
-    code = "not-bound"
-
 
 @dataclass(frozen=True)
 class Verb:

@@ -30,8 +30,6 @@ PAUSE_SECONDS: Final = 0.25
 class NotHolder(SlicekeeperError):
     """Another process has the lease, or the lease cannot be taken; the message says why."""
 
-    code = "not-holder"
-
 
 class BindLease:
     """The right to bind. `catch_up` reads all pods from the API server. Thread-safe."""

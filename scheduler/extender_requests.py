@@ -21,8 +21,6 @@ _NAMES: Final = msgspec.json.Decoder(list[str])
 class BadRequest(SlicekeeperError):
     """The body is not as kube-scheduler writes it; the message names the error."""
 
-    code = "extender-request-invalid"
-
 
 def _fields(body: bytes | bytearray) -> Mapping[str, Any]:
     try:

@@ -30,8 +30,6 @@ from slicekeeper.errors import SlicekeeperError
 class NoPlace(SlicekeeperError):
     """The pod cannot be bound to this node now; the message gives the reason."""
 
-    code = "no-place"
-
 
 class PendingBindings:
     """The pods that are being bound. All methods are safe from any thread."""

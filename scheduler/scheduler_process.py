@@ -48,8 +48,6 @@ LEARN_SECONDS: Final = 1.0
 class NotSynced(SlicekeeperError):
     """A call arrived before both lists were read."""
 
-    code = "not-synced"
-
 
 class Scheduler:
     """The parts of a scheduler, created from its settings and started together."""

@@ -50,7 +50,7 @@ def build(settings: Settings) -> Reporter:
     return Reporter(
         settings=own,
         clock=clock.from_settings(settings.clock),
-        sink=TimekeeperClient(settings.timekeeper_client),
+        timekeeper=TimekeeperClient(settings.timekeeper_client),
         usage=FileUsage(Path(own.usage_file)),
         spool=Spool(folder, own.spool_bytes),
         counters={container: EpochCounter(folder, container) for container in own.containers},

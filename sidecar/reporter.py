@@ -9,33 +9,23 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from sidecar.epoch import EpochCounter
 from sidecar.spool import Spool
-from sidecar.usage_file import UsageSource
+from sidecar.usage_file import FileUsage
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import SidecarSettings
 from slicekeeper.errors import ServiceError
-from slicekeeper.wire.timekeeper import ReportAnswer, UsageReport
+from slicekeeper.net.timekeeper_client import TimekeeperClient
+from slicekeeper.wire.timekeeper import UsageReport
 
 log = logging.getLogger(__name__)
 
 BATCH: Final = 200
 """Reports in one request."""
-
-FINAL_SECONDS: Final = 3.0
-"""Time limit for the last report after SIGTERM, in real seconds: kubelet kills the container soon."""
-
-
-class Sink(Protocol):
-    """Receiver of reports: the timekeeper's client."""
-
-    def report(self, reports: list[UsageReport]) -> ReportAnswer:
-        """Send one batch; raises ServiceError."""
 
 
 @dataclass
@@ -44,8 +34,8 @@ class Reporter:
 
     settings: SidecarSettings
     clock: Clock
-    sink: Sink
-    usage: UsageSource
+    timekeeper: TimekeeperClient
+    usage: FileUsage
     spool: Spool
     counters: Mapping[str, EpochCounter]
     """By container: the containers that it reports for."""
@@ -65,12 +55,7 @@ class Reporter:
             if self.clock.wait(stop, self.pause()):
                 break
         self.observe(final=True)
-        deadline = time.monotonic() + FINAL_SECONDS
-        while self.spool and time.monotonic() < deadline:
-            before = len(self.spool)
-            self.flush()
-            if len(self.spool) == before:
-                break
+        self.flush()
 
     def pause(self) -> float:
         """Return how long to wait before the next report: up to 8 intervals while the timekeeper is down."""
@@ -113,7 +98,7 @@ class Reporter:
         while self.spool:
             batch = self.spool.head(BATCH)
             try:
-                answer = self.sink.report(batch)
+                answer = self.timekeeper.report(batch)
             except ServiceError as error:
                 if 400 <= error.status < 500 and error.status not in (401, 403, 408, 429):
                     # It will never be accepted: keeping it would block all that follow.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -31,13 +31,6 @@ class UsageReading(msgspec.Struct, frozen=True):
     memory_mib: int | None = None
 
 
-class UsageSource(Protocol):
-    """Where the sidecar reads counters."""
-
-    def read(self, container: str) -> UsageReading:
-        """Return the container's counter now. Never raises."""
-
-
 class FileUsage:
     """The node's file. While it is missing, damaged or old, usage is unknown."""
 
@@ -46,7 +39,7 @@ class FileUsage:
         self._now_ns = now_ns
 
     def read(self, container: str) -> UsageReading:
-        """Return the container's counter from the file."""
+        """Return the container's counter from the file. Never raises."""
         try:
             usage = typed_json.decode(self._file.read_bytes(), PodUsage)
         except (OSError, msgspec.MsgspecError):

@@ -81,8 +81,6 @@ class Story(Section, frozen=True):
 class StoryFailed(SlicekeeperError):
     """The story did not come out."""
 
-    code = "story-failed"
-
 
 def read(folder: Path) -> Story:
     """Return the folder's story.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors with stable codes. A code never changes its meaning; a message may be improved any time.
+"""The errors that callers of the kernel may catch. A message may be improved any time; a violation's code is stable.
 
 SlicekeeperError                 anything that a caller may catch
 ├── SettingsError                a setting, a policy file or a command line is wrong: fix it and start again
@@ -15,19 +15,14 @@ SlicekeeperError                 anything that a caller may catch
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 
 class SlicekeeperError(Exception):
     """Base of all errors that Slicekeeper raises on purpose."""
 
-    code: ClassVar[str] = "error"
-
 
 class SettingsError(SlicekeeperError):
     """A setting is unknown, missing or out of range; the message names it, its value and the remedy."""
-
-    code = "settings-invalid"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +48,6 @@ class Violation:
 class RequestRefused(SlicekeeperError):
     """A manifest breaks rules. The message contains every violation, in order."""
 
-    code = "request-refused"
-
     def __init__(self, violations: list[Violation]) -> None:
         if not violations:
             raise ValueError("a refusal needs a violation")
@@ -65,8 +58,6 @@ class RequestRefused(SlicekeeperError):
 class ServiceError(SlicekeeperError):
     """Another process answered with an error. `status` is 0 if there was no answer."""
 
-    code = "service-error"
-
     def __init__(self, message: str, status: int = 0, reason: str = "") -> None:
         super().__init__(message)
         self.status = status
@@ -76,31 +67,21 @@ class ServiceError(SlicekeeperError):
 class Unavailable(ServiceError):
     """No answer, or one that says to try again later (429, 5xx)."""
 
-    code = "service-unavailable"
-
 
 class NotFound(ServiceError):
     """404."""
-
-    code = "not-found"
 
 
 class Conflict(ServiceError):
     """409."""
 
-    code = "conflict"
-
 
 class Gone(ServiceError):
     """410: the watch's resource version is no longer held; list again."""
 
-    code = "gone"
-
 
 class Forbidden(ServiceError):
     """401 or 403: the client is unknown or may not do this."""
-
-    code = "forbidden"
 
 
 _BY_STATUS: dict[int, type[ServiceError]] = {

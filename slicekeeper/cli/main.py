@@ -17,7 +17,7 @@ import click
 from slicekeeper import __version__
 from slicekeeper.config.load import Loaded, load
 from slicekeeper.config.settings import Settings
-from slicekeeper.errors import SlicekeeperError
+from slicekeeper.errors import SettingsError, SlicekeeperError
 
 GROUP = "slicekeeper.commands"
 
@@ -142,4 +142,4 @@ def run(command: Callable[[], object]) -> None:
         command()
     except SlicekeeperError as error:
         click.echo(f"slicekeeper: {error}", err=True)
-        sys.exit(EXIT_USAGE if error.code == "settings-invalid" else EXIT_FAILED)
+        sys.exit(EXIT_USAGE if isinstance(error, SettingsError) else EXIT_FAILED)

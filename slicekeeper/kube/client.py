@@ -61,6 +61,11 @@ JOBS: Final = Resource("/apis/batch/v1", "jobs")
 DISRUPTION_BUDGETS: Final = Resource("/apis/policy/v1", "poddisruptionbudgets")
 LEASES: Final = Resource("/apis/coordination.k8s.io/v1", "leases")
 TOKEN_REVIEWS: Final = Resource("/apis/authentication.k8s.io/v1", "tokenreviews", namespaced=False)
+API_SERVICES: Final = Resource("/apis/apiregistration.k8s.io/v1", "apiservices", namespaced=False)
+WEBHOOK_CONFIGURATIONS: Final = tuple(
+    Resource("/apis/admissionregistration.k8s.io/v1", plural, namespaced=False)
+    for plural in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
+)
 ACCESS_REVIEWS: Final = Resource("/apis/authorization.k8s.io/v1", "subjectaccessreviews", namespaced=False)
 
 

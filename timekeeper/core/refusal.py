@@ -21,6 +21,7 @@ from slicekeeper.errors import SlicekeeperError
 class LedgerError(SlicekeeperError):
     """Base of all refusals. `field` names the part of a request that is wrong, empty if none is."""
 
+    code: ClassVar[str] = "error"
     usual_field: ClassVar[str] = ""
 
     def __init__(self, message: str, field: str | None = None) -> None:

@@ -49,19 +49,8 @@ from slicekeeper.kube.client import (
 )
 from slicekeeper.untyped_json import as_map
 
-_RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
 _STORAGE_CLASSES: Final = Resource("/apis/storage.k8s.io/v1", "storageclasses", namespaced=False)
 _DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
-_FORMER: Final = tuple(
-    (Resource(_RBAC, plural, namespaced=False), name)
-    for plural, name in (
-        ("clusterrolebindings", "slicekeeper-kube-scheduler"),
-        ("clusterrolebindings", "slicekeeper-certificate-authority"),
-        ("clusterroles", "slicekeeper-certificate-authority"),
-    )
-)
-"""Objects of earlier manifests that `kubectl apply` of the current ones does not remove."""
-
 _ON_NODES: Final = ("nodeagent", "arbiter")
 _PARTS: Final = ("certificates", "timekeeper", "webhook", "scheduler")
 _BY_COMPONENTS: Final = ("objects", "sharepods")
@@ -197,7 +186,6 @@ def _missing(
     # One that is not ready is reported already.
     if all(as_map(as_map(found).get("status")).get("readyReplicas") for found in _servers(workloads)):
         yield from reachability.unreached(client, namespace, settings.resources)
-    yield from _former_rights(client)
     yield from other_plugins.overlaps(nodes, settings.resources)
 
 
@@ -209,17 +197,6 @@ def _priority_classes(client: KubeClient, settings: Settings) -> Iterator[Findin
             yield f"PriorityClass {known.name} is missing", remedies.APPLY
         else:
             yield from installed.class_differences(made, known)
-
-
-def _former_rights(client: KubeClient) -> Iterator[Finding]:
-    """Yield the roles of older releases, which `kubectl apply` does not delete."""
-    for resource, name in _FORMER:
-        if client.find(resource, name) is not None:
-            kind = resource.plural.removesuffix("s")
-            yield (
-                f"{kind} {name} is left from an older release, and gives more rights than needed",
-                f"kubectl delete {kind} {name}",
-            )
 
 
 def _servers(workloads: dict[str, Object | None]) -> Iterator[Object | None]:

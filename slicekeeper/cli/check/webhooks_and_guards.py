@@ -8,15 +8,10 @@ from typing import Final
 
 from slicekeeper import names
 from slicekeeper.cli.check.remedies import APPLY, Finding
-from slicekeeper.kube.client import CONFIG_MAPS, KubeClient, Object, Resource
+from slicekeeper.kube.client import API_SERVICES, CONFIG_MAPS, WEBHOOK_CONFIGURATIONS, KubeClient, Object, Resource
 
-_ADMISSION: Final = "/apis/admissionregistration.k8s.io/v1"
-_CONFIGURATIONS: Final = tuple(
-    Resource(_ADMISSION, plural, namespaced=False)
-    for plural in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
-)
 _GUARDS: Final = tuple(
-    Resource(_ADMISSION, plural, namespaced=False)
+    Resource("/apis/admissionregistration.k8s.io/v1", plural, namespaced=False)
     for plural in ("validatingadmissionpolicies", "validatingadmissionpolicybindings")
 )
 _GUARD_NAMES: Final = (
@@ -29,13 +24,12 @@ _GUARD_NAMES: Final = (
     "slicekeeper-certificates",
     "slicekeeper-records",
 )
-_API_SERVICES: Final = Resource("/apis/apiregistration.k8s.io/v1", "apiservices", namespaced=False)
 
 
 def missing(client: KubeClient, namespace: str) -> Iterator[Finding]:
     """Yield what is missing of them, denies nothing, or trusts no CA."""
     look = f"kubectl logs -n {namespace} deployment/certificates"
-    for resource in _CONFIGURATIONS:
+    for resource in WEBHOOK_CONFIGURATIONS:
         hooks = (client.find(resource, "slicekeeper") or {}).get("webhooks") or []
         if not hooks:
             yield f"{resource.plural} slicekeeper is missing", APPLY
@@ -43,7 +37,7 @@ def missing(client: KubeClient, namespace: str) -> Iterator[Finding]:
             yield f"{resource.plural} slicekeeper trusts no CA", look
     if client.find(CONFIG_MAPS, names.CA_CONFIG_MAP, namespace) is None:
         yield f"configmap {names.CA_CONFIG_MAP} is missing: sidecars cannot start", look
-    yield from _api(client.find(_API_SERVICES, names.API_SERVICE))
+    yield from _api(client.find(API_SERVICES, names.API_SERVICE))
     for guard in _GUARD_NAMES:
         policy, binding = (client.find(resource, guard) for resource in _GUARDS)
         denies = "Deny" in ((binding or {}).get("spec") or {}).get("validationActions", [])
@@ -54,7 +48,7 @@ def missing(client: KubeClient, namespace: str) -> Iterator[Finding]:
 
 def present(client: KubeClient) -> tuple[dict[str, Object], dict[str, Object]]:
     """Return the webhooks' configurations and the guards' policies that there are, by name."""
-    webhooks = {kind.plural: found for kind in _CONFIGURATIONS if (found := client.find(kind, "slicekeeper"))}
+    webhooks = {kind.plural: found for kind in WEBHOOK_CONFIGURATIONS if (found := client.find(kind, "slicekeeper"))}
     return webhooks, {name: found for name in _GUARD_NAMES if (found := client.find(_GUARDS[0], name))}
 
 

@@ -19,7 +19,7 @@ from support.manual_clock import ManualClock
 from support.rbac_server import GRANTED, HOME, READ, TEAM, Right, Server, documents, pod, world
 
 from certificates.namespace_bundles import BundlePublisher
-from certificates.tls_secrets import CertificateKeeper
+from certificates.tls_secrets import SECRETS, CertificateKeeper
 from nodeagent.gpu_publisher import GpuPublisher
 from nodeagent.node_pods import NodePods
 from nodeagent.process_audit import Audit
@@ -190,7 +190,7 @@ def run_certificates(server: Server) -> None:
     for name in (settings.ca_secret, "webhook-tls", "timekeeper-tls"):
         # What was there before: a right that is missed at the first step must not hide the others.
         server.objects.setdefault(("secrets", HOME, name), {"metadata": {"name": name, "namespace": HOME}})
-        attempt(lambda name=name: keeper._write(keeper._secret(name), name, {}, "Opaque"))  # type: ignore[misc]
+        attempt(lambda name=name: keeper._write(client.find(SECRETS, name, HOME), name, {}, "Opaque"))  # type: ignore[misc]
     attempt(lambda: publisher.publish(b"other"))
     damaged = {"metadata": {"name": names.CA_CONFIG_MAP, "namespace": TEAM}, "data": {}}
     server.put("configmaps", damaged)

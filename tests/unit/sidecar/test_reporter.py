@@ -36,7 +36,7 @@ def reporter(tmp_path: Path, sink: Timekeeper, usage: object = None) -> Reporter
     return Reporter(
         settings=settings,
         clock=ManualClock(),
-        sink=sink,
+        timekeeper=sink,
         usage=usage or FileUsage(tmp_path / "none"),  # type: ignore[arg-type]
         spool=Spool(tmp_path, 1 << 20),
         counters={"c": EpochCounter(tmp_path, "c", now_ns=lambda: 5)},

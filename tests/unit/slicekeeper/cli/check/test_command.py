@@ -16,7 +16,6 @@ from support.checked_cluster import (
     MARKS,
     NODES,
     PRIORITY_CLASSES,
-    RIGHTS,
     STORAGE_CLASSES,
     TRUSTED,
     Server,
@@ -85,14 +84,6 @@ def test_another_namespace_than_the_installations_is_told(server: Server) -> Non
     done = check(server, "-n", "typo")
     assert done.exit_code == 1
     assert "slicekeeper check -n slicekeeper-system, which has one" in done.output
-
-
-def test_what_is_left_from_an_older_release_is_named_with_the_command_that_removes_it(server: Server) -> None:
-    server.install()
-    server.objects[f"{RIGHTS}/clusterrolebindings/slicekeeper-kube-scheduler"] = {"metadata": {}}
-    [found] = json.loads(check(server, "-o", "json").stdout)
-    assert "clusterrolebinding slicekeeper-kube-scheduler is left from an older release" in found["problem"]
-    assert found["remedy"] == "kubectl delete clusterrolebinding slicekeeper-kube-scheduler"
 
 
 def test_records_that_wait_for_the_timekeeper_are_named(server: Server) -> None:
