@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from time import perf_counter
 from typing import Final
 
@@ -26,7 +27,7 @@ from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.kube.policy_watch import PolicyObjects
 from slicekeeper.net import problem_document
-from slicekeeper.net.serving.bodies import Bodies, BodyRefused, BodyTooLarge
+from slicekeeper.net.serving.bodies import Bodies, BodyRefused
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from webhook import metrics
 from webhook.admission import Admission
@@ -167,7 +168,7 @@ async def _problem(request: Request, error: Exception) -> Response:
     headers = None
     if isinstance(error, BadReview | BodyRefused | TooComplex):
         status, code, detail = error.status, error.code, str(error)
-        if isinstance(error, BodyTooLarge):
+        if isinstance(error, BodyRefused) and status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             detail += "; that is webhook.maxBodyBytes"
         metrics.count_bad_request(code)
     elif isinstance(error, HTTPException):

@@ -3,44 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import click
 
-from slicekeeper.cli.budget_options import change_options, name_of, show_budget, uid_option
+from slicekeeper.cli.budget_options import change_options, name_of, owner_argument, show_budget
 from slicekeeper.cli.connection import timekeeper
 from slicekeeper.cli.grants_and_transfers import add_grants, add_movements
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.namespaces import namespace_argument
 from slicekeeper.cli.output import LISTS, Column, gathered, output_option, show_list
 from slicekeeper.cli.statement import add_statement
 from slicekeeper.wire.timekeeper import Budget, Parent
 
 B = TypeVar("B", Budget, Parent)
 _Columns = Sequence[Column[B]]
-_Argument = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def add_commands(group: click.Group, kind: type[B], columns: _Columns[B]) -> None:
     """Add the commands to a group: `kind` is the kind of budgets that it shows, `columns` how."""
-    name_argument = click.argument("name", metavar="NAMESPACE" if kind is Budget else "NAME")
-    if kind is Budget:
-        optional_with_uid, with_uid = _and_uid(namespace_argument), _and_uid(name_argument)
-    else:  # A team's or an organisation's name is never reused, and no kubeconfig has a default for it.
-        optional_with_uid = with_uid = name_argument
-    _add_reading(group, kind, columns, optional_with_uid)
-    _add_changing(group, kind, columns, name_argument)
-    add_statement(group, kind, optional_with_uid)
-    add_grants(group, kind, columns, name_argument, with_uid, optional_with_uid)
-    add_movements(group, kind, columns, name_argument, with_uid)
+    _add_reading(group, kind, columns)
+    _add_changing(group, kind, columns)
+    add_statement(group, kind)
+    add_grants(group, kind, columns)
+    add_movements(group, kind, columns)
 
 
-def _and_uid(name_argument: _Argument) -> _Argument:
-    return lambda command: name_argument(uid_option(command))
-
-
-def _add_reading(group: click.Group, kind: type[B], columns: _Columns[B], name_argument: _Argument) -> None:
+def _add_reading(group: click.Group, kind: type[B], columns: _Columns[B]) -> None:
     @group.command("list")
     @output_option(*LISTS)
     def list_all(context: Context, output: str) -> None:
@@ -50,16 +39,16 @@ def _add_reading(group: click.Group, kind: type[B], columns: _Columns[B], name_a
     if kind is Parent:  # of namespaces, `budget_reports` has one that takes several
 
         @group.command("get")
-        @name_argument
+        @owner_argument(kind)
         @output_option(*LISTS)
         def get(context: Context, name: str, output: str) -> None:
             """Show one of them."""
             show_budget(timekeeper(context).budget(kind, name), output, columns)
 
 
-def _add_changing(group: click.Group, kind: type[B], columns: _Columns[B], name_argument: _Argument) -> None:
+def _add_changing(group: click.Group, kind: type[B], columns: _Columns[B]) -> None:
     @group.command("move")
-    @name_argument
+    @owner_argument(kind)
     @click.argument("parent", required=False)
     @change_options("moved on the command line")
     def move(context: Context, name: str, parent: str | None, reason: str, output: str) -> None:
@@ -68,7 +57,7 @@ def _add_changing(group: click.Group, kind: type[B], columns: _Columns[B], name_
         show_budget(changed, output, columns)
 
     @group.command("status")
-    @name_argument
+    @owner_argument(kind)
     @click.argument("status", type=click.Choice(["active", "suspended", "closed"]))
     @change_options("changed on the command line")
     def status(context: Context, name: str, status: str, reason: str, output: str) -> None:

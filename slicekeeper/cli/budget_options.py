@@ -11,6 +11,7 @@ import click
 
 from slicekeeper.cli.connection import timekeeper
 from slicekeeper.cli.main import Context
+from slicekeeper.cli.namespaces import namespace_argument
 from slicekeeper.cli.output import LISTS, Column, brief, output_option, rounded, show_one
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from slicekeeper.units import format_duration, parse_duration
@@ -149,6 +150,18 @@ def uid_option(command: F) -> F:
     """Add the option that distinguishes namespaces that had the same name, one after the other."""
     text = "UID of the namespace, if the name was used before; `list -o wide` shows it. Default: the existing one."
     return click.option("--uid", default="", help=text)(command)
+
+
+def owner_argument(kind: type[B], *, optional: bool = False, uid: bool = False) -> Callable[[F], F]:
+    """Return the argument `name`, of the namespace, team or organisation that a command is about.
+
+    `optional` and `uid` have an effect on namespaces alone: no kubeconfig has a default for the others, and their names
+    are never used again.
+    """
+    if kind is not Budget:
+        return click.argument("name", metavar="NAME")
+    argument: Callable[[F], F] = namespace_argument if optional else click.argument("name", metavar="NAMESPACE")
+    return (lambda command: argument(uid_option(command))) if uid else argument
 
 
 def show_budget(found: B, output: str, columns: Sequence[Column[B]]) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
-import msgspec
 
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.config import chart, manifests
-from slicekeeper.config.load import Key, keys
+from slicekeeper.config.load import keys
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Section, Settings
 
@@ -21,15 +19,6 @@ from slicekeeper.config.settings import Section, Settings
 @click.group()
 def config() -> None:
     """Show settings."""
-
-
-def value_of(settings: Section, key: Key) -> Any:
-    """Return the value that a settings tree has for one key."""
-    node: Any = settings
-    for part in key.path:
-        item = next(item for item in msgspec.structs.fields(node) if item.encode_name == part)
-        node = getattr(node, item.name)
-    return node
 
 
 @config.command("show")
@@ -40,7 +29,7 @@ def show_config(context: Context, output: str) -> None:
     rows = [
         {
             "key": key.dotted,
-            "value": value_of(loaded.settings, key),
+            "value": key.of(loaded.settings),
             "from": loaded.origin.get(key.dotted, "default"),
             "variable": key.variable,
         }

@@ -3,12 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import click
 
-from slicekeeper.cli.budget_options import amount_argument, book, booking_options, change_options, uid_option, zone_of
+from slicekeeper.cli.budget_options import (
+    amount_argument,
+    book,
+    booking_options,
+    change_options,
+    owner_argument,
+    uid_option,
+    zone_of,
+)
 from slicekeeper.cli.connection import timekeeper
 from slicekeeper.cli.date_options import HELP, instant_of
 from slicekeeper.cli.main import Context
@@ -18,7 +26,6 @@ from slicekeeper.wire.timekeeper import Budget, Grant, Parent
 
 B = TypeVar("B", Budget, Parent)
 _Columns = Sequence[Column[B]]
-_Argument = Callable[[Callable[..., None]], Callable[..., None]]
 
 _GRANTS: list[Column[Grant]] = [
     Column("ID", lambda g: g.id),
@@ -31,18 +38,11 @@ _GRANTS: list[Column[Grant]] = [
 ]
 
 
-def add_grants(
-    group: click.Group,
-    kind: type[B],
-    columns: _Columns[B],
-    name_argument: _Argument,
-    with_uid: _Argument,
-    optional_with_uid: _Argument,
-) -> None:
+def add_grants(group: click.Group, kind: type[B], columns: _Columns[B]) -> None:
     """Add the commands that make, list and withdraw grants."""
 
     @group.command("grants")
-    @optional_with_uid
+    @owner_argument(kind, optional=True, uid=True)
     @output_option(*LISTS)
     def grants(context: Context, name: str, output: str, uid: str = "") -> None:
         """List its grants, newest first."""
@@ -50,7 +50,7 @@ def add_grants(
         show_list(found, output, _GRANTS, lambda g: str(g.id))
 
     @group.command("grant")
-    @name_argument
+    @owner_argument(kind)
     @amount_argument
     @click.option("--from", "start", default=None, help=f"When it begins. Default: now. {HELP}")
     @click.option("--until", default=None, help="When the rest expires; format as for --from.")
@@ -62,7 +62,7 @@ def add_grants(
         book(context, kind, name, "grants", {"amountMs": amount, **edges}, columns, **booking)
 
     @group.command("withdraw")
-    @with_uid
+    @owner_argument(kind, uid=True)
     @click.argument("key", metavar="ID", type=int)
     @change_options("withdrawn on the command line")
     def withdraw(context: Context, name: str, key: int, reason: str, output: str, uid: str = "") -> None:
@@ -71,13 +71,11 @@ def add_grants(
         show_one(gone, output, _GRANTS, lambda g: str(g.id))
 
 
-def add_movements(
-    group: click.Group, kind: type[B], columns: _Columns[B], name_argument: _Argument, with_uid: _Argument
-) -> None:
+def add_movements(group: click.Group, kind: type[B], columns: _Columns[B]) -> None:
     """Add the commands that adjust, transfer and refund GPU time."""
 
     @group.command("adjust")
-    @with_uid
+    @owner_argument(kind, uid=True)
     @amount_argument
     @click.option("--take", is_flag=True, help="Deduct AMOUNT instead of adding it; at most what is left.")
     @booking_options("adjusted on the command line")
@@ -86,7 +84,7 @@ def add_movements(
         book(context, kind, name, "adjustments", {"amountMs": -amount if take else amount}, columns, **booking)
 
     @group.command("transfer")
-    @name_argument
+    @owner_argument(kind)
     @amount_argument
     @click.argument("to")
     @click.option("--to-kind", type=click.Choice(["namespace", "parent"]), help="Kind of TO. Default: the same kind.")

@@ -91,13 +91,12 @@ class PartGroup(click.Group):
         if point is None:
             return super().get_command(ctx, cmd_name)
         try:
-            command = point.load()
+            command: click.Command = point.load()
         except ModuleNotFoundError as error:
             part = point.module.partition(".")[0]
             extra = "local" if part == "simulator" else part
-            return _missing(cmd_name, f"{error.name} is not installed: pip install 'slicekeeper[{extra}]'")
-        if not isinstance(command, click.Command):
-            raise TypeError(f"entry point {cmd_name} is not a command")
+            remedy = f"pip install 'slicekeeper[{extra}]'"
+            raise click.ClickException(f"{error.name} is not installed: {remedy}") from error
         return command
 
 
@@ -108,14 +107,6 @@ def _first_line(point: EntryPoint) -> str:
     functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
     texts = [ast.get_docstring(function) or "" for function in functions if function.name == point.attr]
     return texts[0].partition("\n")[0] if texts else ""
-
-
-def _missing(name: str, message: str) -> click.Command:
-    def fail() -> None:
-        raise click.ClickException(message)
-
-    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return click.Command(name, context_settings=anything, callback=fail)
 
 
 @click.group(cls=PartGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

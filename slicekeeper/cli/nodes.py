@@ -13,7 +13,7 @@ from slicekeeper import names
 from slicekeeper.cli.connection import cluster, cluster_options
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import LISTS, Column, key_column, output_option, show_list
-from slicekeeper.cli.seat_usage import Agents, described, figure_columns, figures, short
+from slicekeeper.cli.seat_usage import Agents, figure_columns, figures, parts, short
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
 from slicekeeper.gpu.pod_manifest import annotations_of, sharing_mode
@@ -21,7 +21,6 @@ from slicekeeper.gpu.pod_request import parse_admitted
 from slicekeeper.kube.client import NODES, PODS, Object
 from slicekeeper.kube.pod import full_name, has_ended
 from slicekeeper.units import CORES_PER_GPU
-from slicekeeper.wire.live_seats import SeatUse
 
 _Row = dict[str, Any]
 
@@ -49,17 +48,14 @@ def nodes(context: Context, output: str) -> None:
     objects, _ = client.list(NODES)
     held, _ = client.list(PODS, label_selector=names.MANAGED_SELECTOR)
     shares = _shares(held, settings.resources)
-    by_node = Agents(context).ask(objects)
     rows = [
         {
-            **described(node, gpu, part),
+            **described,
             "coreAllocated": _allocated(part, shares.get(part.uuid, {})),
-            **figures(_seats_on(part.uuid, by_node.get(node["metadata"]["name"]))),
+            **figures(seats),
             "pods": [*shares.get(part.uuid, ())],
         }
-        for node in objects
-        for gpu in inventory.readable_of(node)
-        for part in gpu.parts
+        for described, part, seats in parts(objects, Agents(context).ask(objects))
     ]
     show_list(rows, output, _COLUMNS, lambda row: str(row["gpu"]))
 
@@ -69,10 +65,6 @@ def _allocated(part: inventory.Part, holders: Mapping[str, int]) -> int:
     if inventory.is_slice(part.uuid):
         return part.core if holders else 0
     return sum(holders.values())
-
-
-def _seats_on(uuid: str, seats: list[SeatUse] | None) -> list[SeatUse] | None:
-    return None if seats is None else [seat for seat in seats if seat.gpu == uuid]
 
 
 def _shares(pods: list[Object], resources: Resources) -> dict[str, dict[str, int]]:

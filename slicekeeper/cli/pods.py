@@ -99,10 +99,7 @@ def _pod_row(
         "node": spec.get("nodeName", ""),
         "gpus": _placement(pod, settings.resources),
         **figures(used.get(metadata["uid"])),
-        "chargedMs": workload.charged_ms if workload else None,
-        "overBudgetMs": workload.over_budget_ms if workload else None,
-        "usedMs": workload.used_ms if workload else None,
-        "peakMemoryMib": workload.peak_memory_mib if workload else None,
+        **_charged(workload),
     }
 
 
@@ -117,10 +114,17 @@ def _gone_row(workload: Workload) -> dict[str, Any]:
         "node": workload.node,
         "gpus": ",".join(workload.gpus),
         **figures(None),
-        "chargedMs": workload.charged_ms,
-        "overBudgetMs": workload.over_budget_ms,
-        "usedMs": workload.used_ms,
-        "peakMemoryMib": workload.peak_memory_mib,
+        **_charged(workload),
+    }
+
+
+def _charged(workload: Workload | None) -> dict[str, Any]:
+    """Return what the ledger has about a pod; None if it does not know the pod."""
+    return {
+        "chargedMs": workload and workload.charged_ms,
+        "overBudgetMs": workload and workload.over_budget_ms,
+        "usedMs": workload and workload.used_ms,
+        "peakMemoryMib": workload and workload.peak_memory_mib,
     }
 
 

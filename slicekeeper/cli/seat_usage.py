@@ -7,7 +7,7 @@ If an agent is down, or the user has no such right, its node's figures are unkno
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from typing import Any, Final
@@ -17,6 +17,7 @@ from slicekeeper.cli.connection import cluster
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import Column, memory, percent
 from slicekeeper.errors import ServiceError
+from slicekeeper.gpu import inventory
 from slicekeeper.gpu.inventory import Gpu, Part
 from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import PODS, Object
@@ -81,8 +82,19 @@ def figures(seats: Iterable[SeatUse] | None) -> dict[str, Any]:
     }
 
 
-def described(node: Object, gpu: Gpu, part: Part) -> dict[str, Any]:
-    """Return what a GPU of a node, or a MIG slice of it, is."""
+def parts(
+    nodes: Iterable[Object], by_node: Mapping[str, list[SeatUse]]
+) -> Iterator[tuple[dict[str, Any], Part, list[SeatUse] | None]]:
+    """Yield each GPU of the nodes, or each of its MIG slices: what it is, and its seats; None if they are unknown."""
+    for node in nodes:
+        seats = by_node.get(node["metadata"]["name"])
+        for gpu in inventory.readable_of(node):
+            for part in gpu.parts:
+                here = None if seats is None else [seat for seat in seats if seat.gpu == part.uuid]
+                yield _described(node, gpu, part), part, here
+
+
+def _described(node: Object, gpu: Gpu, part: Part) -> dict[str, Any]:
     return {
         "node": node["metadata"]["name"],
         "gpu": part.uuid,

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 from msgspec.structs import replace
 
-from slicekeeper.cli.budget_options import zone_of
+from slicekeeper.cli.budget_options import owner_argument, zone_of
 from slicekeeper.cli.connection import timekeeper
 from slicekeeper.cli.date_options import HELP, instant_of
 from slicekeeper.cli.main import Context
@@ -18,14 +17,13 @@ from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget, Parent, Statement
 
 B = TypeVar("B", Budget, Parent)
-_Argument = Callable[[Callable[..., None]], Callable[..., None]]
 
 
-def add_statement(group: click.Group, kind: type[B], name_argument: _Argument) -> None:
+def add_statement(group: click.Group, kind: type[B]) -> None:
     """Add the command to a group."""
 
     @group.command("statement")
-    @name_argument
+    @owner_argument(kind, optional=True, uid=True)
     @click.option("--from", "start", default="", help=f"Where it begins. Default: the current period. {HELP}")
     @click.option("--to", "end", default="", help="Where it ends; as --from.")
     @output_option("table", "wide", "json", "yaml", "csv")

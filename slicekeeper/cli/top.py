@@ -14,8 +14,7 @@ import click
 from slicekeeper.cli.connection import cluster, cluster_options
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import WIDTH, memory, output_option, percent, show, table
-from slicekeeper.cli.seat_usage import FIGURES, Agents, cells, described, figures, short
-from slicekeeper.gpu import inventory
+from slicekeeper.cli.seat_usage import FIGURES, Agents, cells, figures, parts, short
 from slicekeeper.gpu.inventory import Part
 from slicekeeper.kube.client import NODES, KubeClient
 from slicekeeper.wire.live_seats import SeatUse
@@ -57,21 +56,14 @@ def _gpus(client: KubeClient, agents: Agents, only: str) -> list[dict[str, Any]]
     nodes, _ = client.list(NODES, field_selector=f"metadata.name={only}" if only else "")
     if only and not nodes:
         raise click.ClickException(f"there is no node {only}")
-    by_node = agents.ask(nodes)
-    return [
-        {**described(node, gpu, part), **_used(part, by_node.get(node["metadata"]["name"]))}
-        for node in nodes
-        for gpu in inventory.readable_of(node)
-        for part in gpu.parts
-    ]
+    return [{**described, **_used(part, seats)} for described, part, seats in parts(nodes, agents.ask(nodes))]
 
 
 def _used(part: Part, seats: list[SeatUse] | None) -> dict[str, Any]:
-    here = None if seats is None else [seat for seat in seats if seat.gpu == part.uuid]
     return {
-        "askedPercent": None if here is None else sum(seat.asked_percent for seat in here),
-        **figures(here),
-        "seats": [_seat(seat, part) for seat in here or []],
+        "askedPercent": None if seats is None else sum(seat.asked_percent for seat in seats),
+        **figures(seats),
+        "seats": [_seat(seat, part) for seat in seats or []],
     }
 
 

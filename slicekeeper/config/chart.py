@@ -97,7 +97,7 @@ def components(folder: Path) -> list[str]:
     return sorted(name for name in found if name != _BY_MODE)
 
 
-def value_of(component: str) -> str:
+def component_value(component: str) -> str:
     """Return the name of a component's value in the chart: `certManager` for `cert-manager`."""
     first, *rest = component.split("-")
     return first + "".join(word.capitalize() for word in rest)
@@ -106,7 +106,7 @@ def value_of(component: str) -> str:
 def _chart(folder: Path, kustomize: Kustomize) -> dict[str, str]:
     base = _rendered(folder, "", kustomize)
     variants = {
-        f".Values.components.{value_of(name)}": _rendered(folder, name, kustomize) for name in components(folder)
+        f".Values.components.{component_value(name)}": _rendered(folder, name, kustomize) for name in components(folder)
     }
     of_shards = _of_each_shard(base, variants)
     homes = dict(_homes(folder))
@@ -256,7 +256,7 @@ def schema(folder: Path) -> dict[str, Any]:
         },
         "timekeeper": _closed(replicas={"type": "integer", "minimum": 0}),
         "databaseSecret": {"type": "string", "minLength": 1},
-        "components": _closed(**{value_of(name): {"type": "boolean"} for name in components(folder)}),
+        "components": _closed(**{component_value(name): {"type": "boolean"} for name in components(folder)}),
         "global": {"type": "object"},
     }
     return {"$schema": "http://json-schema.org/draft-07/schema#", **_closed(**properties), "$defs": known}

@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -45,7 +46,15 @@ class Key:
     @property
     def variable(self) -> str:
         """The environment variable that overrides it."""
-        return names.ENV_PREFIX + "_".join(re.sub("(?<=[a-z])(?=[A-Z])", "_", part) for part in self.path).upper()
+        return names.ENV_PREFIX + "_".join(map(_snake_case, self.path)).upper()
+
+    def of(self, settings: Section) -> Any:
+        """Return the value that a settings tree has for it."""
+        return reduce(getattr, map(_snake_case, self.path), settings)
+
+
+def _snake_case(name: str) -> str:
+    return re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def keys(section: Section | None = None, path: tuple[str, ...] = ()) -> Iterator[Key]:

@@ -49,7 +49,7 @@ def _below(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | N
     return None
 
 
-def _key_that_stands_twice(root: yaml.Node | None) -> str:
+def _repeated_key(root: yaml.Node | None) -> str:
     """Return which key appears twice in a mapping, where one would be ignored silently; empty if there is none."""
     waiting, seen = [root], set()
     while waiting:
@@ -83,7 +83,7 @@ def read_yaml(file: Path) -> Document:
         loader = yaml.SafeLoader(file.read_text("utf-8"))
         try:
             root = loader.get_single_node()
-            twice = _key_that_stands_twice(root)
+            twice = _repeated_key(root)
             tree = None if root is None or twice else loader.construct_document(root)
         finally:
             loader.dispose()

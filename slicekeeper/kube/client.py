@@ -70,7 +70,7 @@ ACCESS_REVIEWS: Final = Resource("/apis/authorization.k8s.io/v1", "subjectaccess
 
 
 class Selection(TypedDict, total=False):
-    """Which objects of a type are listed, and which parts of each; by default all of everything."""
+    """Which objects of a type are listed or watched, and which parts of each; by default all of everything."""
 
     namespace: str
     label_selector: str
@@ -176,11 +176,9 @@ class KubeClient:
         resource: Resource,
         resource_version: str,
         *,
-        namespace: str = "",
-        label_selector: str = "",
-        field_selector: str = "",
         seconds: int = 120,
         grace_seconds: float = 10.0,
+        **selection: Unpack[Selection],
     ) -> Iterator[Iterator[tuple[str, Object]]]:
         """Yield an iterator of `(ADDED | MODIFIED | DELETED | BOOKMARK, object)` for up to `seconds`.
 
@@ -192,9 +190,10 @@ class KubeClient:
             "resourceVersion": resource_version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(seconds),
+            **_selectors(selection),
         }
-        query |= _selectors({"label_selector": label_selector, "field_selector": field_selector})
-        with self._http.stream(resource.url(namespace), query=query, read_timeout=seconds + grace_seconds) as lines:
+        url = resource.url(selection.get("namespace", ""))
+        with self._http.stream(url, query=query, read_timeout=seconds + grace_seconds) as lines:
             yield _events(lines)
 
     def server_version(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from slicekeeper import threads
 from slicekeeper.errors import Gone, ServiceError
-from slicekeeper.kube.client import KubeClient, Object, Resource
+from slicekeeper.kube.client import KubeClient, Object, Resource, Selection
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +53,7 @@ class Watch:
         self._client = client
         self._resource = resource
         self._handler = handler
-        self._labels = label_selector
-        self._fields = field_selector
+        self._selection = Selection(label_selector=label_selector, field_selector=field_selector)
         self._retry = retry_seconds
         self._longest_retry = longest_retry_seconds
         self._longest = longest_seconds
@@ -107,18 +106,14 @@ class Watch:
 
         def by_page() -> Iterator[Object]:
             nonlocal version
-            for page, at in self._client.pages(
-                self._resource, label_selector=self._labels, field_selector=self._fields
-            ):
+            for page, at in self._client.pages(self._resource, **self._selection):
                 version = at
                 yield from page
 
         if self._by_page:
             self._handler.on_list(by_page())
         else:
-            objects, version = self._client.list(
-                self._resource, label_selector=self._labels, field_selector=self._fields
-            )
+            objects, version = self._client.list(self._resource, **self._selection)
             self._handler.on_list(objects)
         self._version = version
         self.failures = 0
@@ -129,12 +124,11 @@ class Watch:
         with self._client.watch(
             self._resource,
             self._version,
-            label_selector=self._labels,
-            field_selector=self._fields,
             # If nothing happens, nothing comes, not even a bookmark. So a frozen server or a dead connection shows only
             # when the watch does not end in time. The time is random so that clients do not all reconnect at once.
             seconds=self._random.randint((self._longest + 1) // 2, self._longest),
             grace_seconds=self._grace,
+            **self._selection,
         ) as events:
             for kind, obj in events:
                 if self._stop.is_set():

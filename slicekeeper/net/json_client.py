@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -40,6 +40,15 @@ class TokenFile:
         except (OSError, UnicodeDecodeError):
             pass  # the last token may still be good; the server says so if it is not
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
+
+
+class Sent(TypedDict, total=False):
+    """What a request carries beside its path; by default nothing. `body` is sent as JSON, of type `content_type`."""
+
+    query: Mapping[str, str] | None
+    body: Any
+    content_type: str
+    headers: Mapping[str, str] | None
 
 
 class JsonClient:
@@ -72,29 +81,20 @@ class JsonClient:
             socket_options=[*HTTPConnection.default_socket_options, *_delivered_within(delivery_seconds)],
         )
 
-    def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        content_type: str = "application/json",
-        headers: Mapping[str, str] | None = None,
-    ) -> tuple[int, Mapping[str, str], bytes]:
+    def request(self, method: str, path: str, **sent: Unpack[Sent]) -> tuple[int, Mapping[str, str], bytes]:
         """Send one request; return status, headers and body of an answer below 400.
 
         Raises Unavailable if there is no answer, the ServiceError of the status for one of 400 or above, and
         SettingsError if a header cannot be sent.
         """
-        response = self._send(method, path, query, body, content_type, headers, preload=True)
+        response = self._send(method, path, sent)
         if response.status >= 400:
             raise _refusal(response.status, response.data, f"{method} {path}")
         return response.status, response.headers, response.data
 
-    def json(self, method: str, path: str, **kwargs: Any) -> Any:
+    def json(self, method: str, path: str, **sent: Unpack[Sent]) -> Any:
         """Send one request; return the answer's JSON."""
-        _, _, data = self.request(method, path, **kwargs)
+        _, _, data = self.request(method, path, **sent)
         try:
             return msgspec.json.decode(data) if data else None
         except msgspec.DecodeError as error:
@@ -104,7 +104,7 @@ class JsonClient:
     def stream(self, path: str, *, query: Mapping[str, str], read_timeout: float) -> Iterator[Iterator[bytes]]:
         """Open a GET whose answer is a stream of lines; yield an iterator over them."""
         timeout = urllib3.Timeout(connect=5.0, read=read_timeout)
-        response = self._send("GET", path, query, None, "", None, preload=False, timeout=timeout)
+        response = self._send("GET", path, {"query": query}, preload=False, timeout=timeout)
         try:
             if response.status >= 400:
                 raise _refusal(response.status, response.read(), f"GET {path}")
@@ -118,31 +118,21 @@ class JsonClient:
         self._pool.clear()
 
     def _send(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None,
-        body: Any,
-        content_type: str,
-        headers: Mapping[str, str] | None,
-        *,
-        preload: bool,
-        timeout: urllib3.Timeout | None = None,
+        self, method: str, path: str, sent: Sent, *, preload: bool = True, timeout: urllib3.Timeout | None = None
     ) -> urllib3.BaseHTTPResponse:
+        query, body = sent.get("query"), sent.get("body")
         url = self._url + path + (f"?{urlencode(query)}" if query else "")
-        sent = urllib3.HTTPHeaderDict({"Accept": "application/json"})
-        sent.extend(self._authorization())  # in which a header may be several times
-        sent.update(headers or {})
-        payload = None
+        headers = urllib3.HTTPHeaderDict({"Accept": "application/json"})
+        headers.extend(self._authorization())  # in which a header may be several times
+        headers.update(sent.get("headers") or {})
         if body is not None:
-            sent["Content-Type"] = content_type
-            payload = msgspec.json.encode(body)
+            headers["Content-Type"] = sent.get("content_type", "application/json")
         try:
             return self._pool.request(
                 method,
                 url,
-                body=payload,
-                headers=sent,
+                body=None if body is None else msgspec.json.encode(body),
+                headers=headers,
                 timeout=timeout or self._timeout,
                 preload_content=preload,
                 redirect=False,

@@ -56,7 +56,7 @@ def kustomized(site: Site, folder: Path, *components: str) -> list[Object]:
 
 
 def values_for(*components: str, **more: Any) -> dict[str, Any]:
-    wanted = {chart.value_of(name): True for name in components if name != "observe"}
+    wanted = {chart.component_value(name): True for name in components if name != "observe"}
     return {"mode": "observe" if "observe" in components else "enforce", "components": wanted, **more}
 
 
@@ -181,7 +181,7 @@ def test_images_and_settings_are_those_of_the_values(helm: Helm) -> None:
 
 def test_every_pod_of_ours_pulls_with_the_secrets_of_the_values(helm: Helm) -> None:
     secrets = [{"name": "registry"}, {"name": "mirror"}]
-    components = {chart.value_of(name): True for name in ("postgresql", "objects")}
+    components = {chart.component_value(name): True for name in ("postgresql", "objects")}
     objects = helm.render({"imagePullSecrets": secrets, "components": components})
     pulling = {o["metadata"]["name"]: pod_of(o)["imagePullSecrets"] for o in objects if o["kind"] in WORKLOADS}
     assert all(found == secrets for found in pulling.values())
@@ -227,7 +227,7 @@ def test_the_charts_version_is_the_releases() -> None:
     told = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (told["version"], told["appVersion"]) == (__version__, __version__)
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    assert sorted(values["components"]) == sorted(map(chart.value_of, COMPONENTS))
+    assert sorted(values["components"]) == sorted(map(chart.component_value, COMPONENTS))
 
 
 SCHEDULER = ("Deployment", "scheduler")

@@ -184,7 +184,8 @@ def _missing(
     policy = installed.mounted(client, namespace, running.values(), "slicekeeper-policy", "policy.yaml")
     yield from rights.lacking(client, namespace, settings, policy or "")
     # One that is not ready is reported already.
-    if all(as_map(as_map(found).get("status")).get("readyReplicas") for found in _servers(workloads)):
+    servers = (workloads[f"deployment {part}"] for part in ("webhook", "timekeeper"))
+    if all(as_map(as_map(found).get("status")).get("readyReplicas") for found in servers):
         yield from reachability.unreached(client, namespace, settings.resources)
     yield from other_plugins.overlaps(nodes, settings.resources)
 
@@ -197,11 +198,6 @@ def _priority_classes(client: KubeClient, settings: Settings) -> Iterator[Findin
             yield f"PriorityClass {known.name} is missing", remedies.APPLY
         else:
             yield from installed.class_differences(made, known)
-
-
-def _servers(workloads: dict[str, Object | None]) -> Iterator[Object | None]:
-    """Return the workloads that the API server calls; None for one that is missing."""
-    return (workloads[f"deployment {part}"] for part in ("webhook", "timekeeper"))
 
 
 def _cluster(

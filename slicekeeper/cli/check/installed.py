@@ -10,7 +10,6 @@ from typing import Any, Final
 import yaml
 
 from slicekeeper.cli.check.remedies import KUBE_SCHEDULER, REGISTRY, RENDER, Finding
-from slicekeeper.cli.config import value_of
 from slicekeeper.config import manifests
 from slicekeeper.config.load import keys
 from slicekeeper.config.settings import PARTS, UNSET_REGISTRY, PriorityClassSettings, Settings
@@ -53,7 +52,7 @@ def settings_of(
     differences: list[Finding] = []
     for key in keys():
         if key.dotted.startswith(COMPARED) and key.dotted in origin:
-            theirs, ours = _shown(value_of(own, key)), _shown(value_of(given, key))
+            theirs, ours = _shown(key.of(own)), _shown(key.of(given))
             if theirs != ours:
                 problem = (
                     f"configmap {manifests.CONFIG_MAP} has {key.dotted} {theirs}, and this command was given {ours}"

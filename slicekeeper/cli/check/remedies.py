@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from slicekeeper.config.chart import value_of
+from slicekeeper.config.chart import component_value
 
 _UPGRADE: Final = "UPGRADE"
 """Placeholder for the command that applies the chart again."""
@@ -47,7 +47,7 @@ def component(name: str) -> Remedy:
     """Return how a component is added."""
     return Remedy(
         f"add manifests/components/{name} to your overlay, and apply it",
-        f"{_UPGRADE} --set components.{value_of(name)}=true",
+        f"{_UPGRADE} --set components.{component_value(name)}=true",
     )
 
 

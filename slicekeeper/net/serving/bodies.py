@@ -11,11 +11,10 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
 from typing import Any, Final
 
 Receive = Callable[[], Awaitable[Any]]
-
-_NO_ROOM: Final = "too many large requests are in progress; try again"
 
 _DIGITS: Final = 18
 """A length with more digits is too large in any case."""
@@ -24,29 +23,10 @@ _DIGITS: Final = 18
 class BodyRefused(Exception):
     """A body that is not read to its end. `status` is the HTTP status of the answer; `code` is stable."""
 
-    status = 400
-    code = "bad-request"
-
-
-class BodyTooLarge(BodyRefused):
-    """The body is larger than the limit for one body."""
-
-    status = 413
-    code = "request-entity-too-large"
-
-
-class BodyLate(BodyRefused):
-    """The client did not send the rest of the body in time."""
-
-    status = 408
-    code = "request-timeout"
-
-
-class NoRoom(BodyRefused):
-    """Unfinished requests hold too much memory, and those of this client the most."""
-
-    status = 503
-    code = "too-many-large-requests"
+    def __init__(self, status: HTTPStatus, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = int(status)
+        self.code = code
 
 
 class _Upload:
@@ -102,14 +82,14 @@ class Bodies:
         except TimeoutError as error:
             if not timeout.expired():
                 raise
-            raise NoRoom(_NO_ROOM) from error
+            raise _no_room() from error
 
     async def _gather(self, upload: _Upload, body: bytearray, receive: Receive, message: Any) -> None:
         while True:
             if message["type"] != "http.request":
-                raise BodyLate("the body did not arrive in time")
+                raise BodyRefused(HTTPStatus.REQUEST_TIMEOUT, "request-timeout", "the body did not arrive in time")
             if upload not in self._held:
-                raise NoRoom(_NO_ROOM)
+                raise _no_room()
             body += message.get("body", b"")
             if len(body) > self._most:
                 raise self._too_large()
@@ -136,5 +116,11 @@ class Bodies:
             del self._held[upload]
             self._total -= upload.size
 
-    def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"the body is larger than {self._most} bytes, the most that is read")
+    def _too_large(self) -> BodyRefused:
+        why = f"the body is larger than {self._most} bytes, the most that is read"
+        return BodyRefused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "request-entity-too-large", why)
+
+
+def _no_room() -> BodyRefused:
+    why = "too many large requests are in progress; try again"
+    return BodyRefused(HTTPStatus.SERVICE_UNAVAILABLE, "too-many-large-requests", why)

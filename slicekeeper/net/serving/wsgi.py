@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 from urllib.parse import quote
 
 from slicekeeper.net import problem_document, tls
-from slicekeeper.net.serving.bodies import Bodies, BodyRefused, BodyTooLarge, Receive
+from slicekeeper.net.serving.bodies import Bodies, BodyRefused, Receive
 
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 Send = Callable[[dict[str, Any]], Any]
@@ -48,12 +48,12 @@ class WsgiBridge:
         try:
             async with self._bodies.received(scope, receive) as body:
                 status, headers, content = await self._run(scope, body, "")
-        except BodyTooLarge:
+        except BodyRefused as error:
+            if error.status != HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                await _refuse(send, scope["path"], error)
+                return
             # The application refuses it because of its length, in its own words.
             status, headers, content = await self._run(scope, b"", self._too_large)
-        except BodyRefused as error:
-            await _refuse(send, scope["path"], error)
-            return
         try:
             await send({"type": "http.response.start", "status": status, "headers": headers})
             while True:

@@ -5,7 +5,7 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-from slicekeeper.net.serving.bodies import Bodies, NoRoom
+from slicekeeper.net.serving.bodies import Bodies, BodyRefused
 
 KIB = 1 << 10
 
@@ -27,7 +27,7 @@ def test_a_crowd_that_sends_side_by_side_holds_no_more_than_there_may_be() -> No
         try:
             async with bodies.received({"headers": [], "client": (f"10.0.0.{client % 3}", 1)}, receive):
                 whole += 1
-        except NoRoom:
+        except BodyRefused:
             refused += 1
 
     async def crowd() -> None:
@@ -36,7 +36,7 @@ def test_a_crowd_that_sends_side_by_side_holds_no_more_than_there_may_be() -> No
         while not all(sender.done() for sender in senders):
             most = max(most, bodies._total)
             await asyncio.sleep(0)
-        with suppress(NoRoom):
+        with suppress(BodyRefused):
             await asyncio.gather(*senders)
 
     asyncio.run(crowd())
