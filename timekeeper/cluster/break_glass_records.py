@@ -19,7 +19,7 @@ from timekeeper.cluster.watches import ClusterNodes, Pods
 log = logging.getLogger(__name__)
 
 
-class Released:
+class ReleasedPods:
     """The records in one namespace; used only by the leading controller."""
 
     def __init__(self, client: KubeClient, namespace: str, pods: Pods, nodes: ClusterNodes) -> None:

@@ -28,7 +28,7 @@ from slicekeeper.kube.pod import (
     is_bound,
 )
 from slicekeeper.units import EPOCH, Instant
-from timekeeper.cluster.lost_label import Strays
+from timekeeper.cluster.lost_label import StrayPods
 from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings, namespace_of
 from timekeeper.cluster.watches import Pods
@@ -77,7 +77,7 @@ class Intervals:
         policy: PolicyFile,
         pods: Pods,
         openings: Openings,
-        strays: Strays,
+        strays: StrayPods,
         clocks: NodeClocks,
         fail: Callable[[str, Exception], None],
     ) -> None:

@@ -34,7 +34,7 @@ AGAIN_SECONDS: Final = 10.0
 """Pause after a search that failed (real seconds)."""
 
 
-class Strays:
+class StrayPods:
     """The pods that no watch shows; `look` is called by the leading controller alone."""
 
     def __init__(self, client: KubeClient, pods: Pods, executor: Executor) -> None:

@@ -27,16 +27,16 @@ from slicekeeper.kube.pod import full_name, has_ended, has_finalizer
 from slicekeeper.kube.watch import Watch
 from slicekeeper.units import MS_PER_HOUR, Instant
 from timekeeper.cluster import pod_patch
-from timekeeper.cluster.break_glass_records import Released
+from timekeeper.cluster.break_glass_records import ReleasedPods
 from timekeeper.cluster.budget_state import BudgetStates
 from timekeeper.cluster.charge_booking import Intervals
 from timekeeper.cluster.gated_pods import GatedPods
 from timekeeper.cluster.hard_budget_eviction import Evictions
-from timekeeper.cluster.lost_label import Strays
+from timekeeper.cluster.lost_label import StrayPods
 from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings
 from timekeeper.cluster.threshold_notices import Thresholds
-from timekeeper.cluster.vanished_pod import Vanished
+from timekeeper.cluster.vanished_pod import VanishedPods
 from timekeeper.cluster.watches import ClusterNodes, Namespaces, Pods
 from timekeeper.core.account import AccountId
 from timekeeper.core.refusal import LedgerError, NamespaceUnknown
@@ -102,8 +102,8 @@ class Controller:
             Watch(client, PODS, self.pods, label_selector=names.MANAGED_SELECTOR),
         )
         self._patches = ThreadPoolExecutor(8, thread_name_prefix="patch")
-        self._released = Released(client, settings.certificates.namespace, self.pods, nodes)
-        self.strays = Strays(client, self.pods, self._patches)
+        self._released = ReleasedPods(client, settings.certificates.namespace, self.pods, nodes)
+        self.strays = StrayPods(client, self.pods, self._patches)
         self._intervals = Intervals(
             settings, books, policy, self.pods, self._openings, self.strays, NodeClocks(client), self._fail
         )
@@ -121,7 +121,7 @@ class Controller:
     def _begin(self) -> None:
         """Begin as after a restart, with nothing remembered: another process may have led in the meantime."""
         client, clock, books, policy = self._client, self._clock, self._books, self._policy
-        self._vanished = Vanished(client, books, self.pods, self._intervals, self.strays, self._fail)
+        self._vanished = VanishedPods(client, books, self.pods, self._intervals, self.strays, self._fail)
         margin_ms = int(self._settings.timekeeper.reservation_margin_seconds * 1000)
         self._gated_pods = GatedPods(
             client, clock, books, self._openings, self.pods, margin_ms=margin_ms, each=self._each, fail=self._fail

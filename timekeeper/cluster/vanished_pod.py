@@ -13,7 +13,7 @@ from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import PODS, KubeClient
 from slicekeeper.units import Instant
 from timekeeper.cluster.charge_booking import Intervals, last_confirmed
-from timekeeper.cluster.lost_label import Strays
+from timekeeper.cluster.lost_label import StrayPods
 from timekeeper.cluster.watches import Pods
 from timekeeper.core.interval import LAST_CONFIRMED
 from timekeeper.ledger.books import Books
@@ -21,7 +21,7 @@ from timekeeper.ledger.workload import Closing
 from timekeeper.store import workloads
 
 
-class Vanished:
+class VanishedPods:
     """Looks for vanished pods after each list; `fail` notes an error that the controller's look reports."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Vanished:
         books: Books,
         pods: Pods,
         intervals: Intervals,
-        strays: Strays,
+        strays: StrayPods,
         fail: Callable[[str, Exception], None],
     ) -> None:
         self._client = client

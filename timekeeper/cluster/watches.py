@@ -30,7 +30,7 @@ class Pods:
         """Replace all pods.
 
         One that is missing in the list is marked as changed, but not as deleted: what was last seen of it may be older
-        than its end. `Vanished` closes its interval.
+        than its end. `VanishedPods` closes its interval.
         """
         listed = {pod["metadata"]["uid"]: pod for pod in objects}
         with self._lock:

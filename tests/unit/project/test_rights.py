@@ -49,8 +49,8 @@ from slicekeeper.wire.timekeeper import Budget, KeptBy, Parent
 from timekeeper.api.front_proxy import FrontProxy
 from timekeeper.api.identity import Identity
 from timekeeper.cluster import pod_patch
-from timekeeper.cluster.break_glass_records import Released
-from timekeeper.cluster.lost_label import Strays
+from timekeeper.cluster.break_glass_records import ReleasedPods
+from timekeeper.cluster.lost_label import StrayPods
 from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings
 from timekeeper.cluster.reconcile_loop import Controller
@@ -113,7 +113,7 @@ def run_timekeeper(server: Server) -> None:
     attempt(lambda: openings._look_at("n"))
     attempt(lambda: openings._quota(TEAM))
     attempt(lambda: NodeClocks(client).ahead(pod(), NOW))
-    strays = Strays(client, Pods(mock.Mock()), mock.Mock(spec=Executor))
+    strays = StrayPods(client, Pods(mock.Mock()), mock.Mock(spec=Executor))
     strays.add(pod())
     attempt(lambda: strays.look(0))
     attempt(strays.sweep)
@@ -126,7 +126,7 @@ def run_timekeeper(server: Server) -> None:
     attempt(lambda: identity.allow(Caller("jane"), "get", TEAM))
     [(record, _)] = break_glass_record.records([pod()], {TEAM: "uid"}, {})
     server.put("configmaps", {**record, "metadata": {**record["metadata"], "namespace": HOME}})
-    let_go = Released(client, HOME, Pods(mock.Mock()), ClusterNodes())
+    let_go = ReleasedPods(client, HOME, Pods(mock.Mock()), ClusterNodes())
     attempt(let_go.gone)
     attempt(lambda: let_go.settle(["uid-p"]))
 
