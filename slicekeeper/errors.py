@@ -49,8 +49,6 @@ class RequestRefused(SlicekeeperError):
     """A manifest breaks rules. The message contains every violation, in order."""
 
     def __init__(self, violations: list[Violation]) -> None:
-        if not violations:
-            raise ValueError("a refusal needs a violation")
         super().__init__("; ".join(map(str, violations)))
         self.violations = tuple(violations)
 

@@ -169,14 +169,14 @@ def _in_chart(obj: dict[str, Any]) -> dict[str, Any]:
     metadata = found["metadata"]
     if found["kind"] == "PersistentVolumeClaim":  # the ledger outlives `helm uninstall`
         metadata["annotations"] = {"helm.sh/resource-policy": "keep"}
-    if found["kind"] in ("Deployment", "DaemonSet"):
-        found["spec"]["template"]["spec"]["imagePullSecrets"] = Code("{{ toJson .Values.imagePullSecrets }}")
     if found["kind"] == "Deployment" and metadata["name"] == "timekeeper":
         found["spec"]["replicas"] = Code(
             f"{{{{ .Values.timekeeper.replicas | default {obj['spec']['replicas']} | int }}}}"
         )
-    if found["kind"] in ("Deployment", "DaemonSet"):  # a changed ConfigMap keeps its name: this restarts its readers
+    if found["kind"] in ("Deployment", "DaemonSet"):
         pod = found["spec"]["template"]
+        pod["spec"]["imagePullSecrets"] = Code("{{ toJson .Values.imagePullSecrets }}")
+        # A changed ConfigMap keeps its name: this restarts its readers.
         if read := {
             f"slicekeeper.io/{name.removeprefix('slicekeeper-')}": Code(_READ_ONCE[name])
             for name in _read_once(pod["spec"])

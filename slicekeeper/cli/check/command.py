@@ -79,6 +79,8 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glas
 
     Uses the same cluster as kubectl, unless the settings name an API server.
     """
+    if repair + adopt + open_glass > 1:
+        raise click.UsageError("--repair, --adopt and --break-glass are for different troubles: give one of them")
     settings = context.loaded.settings
     client = cluster(context)
     # In any namespace: an installation in another one still needs what is removed below.

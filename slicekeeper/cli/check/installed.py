@@ -143,15 +143,13 @@ def _tokens(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Fin
 
 def _images(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Finding]:
     unset = settings.images.registry == UNSET_REGISTRY
-    for name, workload in workloads.items():
-        for container in _pod_of(workload).get("containers") or []:
-            image = str(container.get("image", ""))
-            part = re.split("[:@]", image.rpartition("/")[2])[0]
-            if part not in PARTS or not image:
-                continue
-            unset = unset or image.startswith(f"{UNSET_REGISTRY}/")
-            if image != settings.images.of(part):
-                yield f"{name} has the image {image}, and the settings say {settings.images.of(part)}", RENDER
+    for name, _, image in _containers(workloads):
+        part = re.split("[:@]", image.rpartition("/")[2])[0]
+        if part not in PARTS:
+            continue
+        unset = unset or image.startswith(f"{UNSET_REGISTRY}/")
+        if image != settings.images.of(part):
+            yield f"{name} has the image {image}, and the settings say {settings.images.of(part)}", RENDER
     if unset and any(_pod_of(workload) for workload in workloads.values()):
         yield (
             f"images.registry is not set: {UNSET_REGISTRY} is no registry, so a node has only images imported by hand",
@@ -186,14 +184,8 @@ def _scheduler(
 
 def _skew(client: KubeClient, workloads: Mapping[str, Object]) -> Iterator[Finding]:
     """Yield a kube-scheduler that Kubernetes does not support beside this API server: newer, or two versions older."""
-    images = [
-        str(container.get("image", ""))
-        for workload in workloads.values()
-        for container in _pod_of(workload).get("containers") or []
-        if container.get("name") == "kube-scheduler"
-    ]
     server = client.server_version()
-    for image in images:
+    for image in (image for _, container, image in _containers(workloads) if container == "kube-scheduler"):
         ours, theirs = _MINOR.search(image.rpartition(":")[2]), _MINOR.search(server)
         if ours and theirs:
             (major, minor), (theirs_major, theirs_minor) = (tuple(map(int, m.groups())) for m in (ours, theirs))
@@ -236,6 +228,13 @@ def mounted(client: KubeClient, namespace: str, workloads: Iterable[Object], nam
 def _pod_of(workload: Object) -> Object:
     found = ((workload.get("spec") or {}).get("template") or {}).get("spec") or {}
     return found if isinstance(found, dict) else {}
+
+
+def _containers(workloads: Mapping[str, Object]) -> Iterator[tuple[str, str, str]]:
+    """Yield the workload's name, the container's, and its image, for each container."""
+    for name, workload in workloads.items():
+        for container in _pod_of(workload).get("containers") or []:
+            yield name, str(container.get("name", "")), str(container.get("image", ""))
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -86,6 +86,12 @@ def test_another_namespace_than_the_installations_is_told(server: Server) -> Non
     assert "slicekeeper check -n slicekeeper-system, which has one" in done.output
 
 
+def test_one_thing_is_mended_at_a_time(server: Server) -> None:
+    server.install()
+    done = check(server, "--repair", "--adopt")
+    assert (done.exit_code, "give one of them" in done.output) == (2, True)
+
+
 def test_records_that_wait_for_the_timekeeper_are_named(server: Server) -> None:
     server.install()
     pods = [{"metadata": {"name": "a", "namespace": "team", "uid": "u", "resourceVersion": "1"}, "spec": {}}]
