@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from slicekeeper import names
 from slicekeeper.gpu import kubeshare
-from slicekeeper.gpu.foreign_amounts import ConvertedShare, Reading, ReferenceGpu, percent_of
+from slicekeeper.gpu.foreign_request import ConvertedShare, Reading, ReferenceGpu, percent_of
 from slicekeeper.gpu.request_annotations import LABEL
 from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity
 from slicekeeper.untyped_json import as_map

@@ -18,7 +18,7 @@ from objects.sharepods.request import read
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Violation
-from slicekeeper.gpu.foreign_amounts import ConvertedShare
+from slicekeeper.gpu.foreign_request import ConvertedShare
 from slicekeeper.gpu.pod_manifest import container_name, containers
 from slicekeeper.kube.client import Object, Resource
 from slicekeeper.untyped_json import as_list, as_map

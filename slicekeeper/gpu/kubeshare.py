@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.gpu.foreign_amounts import ConvertedShare, Reading, ReferenceGpu, gpu_containers, percent_of
+from slicekeeper.gpu.foreign_request import ConvertedShare, Reading, ReferenceGpu, gpu_containers, percent_of
 from slicekeeper.gpu.pod_manifest import container_name
 from slicekeeper.gpu.request_annotations import MAX_GANG
 from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity

@@ -17,7 +17,7 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Violation
 from slicekeeper.gpu import kubeshare
-from slicekeeper.gpu.foreign_amounts import ConvertedShare, Reading, ReferenceGpu
+from slicekeeper.gpu.foreign_request import ConvertedShare, Reading, ReferenceGpu
 from slicekeeper.gpu.pod_manifest import annotations_of, container_name
 from slicekeeper.untyped_json import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.gpu.foreign_amounts import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
+from slicekeeper.gpu.foreign_request import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.units import CORES_PER_GPU, whole_quantity
 

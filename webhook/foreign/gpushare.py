@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Final
 
-from slicekeeper.gpu.foreign_amounts import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
+from slicekeeper.gpu.foreign_request import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
 from slicekeeper.units import CORES_PER_GPU, whole_quantity
 from slicekeeper.untyped_json import as_map
 
@@ -35,13 +35,8 @@ def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
             continue
         if (count or 1) > 1 or whole_quantity(spread) != 1:
             field, value = (f"{path}[{_COUNT}]", count) if (count or 1) > 1 else (f"metadata.labels[{_COUNT}]", spread)
-            reading.refuse(
-                name,
-                field,
-                value,
-                "shares of several GPUs in one container are not supported: request a share of one",
-                f"{_COUNT}: 1",
-            )
+            rule = "shares of several GPUs in one container are not supported: request a share of one"
+            reading.refuse(name, field, value, rule, f"{_COUNT}: 1")
             continue
         if cores is not None and cores >= CORES_PER_GPU:
             if cores % CORES_PER_GPU:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.gpu.foreign_amounts import Reading, ReferenceGpu, gpu_containers
+from slicekeeper.gpu.foreign_request import Reading, ReferenceGpu, gpu_containers
 from slicekeeper.gpu.pod_manifest import annotations_of
 from webhook.foreign.vgpu import VgpuNames, read_vgpus
 
@@ -45,19 +45,9 @@ def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
         [uuid, *others] = [text.strip() for text in str(annotations[_USE_UUID]).split(",")]
         reading.annotations[names.GPU_UUID] = uuid
         if others:
-            reading.refuse(
-                "",
-                f"metadata.annotations[{_USE_UUID}]",
-                annotations[_USE_UUID],
-                "one of several GPUs cannot be requested; name one GPU, or the models that are acceptable",
-                f"{_USE_UUID}: {uuid}",
-            )
+            rule = "one of several GPUs cannot be requested; name one GPU, or the models that are acceptable"
+            reading.refuse_annotation(annotations, _USE_UUID, rule, f"{_USE_UUID}: {uuid}")
     for key in _AVOIDS:
         if key in annotations:
-            reading.refuse(
-                "",
-                f"metadata.annotations[{key}]",
-                annotations[key],
-                "GPU models cannot be excluded; name the models that are acceptable",
-                f"{names.GPU_MODEL}: A100,H100",
-            )
+            rule = "GPU models cannot be excluded; name the models that are acceptable"
+            reading.refuse_annotation(annotations, key, rule, f"{names.GPU_MODEL}: A100,H100")

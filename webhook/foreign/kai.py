@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from slicekeeper.config.foreign_dialects import DIALECTS
-from slicekeeper.gpu.foreign_amounts import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
+from slicekeeper.gpu.foreign_request import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
 from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers
 from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity
 from slicekeeper.untyped_json import as_map
@@ -51,32 +51,17 @@ def _read_shares(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) ->
 def _is_alone(pod: Mapping[str, Any], annotations: Mapping[str, Any], key: str, reading: Reading) -> bool:
     """Return whether the share under `key` is the pod's only request, and of one GPU; refuse the pod otherwise."""
     if key == _FRACTION and _MEMORY in annotations:
-        reading.refuse(
-            "",
-            f"metadata.annotations[{_MEMORY}]",
-            annotations[_MEMORY],
-            f"{_FRACTION} already states the share; leave one of the two out",
-            f'{_FRACTION}: "0.5"',
-        )
+        rule = f"{_FRACTION} already states the share; leave one of the two out"
+        reading.refuse_annotation(annotations, _MEMORY, rule, f'{_FRACTION}: "0.5"')
         return False
     if annotations.get(_DEVICES, "1") != "1":
-        reading.refuse(
-            "",
-            f"metadata.annotations[{_DEVICES}]",
-            annotations[_DEVICES],
-            "shares of several GPUs in one container are not supported: request a share of one",
-            f'{_DEVICES}: "1"',
-        )
+        rule = "shares of several GPUs in one container are not supported: request a share of one"
+        reading.refuse_annotation(annotations, _DEVICES, rule, f'{_DEVICES}: "1"')
         return False
     for beside, container, amounts in gpu_containers(pod, (_WHOLE,)):
         if whole_quantity(amounts[_WHOLE]) != 0:
-            reading.refuse(
-                container,
-                f"{beside}[{_WHOLE}]",
-                amounts[_WHOLE],
-                "a pod may request whole GPUs or a share, not both",
-                f"{key} alone",
-            )
+            rule = "a pod may request whole GPUs or a share, not both"
+            reading.refuse(container, f"{beside}[{_WHOLE}]", amounts[_WHOLE], rule, f"{key} alone")
             return False
     return True
 
@@ -107,17 +92,13 @@ def _memory(value: object, container: str, gpu: ReferenceGpu, reading: Reading) 
 
 def _container(pod: Mapping[str, Any], annotations: Mapping[str, Any], reading: Reading) -> str | None:
     known = [(container_name(container), kind) for _, kind, container in containers(as_map(pod.get("spec")))]
+    first = next((name for name, kind in known if kind == "app"), None)
     if _CONTAINER not in annotations:
-        return next((name for name, kind in known if kind == "app"), None)
+        return first
     wanted = annotations[_CONTAINER]
     if not any(name == wanted for name, _ in known):
-        reading.refuse(
-            "",
-            f"metadata.annotations[{_CONTAINER}]",
-            wanted,
-            "the pod has no container of that name",
-            f"{_CONTAINER}: {next((name for name, kind in known if kind == 'app'), 'main')}",
-        )
+        rule = "the pod has no container of that name"
+        reading.refuse_annotation(annotations, _CONTAINER, rule, f"{_CONTAINER}: {first or 'main'}")
         return None
     return str(wanted)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from slicekeeper.gpu.foreign_amounts import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
+from slicekeeper.gpu.foreign_request import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.units import CORES_PER_GPU
 
@@ -64,13 +64,8 @@ def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: ReferenceGpu, read
         if share is not None:
             reading.shares[name] = share
     if reading.shares and annotations_of(pod).get(names.mode) == "mig":
-        reading.refuse(
-            "",
-            f"metadata.annotations[{names.mode}]",
-            "mig",
-            "MIG slices are not created on demand; request a share",
-            f"{names.mode}: hami-core",
-        )
+        rule = "MIG slices are not created on demand; request a share"
+        reading.refuse_annotation(annotations_of(pod), names.mode, rule, f"{names.mode}: hami-core")
 
 
 def _are_percentages(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from slicekeeper.gpu.foreign_amounts import Reading, ReferenceGpu
+from slicekeeper.gpu.foreign_request import Reading, ReferenceGpu
 from slicekeeper.gpu.pod_manifest import annotations_of
 from webhook.foreign.vgpu import VgpuNames, read_vgpus
 

@@ -47,6 +47,10 @@ class Reading:
             code="not-convertible", container=container, field=path, value=value, rule=rule, example=example
         )
 
+    def refuse_annotation(self, annotations: Mapping[str, Any], key: str, rule: str, example: str) -> None:
+        """Record why an annotation of the pod cannot be converted."""
+        self.refuse("", f"metadata.annotations[{key}]", annotations[key], rule, example)
+
     def ignores(self, fields: Mapping[str, Any], keys: Mapping[str, str]) -> None:
         """Note for each of `keys` in a map why it has no effect here; one that ends in `/` is a prefix."""
         reasons = ((key, keys.get(key) or keys.get(f"{key.partition('/')[0]}/")) for key in fields)
