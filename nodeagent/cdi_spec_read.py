@@ -64,11 +64,11 @@ class Inotify:
                 _LIBC.inotify_rm_watch(self._fd, watch)
 
     def look(self) -> None:
-        """Take in everything that has happened until now."""
+        """Process all events until now."""
         with self._lock:
-            self._take_in()
+            self._process()
 
-    def _take_in(self) -> None:
+    def _process(self) -> None:
         while self._fd >= 0:
             try:
                 events = os.read(self._fd, _EVENT.size * _EVENTS)
@@ -89,7 +89,7 @@ class Inotify:
         while True:
             poll.poll(_LOOK_MS)
             with self._lock:
-                self._take_in()
+                self._process()
                 if not self._reads:
                     os.close(self._fd)
                     self._fd = -1
@@ -135,7 +135,7 @@ class FirstRead:
         return self._opened
 
     def end(self, *, opened: bool) -> None:
-        """Take in that the watch has ended, because the file was opened or is gone."""
+        """Record that the watch has ended, because the file was opened or is gone."""
         self._opened = opened
         self._over.set()
 

@@ -18,7 +18,7 @@ class GpuList(Protocol):
 
 
 class GpuSource(GpuList, Protocol):
-    """The GPUs of the machine, and what the driver tells about them."""
+    """The GPUs of the machine, and what the driver reports about them."""
 
     def indexes(self) -> Mapping[str, Index]:
         """Return by UUID the driver's number of each GPU and MIG slice that it describes."""

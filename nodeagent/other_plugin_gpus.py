@@ -43,7 +43,8 @@ class OfferedGpus:
         self._seen: dict[str, float] = {}
         """By resource, when another plugin was last seen to allocate it here."""
         self._taken: frozenset[str] = frozenset()
-        self._beside: tuple[str, ...] = ()
+        self._other_resources: tuple[str, ...] = ()
+        """Those that another plugin allocates here now."""
         self._logged = ""
 
     def look_at(self, node: Mapping[str, Any]) -> None:
@@ -64,7 +65,7 @@ class OfferedGpus:
             for name, some in there.items():
                 if some or name not in self._seen:
                     self._seen[name] = now
-            self._beside = tuple(sorted(name for name in there if now - self._seen[name] < AWAY_SECONDS))
+            self._other_resources = tuple(sorted(name for name in there if now - self._seen[name] < AWAY_SECONDS))
             self._taken = taken
         self._tell()
 
@@ -77,15 +78,17 @@ class OfferedGpus:
         }
         with self._lock:
             listed = [gpu for gpu in every if self._listed & names[gpu.uuid]]
-            offered = listed or ([] if self._beside else every)
+            offered = listed or ([] if self._other_resources else every)
             return [gpu for gpu in offered if not self._taken & names[gpu.uuid]]
 
     def _tell(self) -> None:
         every, own = self._source.gpus(), {gpu.uuid for gpu in self.gpus()}
         others = [gpu.uuid for gpu in every if gpu.uuid not in own]
-        if self._beside and others:
+        if self._other_resources and others:
             hint = "" if own else "; name by nodeAgent.gpus those that another plugin does not have"
-            text = f"{', '.join(self._beside)} is given out here: GPUs {', '.join(others)} are not offered{hint}"
+            text = (
+                f"{', '.join(self._other_resources)} is given out here: GPUs {', '.join(others)} are not offered{hint}"
+            )
         elif others:
             text = (
                 f"GPUs {', '.join(others)} are not offered: nodeAgent.gpus leaves them out, or another plugin has them"

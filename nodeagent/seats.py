@@ -199,7 +199,7 @@ class Seats:
             preload=hold.preload,
             limit=sum(mig.core for uuid, (mig, _) in slices(self._source.gpus()).items() if uuid in hold.gpus),
         )
-        return self._shares.said(pod, seat)
+        return self._shares.as_pod_says(pod, seat)
 
     def _check_cdi(self, pod: Object) -> None:
         """Raise SeatRefused if a container of the pod would start without what its seat brings.

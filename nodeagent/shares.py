@@ -90,7 +90,7 @@ class Shares:
         if self._rule.look_at(node):
             self.changed()
 
-    def said(self, pod: Mapping[str, Any], seat: Seat) -> Seat:
+    def as_pod_says(self, pod: Mapping[str, Any], seat: Seat) -> Seat:
         """Return a seat with its pod's current ceiling and class."""
         if not seat.is_fraction:
             return seat
@@ -143,7 +143,7 @@ class Shares:
         before = self._heard.get(seat.name)
         if pod is None or (before is not None and before[0] is pod and before[1] == ceiling):
             return seat
-        now = self.said(pod, seat)
+        now = self.as_pod_says(pod, seat)
         if now == seat:
             self._heard[seat.name] = pod, ceiling
         return now

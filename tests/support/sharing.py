@@ -53,7 +53,7 @@ class Sharing:
             "status": {"phase": "Running"},
         }
         self.pods.append(pod)
-        seat = self.shares.said(
+        seat = self.shares.as_pod_says(
             pod,
             Seat(
                 id=f"seat-000{number}",

@@ -329,7 +329,7 @@ def test_a_slice_is_for_one_container(divided: Any) -> None:
 def test_the_arbiter_holds_no_slice(divided: Any) -> None:
     on_slice(divided, "one", "MIG-a")
     start(divided, "seat-0000", "one")
-    assert divided.seats._shares.said(divided.pods.all()[0], divided.store.get("seat-0000")).limit == 42
+    assert divided.seats._shares.as_pod_says(divided.pods.all()[0], divided.store.get("seat-0000")).limit == 42
     assert [seat.name for seat in divided.store.all() if seat.taken and seat.is_fraction] == []
 
 
