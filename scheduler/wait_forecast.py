@@ -7,6 +7,7 @@ A gang gets room for all that it needs or for none.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -16,7 +17,6 @@ from typing import Any, Final
 from scheduler.cluster_snapshot import Snapshot
 from scheduler.gang_places import Trial, places_for
 from scheduler.node_finder import cheapest_hold
-from scheduler.node_fit import fields_judged
 from scheduler.node_names import Roster
 from scheduler.placement.demand import Demand
 from scheduler.placement.evaluation_cache import EvaluationCache
@@ -24,7 +24,7 @@ from scheduler.placement.fleet import Fleet
 from scheduler.placement.policy import Policy
 from scheduler.pods import Hold, Pod, end_of
 from scheduler.wait_nodes import NodesForPod
-from scheduler.wait_turns import WaitTurn
+from scheduler.wait_turns import WaitTurn, kind_of
 from slicekeeper.units import MS_PER_SECOND, Instant
 from slicekeeper.untyped_json import as_list, as_map
 
@@ -66,7 +66,7 @@ class StartForecast(NodesForPod):
         super().__init__(snapshot, pod, policy)
         self._leaving = {other.uid for other in snapshot.pods if other.leaving}
         self._ever: dict[tuple[Demand, str], bool] = {}
-        """Whether there would ever be room for pods of some shapes."""
+        """Whether there would ever be room for pods of some kinds."""
         self._cache = EvaluationCache()
 
     def may_ever_fit(self, turn: WaitTurn) -> bool:
@@ -75,11 +75,11 @@ class StartForecast(NodesForPod):
             begin = partial(self._trial, self._idle, EvaluationCache(), lambda _: ())
             return len(places_for(begin, turn.gang, {}, self._policy)[1]) >= turn.gang.needed
         [pod] = turn.pods
-        shape = _shape(pod)
-        if shape not in self._ever:
+        kind = kind_of(pod)
+        if kind not in self._ever:
             judged = self._judged(pod, self._open_to(pod, self._snapshot.nodes))
-            self._ever[shape] = any(not why.unresolvable for _, why in judged)
-        return self._ever[shape]
+            self._ever[kind] = any(not why.unresolvable for _, why in judged)
+        return self._ever[kind]
 
     @cached_property
     def _idle(self) -> Fleet:
@@ -108,7 +108,8 @@ class StartForecast(NodesForPod):
 
     def forecast(self, turns: Sequence[WaitTurn], ends: Mapping[str, int], now_ms: int) -> Expected | None:
         """Return where and when the pod, of the last turn, finds room. Pods that are being deleted count as gone."""
-        waiting = list(turns)
+        waiting, first_end_ms = list(turns), _first_end(turns, ends)
+        asking = {kind_of(pod): pod for turn in turns for pod in turn.pods}
         known = {pod.uid: pod for pod in self._snapshot.pods}
         due: list[tuple[int, str, str]] = [
             (now_ms if uid in self._leaving else max(ends[uid], now_ms), uid, node)
@@ -119,8 +120,12 @@ class StartForecast(NodesForPod):
         heapq.heapify(due)
         at_ms, uid, changed = now_ms, "", set(self._snapshot.nodes)
         for _ in range(MOST_ENDS):
-            waiting = [left for turn in waiting if (left := turn.at(at_ms, ends)) is not None]
-            node = self._fill(waiting, changed, due, at_ms, ends)
+            if first_end_ms < at_ms:
+                waiting = [left for turn in waiting if (left := turn.at(at_ms, ends)) is not None]
+                first_end_ms = _first_end(waiting, ends)
+            # Thousands of pods may wait, of few kinds: most ends make no room for any.
+            hopeless: set[object] = {kind for kind, pod in asking.items() if self._best(pod, changed) is None}
+            node = self._fill(waiting, changed, hopeless, due, at_ms, ends) if len(hopeless) < len(asking) else ""
             if node:
                 after = known[uid].key if uid in known else uid
                 return Expected(Instant(at_ms), node, after, uid in self._leaving)
@@ -138,18 +143,23 @@ class StartForecast(NodesForPod):
         self,
         waiting: list[WaitTurn],
         nodes: Set[str],
+        hopeless: set[object],
         due: list[tuple[int, str, str]],
         at_ms: int,
         ends: Mapping[str, int],
     ) -> str:
-        """Give room that `nodes` got to the waiting pods, in their order; return the pod's own node, or nothing."""
-        hopeless: set[object] = set()
-        for turn in list(waiting):
-            found = self._places(turn, nodes, hopeless)
+        """Give room that `nodes` got to the waiting pods, in their order; return the pod's own node, or nothing.
+
+        `hopeless` are the kinds of pods, and of gangs, for which there is none.
+        """
+        left: list[WaitTurn] = []
+        for turn in waiting:
+            found = [] if turn.kinds <= hopeless else self._places(turn, nodes, hopeless)
             if not found:
+                left.append(turn)
                 continue
-            index, given = waiting.index(turn), {pod.uid for pod, _ in found}
-            waiting[index : index + 1] = [WaitTurn((pod,)) for pod in turn.pods if pod.uid not in given]
+            given = {pod.uid for pod, _ in found}
+            left += [WaitTurn((pod,)) for pod in turn.pods if pod.uid not in given]
             for pod, hold in found:
                 if pod.uid == self.pod.uid:
                     return hold.node
@@ -161,6 +171,7 @@ class StartForecast(NodesForPod):
                 end = min((end for end in (own, ends.get(pod.uid)) if end is not None), default=None)
                 if end is not None:
                     heapq.heappush(due, (end, pod.uid, hold.node))
+        waiting[:] = left
         return ""
 
     def _places(self, turn: WaitTurn, nodes: Set[str], hopeless: set[object]) -> list[tuple[Pod, Hold]]:
@@ -170,16 +181,16 @@ class StartForecast(NodesForPod):
         added to `hopeless`, and not tried again.
         """
         fitting: list[tuple[Pod, Hold]] = []
-        for shape, pod in {_shape(pod): pod for pod in turn.pods}.items():
-            hold = None if shape in hopeless else self._best(pod, nodes)
+        for kind, pod in {kind_of(pod): pod for pod in turn.pods}.items():
+            hold = None if kind in hopeless else self._best(pod, nodes)
             if hold is None:
-                hopeless.add(shape)
+                hopeless.add(kind)
             else:
                 fitting.append((pod, hold))
         if turn.gang is None or not fitting:
             return fitting
-        shapes = turn.gang.needed, frozenset(Counter(map(_shape, turn.pods)).items())
-        if shapes in hopeless:
+        kinds = turn.gang.needed, frozenset(Counter(map(kind_of, turn.pods)).items())
+        if kinds in hopeless:
             return []
         for pod in turn.pods:  # what has changed is priced once, not again in each trial
             self._cache.evaluate(self._fleet.publish(), pod.demand, self._policy)
@@ -187,7 +198,7 @@ class StartForecast(NodesForPod):
         begin = partial(self._trial, self._fleet, self._cache, lambda node: self._held[node].values())
         _, found = places_for(begin, there, {}, self._policy)
         if len(found) < there.needed:
-            hopeless.add(shapes)
+            hopeless.add(kinds)
             return []
         return found
 
@@ -201,6 +212,6 @@ class StartForecast(NodesForPod):
         self._cpu_memory[node] = cpu - times * pod.demand.cpu_milli / 1000, ram - times * pod.demand.ram_mib
 
 
-def _shape(pod: Pod) -> tuple[Demand, str]:
-    """Return what decides where there is room for a pod."""
-    return pod.demand, fields_judged(pod.waiting or {})
+def _first_end(turns: Iterable[WaitTurn], ends: Mapping[str, int]) -> float:
+    """Return when the first of the waiting pods ends that have a deadline."""
+    return min((ends[pod.uid] for turn in turns for pod in turn.pods if pod.uid in ends), default=math.inf)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from scheduler.cluster_snapshot import Snapshot
 from scheduler.gang_members import GangMembers, gang_members
 from scheduler.held_places import HoldKind
+from scheduler.node_fit import fields_judged
+from scheduler.placement.demand import Demand
 from scheduler.pods import Pod
 
 
@@ -21,6 +24,11 @@ class WaitTurn:
 
     pods: tuple[Pod, ...]
     gang: GangMembers | None = None
+
+    @cached_property
+    def kinds(self) -> frozenset[tuple[Demand, str]]:
+        """What decides where there is room for each of its pods."""
+        return frozenset(map(kind_of, self.pods))
 
     @property
     def order(self) -> tuple[int, int, str]:
@@ -64,6 +72,11 @@ def _gangs(snapshot: Snapshot, keys: Set[str]) -> dict[str, GangMembers]:
             pods_of.setdefault(pod.gang.key, []).append(pod)
     members = {key: gang_members(pods, lambda pod: pod.uid in binding) for key, pods in pods_of.items()}
     return {key: found for key, found in members.items() if found is not None}
+
+
+def kind_of(pod: Pod) -> tuple[Demand, str]:
+    """Return what decides where there is room for a pod."""
+    return pod.demand, fields_judged(pod.waiting or {})
 
 
 def order(pod: Pod) -> tuple[int, int, str]:
