@@ -167,16 +167,14 @@ def _workload_defaults(obj: Object, resource: Resource) -> None:
     admission_plugins.check_pod(template, "spec.template.spec")
     pod_spec = template["spec"]
     if resource == JOBS:
-        spec.setdefault("parallelism", 1)
-        spec.setdefault("completions", 1)
-        spec.setdefault("backoffLimit", 6)
+        admission_plugins.fill_in(spec, {"parallelism": 1, "completions": 1, "backoffLimit": 6})
         if pod_spec.get("restartPolicy") not in ("Never", "OnFailure"):
             raise Invalid(
                 f'Job.batch "{name}" is invalid: spec.template.spec.restartPolicy: Required value: '
                 'valid values: "OnFailure", "Never"'
             )
         return
-    spec.setdefault("replicas", 1)
+    admission_plugins.fill_in(spec, {"replicas": 1})
     labels = (template.get("metadata") or {}).get("labels") or {}
     wanted = (spec.get("selector") or {}).get("matchLabels")
     if not wanted or any(labels.get(key) != value for key, value in wanted.items()):

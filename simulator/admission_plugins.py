@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping
 from typing import Any, Final
 
 from simulator.api_errors import Denied, Invalid
@@ -33,12 +34,17 @@ def all_containers(spec: Object) -> list[dict[str, Any]]:
     return [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
 
 
+def fill_in(spec: Object, defaults: Mapping[str, Any]) -> None:
+    """Write the default of each field that is missing or null."""
+    for key, value in defaults.items():
+        if spec.get(key) is None:
+            spec[key] = {} if value == {} else value  # no two objects share it
+
+
 def set_defaults(pod: Object) -> None:
     """Write what the API's defaulting writes; limits become requests if there are none."""
     spec = pod["spec"]
-    for key, value in _DEFAULTS.items():
-        if spec.get(key) is None:
-            spec[key] = {} if value == {} else value
+    fill_in(spec, _DEFAULTS)
     for container in all_containers(spec):
         resources = container.setdefault("resources", {})
         limits = resources.get("limits") or {}

@@ -144,6 +144,16 @@ def test_templates_are_validated_and_never_mutated(cluster: Cluster, webhook: We
         cluster.create(DEPLOYMENTS, deployment, "default")
 
 
+def test_an_empty_field_gets_its_default_like_one_that_is_left_out(cluster: Cluster) -> None:
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": pod(restartPolicy="Never")["spec"]}
+    job = {"metadata": {"name": "j"}, "spec": {"template": template, "completions": None, "parallelism": None}}
+    made, _ = cluster.create(JOBS, job, "default")
+    assert (made["spec"]["completions"], made["spec"]["parallelism"]) == (1, 1)
+    spec = {"selector": {"matchLabels": {"a": "b"}}, "template": template, "replicas": None}
+    made, _ = cluster.create(DEPLOYMENTS, {"metadata": {"name": "d"}, "spec": spec}, "default")
+    assert made["spec"]["replicas"] == 1
+
+
 @pytest.mark.parametrize(
     ("resource", "body", "what"),
     [
