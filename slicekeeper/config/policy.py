@@ -240,7 +240,6 @@ class PolicyBook:
         """The entries of the file that never apply."""
         self.base = base or {}
         """The keys of the file's `default`, which those of an entry override."""
-        self._policies = {**dict(reversed(patterns)), **self.exact}  # of two equal patterns, the first one applies
         self._origins = dict(origins or {})
         self._off = msgspec.structs.replace(self.default, mode="off")
 
@@ -250,13 +249,20 @@ class PolicyBook:
 
     def of(self, namespace: str) -> NamespacePolicy:
         """Return the policy of a namespace; an exempt one is always off."""
-        return self._off if self.is_exempt(namespace) else self._policies.get(self._match(namespace), self.default)
+        if self.is_exempt(namespace):
+            return self._off
+        found = self.exact.get(namespace)
+        if found is not None:
+            return found
+        for pattern, policy in self.patterns:
+            if fnmatch.fnmatchcase(namespace, pattern):
+                return policy
+        return self.default
 
     def match_of(self, namespace: str) -> str:
         """Return the name or pattern that determines a namespace's policy; empty if exempt, or if the default does."""
-        return "" if self.is_exempt(namespace) else self._match(namespace)
-
-    def _match(self, namespace: str) -> str:
+        if self.is_exempt(namespace):
+            return ""
         if namespace in self.exact:
             return namespace
         return next((pattern for pattern, _ in self.patterns if fnmatch.fnmatchcase(namespace, pattern)), "")

@@ -49,11 +49,15 @@ def asks_for(pod: Mapping[str, Any], resources: tuple[str, ...]) -> bool:
 
     A name that ends in `*` matches all names with that prefix.
     """
-    for _, _, container in containers(as_map(pod.get("spec"))):
-        declared = as_map(container.get("resources"))
-        if any(any_named(as_map(declared.get(key)), resources) for key in ("limits", "requests")):
-            return True
-    return False
+    # Every event of a pod comes here: without field paths, which `containers` makes, it takes half the time.
+    spec = as_map(pod.get("spec"))
+    return any(_names_any(as_map(entry), resources) for key, _ in _KIND_OF_LIST for entry in as_list(spec.get(key)))
+
+
+def _names_any(container: Mapping[str, Any], resources: tuple[str, ...]) -> bool:
+    declared = as_map(container.get("resources"))
+    limits, requests = as_map(declared.get("limits")), as_map(declared.get("requests"))
+    return any_named(limits, resources) or any_named(requests, resources)
 
 
 def is_zero(quantity: object) -> bool:
