@@ -22,7 +22,7 @@ from slicekeeper.gpu.inventory import Gpu, is_slice
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.gpu.pod_request import parse_admitted
 from slicekeeper.gpu.request import PodRequest
-from slicekeeper.kube.pod import controller_of, has_ended
+from slicekeeper.kube.pod import controller_of, has_ended, is_leaving
 from slicekeeper.units import CORES_PER_GPU, MS_PER_SECOND, as_instant
 from slicekeeper.untyped_json import as_list, as_map
 
@@ -152,7 +152,7 @@ def read_pod(obj: Mapping[str, Any], resources: Resources) -> Pod | None:
         refusal=refusal or homeless,
         managed=as_map(metadata.get("labels")).get(names.MANAGED_LABEL) == names.MANAGED_VALUE,
         finished=has_ended(obj),
-        leaving=bool(metadata.get("deletionTimestamp")),
+        leaving=is_leaving(obj),
         budget_state=budget_state,
         gpu_class=_text(annotations.get(names.GPU_CLASS)) or names.STANDARD,
         priority=priority if isinstance(priority, int) else 0,

@@ -21,8 +21,12 @@ from slicekeeper.wire.json_patch import JsonPatch
 KUBELET_MS: Final = 300_000
 """How long after a deletion's grace period kubelet may still report when the containers ended."""
 
+LONGEST_GRACE_SECONDS: Final = 3_600
+"""A pod with a longer grace period is not about to leave, and gets this one if it is evicted: its owner chose the grace
+period, and may ignore the request to stop until that is over."""
+
 _TERMINAL: Final = ("Succeeded", "Failed")
-_LONGEST_GRACE_SECONDS: Final = 2**63 // 10**9
+_OVERFLOW_SECONDS: Final = 2**63 // 10**9
 """The API server adds a grace to the present in nanoseconds of 64 bits. A longer one overflows: `deletionTimestamp` may
 then be past at once, while kubelet's limit for stopping a container overflows too, so the pod runs on."""
 
@@ -61,7 +65,7 @@ def has_finalizer(pod: Mapping[str, Any]) -> bool:
 def deletion_due_at(pod: Mapping[str, Any]) -> Instant | None:
     """Return when a deleted pod's grace ends; None if the pod was not deleted, or if its grace overflows."""
     metadata = as_map(pod.get("metadata"))
-    return None if _grace_seconds(metadata) > _LONGEST_GRACE_SECONDS else as_instant(metadata.get("deletionTimestamp"))
+    return None if _grace_seconds(metadata) > _OVERFLOW_SECONDS else as_instant(metadata.get("deletionTimestamp"))
 
 
 def deletion_requested_at(pod: Mapping[str, Any]) -> Instant | None:
@@ -72,6 +76,19 @@ def deletion_requested_at(pod: Mapping[str, Any]) -> Instant | None:
     """
     due = deletion_due_at(pod)
     return None if due is None else Instant(due - _grace_seconds(pod["metadata"]) * MS_PER_SECOND)
+
+
+def is_leaving(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod was deleted, and ends within an hour."""
+    metadata = as_map(pod.get("metadata"))
+    return bool(metadata.get("deletionTimestamp")) and _grace_seconds(metadata) <= LONGEST_GRACE_SECONDS
+
+
+def has_long_grace(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod may run on for more than an hour after it is deleted."""
+    own = as_map(pod.get("spec")).get("terminationGracePeriodSeconds")
+    longest = max(own if isinstance(own, int) else 0, _grace_seconds(as_map(pod.get("metadata"))))
+    return longest > LONGEST_GRACE_SECONDS
 
 
 def _grace_seconds(metadata: Mapping[str, Any]) -> int:

@@ -17,7 +17,7 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.errors import Conflict, Forbidden, NotFound, ServiceError
 from slicekeeper.kube.client import KubeClient, Object
 from slicekeeper.kube.eviction import TOO_MANY_REQUESTS, evict
-from slicekeeper.kube.pod import deletion_requested_at, has_ended
+from slicekeeper.kube.pod import has_ended, is_leaving
 from slicekeeper.units import EPOCH, Instant, format_duration, format_instant
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.opening import namespace_of
@@ -80,7 +80,7 @@ class Evictions:
             for pod in pods()
             if namespace_of(pod) in reasons
             and not has_ended(pod)
-            and deletion_requested_at(pod) is None
+            and not is_leaving(pod)
             and pod["metadata"]["uid"] not in self._tried
         ]
         each(going, lambda pod: self._evict(pod, reasons[namespace_of(pod)]))

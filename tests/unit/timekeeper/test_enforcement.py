@@ -391,6 +391,21 @@ def test_running_pods_are_told_and_evicted_after_the_grace(stage: Callable[[str]
     assert it.reasons("a") == ["BudgetExhausted", "BudgetEviction"]
 
 
+def test_a_pod_that_its_owner_deleted_with_years_of_grace_is_evicted_all_the_same(
+    stage: Callable[[str], Stage],
+) -> None:
+    it = stage(HARD)
+    it.pod("a", deadline=None, bound=True, terminationGracePeriodSeconds=10**9)
+    it.look()
+    it.client.delete(PODS, "a", NAMESPACE)
+    it.clock.advance(90_000)
+    it.look()
+    assert it.cluster.get("a")["metadata"]["deletionGracePeriodSeconds"] == 3_600
+    assert it.reasons("a") == ["BudgetExhausted", "BudgetEviction"]
+    it.look()
+    assert it.reasons("a") == ["BudgetExhausted", "BudgetEviction"]
+
+
 def test_a_grant_within_the_grace_keeps_them(stage: Callable[[str], Stage]) -> None:
     it = stage(HARD)
     it.pod("a", deadline=None, bound=True)

@@ -16,6 +16,7 @@ from simulator.kinds import ObjectKind
 from slicekeeper import names
 from slicekeeper.config.settings import KubernetesSettings, SchedulerSettings, Settings
 from slicekeeper.kube.client import DISRUPTION_BUDGETS, NODES, PODS
+from slicekeeper.kube.pod import is_leaving
 
 START = 1_800_000_000_000
 OVER, IN = names.OVER_BUDGET, names.IN_BUDGET
@@ -80,7 +81,7 @@ class Story:
                 uid: (
                     p["spec"].get("nodeName", ""),
                     p["metadata"]["annotations"].get(names.BUDGET_STATE),
-                    bool(p["metadata"].get("deletionTimestamp")),
+                    is_leaving(p),
                     conditions_of(p),
                 )
                 for uid, p in pods.items()
@@ -110,6 +111,18 @@ def story():
         made = Story(cluster, clock).start()
         yield made
         made.scheduler.watches.stop()
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_pod_that_would_take_years_to_stop_gets_an_hour(story, deleted):
+    years = 10**9
+    victim = story.runs("victim", terminationGracePeriodSeconds=years)
+    if deleted:  # by its owner, who knows that it ignores the request to stop
+        story.cluster.client.delete(PODS, "victim", victim["metadata"]["namespace"])
+    story.waits()
+    story.look()
+    assert story.cluster.events() == {("victim", "GaveWay"), ("w", "PlaceReclaimed")}
+    assert story.cluster.get("victim")["metadata"]["deletionGracePeriodSeconds"] == 3_600
 
 
 def test_an_over_budget_pod_gives_way_and_the_place_is_kept(story):
