@@ -33,7 +33,7 @@ from pathlib import Path
 
 sys.path.insert(1, str(Path(__file__).parents[2] / "tests"))
 
-from cluster.harness import chart
+from cluster.harness import svg_chart
 from run import MIB, Cluster, Node, Pod, read_nodes, read_pods
 
 from scheduler.placement.demand import Demand, Piece
@@ -230,10 +230,10 @@ def batches(nodes: list[Node], pods: list[Pod], options: argparse.Namespace) -> 
         _draw(options.plots / "by-gpus.svg", by_gpus, f"GPUs for {DRAWN_BATCH} containers")
 
 
-def _draw(file: Path, times: Mapping[str, chart.Points], x: str) -> None:
+def _draw(file: Path, times: Mapping[str, svg_chart.Points], x: str) -> None:
     """Draw completion times."""
     highest = max(seconds for points in times.values() for _, seconds in points)
-    file.write_text(chart.lines(times, {}, x=x, y="completion time, s", most=highest))
+    file.write_text(svg_chart.lines(times, {}, x=x, y="completion time, s", most=highest))
 
 
 def _nodes_of(nodes: list[Node], gpus: int) -> list[Node]:
