@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
+from slicekeeper import typed_json
 from slicekeeper.errors import SlicekeeperError
 from slicekeeper.wire.extender import BindingArgs, MetaPod, MetaVictims
 
@@ -85,7 +86,7 @@ def decode_binding(body: bytes | bytearray) -> BindingArgs:
     for key, value in values.items():
         if not isinstance(value, str) or not value:
             raise BadRequest(f"{key} is missing or no string")
-    return msgspec.convert(values, BindingArgs)
+    return typed_json.convert(values, BindingArgs)
 
 
 def decode_preemption(body: bytes | bytearray) -> tuple[dict[str, Any], dict[str, MetaVictims]]:
