@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from objects.sharepods.status import has_outcome, outcome_of, status_of
-from objects.sharepods.template import MADE, SHAREPODS, Template, owner_reference, template_of
+from objects.sharepods.template import SHAREPOD_LABEL, SHAREPODS, Template, owner_reference, template_of
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Conflict, NotFound, ServiceError, Unavailable
@@ -47,7 +47,7 @@ class SharePodKeeper:
         self._pods = Seen()
         self._watches = (
             Watch(client, SHAREPODS, self._sharepods),
-            Watch(client, PODS, self._pods, label_selector=MADE),
+            Watch(client, PODS, self._pods, label_selector=SHAREPOD_LABEL),
         )
         self._pauses = _Pauses(clock)
 
@@ -78,7 +78,7 @@ class SharePodKeeper:
             except ServiceError as error:
                 if not error.status:
                     raise
-                log.info("%s: %s", _said(obj), error)  # other SharePods do not wait for this one
+                log.info("%s: %s", _in_log(obj), error)  # other SharePods do not wait for this one
 
     def _keep(self, obj: Object) -> None:
         metadata = obj["metadata"]
@@ -140,7 +140,7 @@ class SharePodKeeper:
             self._pauses.begin(obj, template)
             return None, ("PodRefused", str(error).partition(": ")[2] or str(error))
         self._pauses.end(obj)
-        log.info("%s: its pod is made", _said(obj))
+        log.info("%s: its pod is made", _in_log(obj))
         return made, None
 
     def _adopt(self, obj: Object, template: Template, pod: Object) -> Object | None:
@@ -150,7 +150,7 @@ class SharePodKeeper:
         body = _unless_changed(pod, {"op": "add", "path": "/metadata/ownerReferences", "value": owners})
         name, namespace = obj["metadata"]["name"], obj["metadata"]["namespace"]
         adopted = self._client.patch(PODS, name, body, namespace, content_type=JSON_PATCH)
-        log.info("%s: the pod of its name, which had no owner, is adopted", _said(obj))
+        log.info("%s: the pod of its name, which had no owner, is adopted", _in_log(obj))
         return adopted
 
     def _replace(self, pod: Object) -> None:
@@ -212,7 +212,7 @@ def _is_of(pod: Object, obj: Object) -> bool:
 def _is_orphan(pod: Object) -> bool:
     """Whether a SharePod's pod is an orphan that a SharePod of the same name may adopt."""
     metadata = pod["metadata"]
-    made = MADE in as_map(metadata.get("labels"))
+    made = SHAREPOD_LABEL in as_map(metadata.get("labels"))
     return made and controller_of(pod) is None and not metadata.get("deletionTimestamp")
 
 
@@ -222,5 +222,5 @@ def _unless_changed(obj: Object, operation: Object) -> list[Object]:
     return guarded(obj, version, operation)
 
 
-def _said(obj: Object) -> str:
+def _in_log(obj: Object) -> str:
     return f"sharepod {full_name(obj)}"

@@ -26,12 +26,12 @@ GPUID_PREFIX: Final = "gpuid."
 _REQUEST, _LIMIT, _MEMORY, _GPUID = "gpu_request", "gpu_limit", "gpu_mem", "GPUID"
 _SHARE: Final = {_REQUEST: "0.5", _LIMIT: "1.0", _MEMORY: "1073741824"}
 """The required annotations of every GPU SharePod, each with an example."""
-_COMPANY: Final = {
+_AFFINITIES: Final = {
     "sched_affinity": names.GPU_AFFINITY,
     "sched_anti-affinity": names.GPU_ANTI_AFFINITY,
     "sched_exclusion": names.GPU_EXCLUSION,
 }
-_KNOWN: Final = (*_SHARE, _GPUID, *_COMPANY)
+_KNOWN: Final = (*_SHARE, _GPUID, *_AFFINITIES)
 _LABELS: Final = "sharedgpu/"
 
 
@@ -91,7 +91,7 @@ def read(sharepod: Mapping[str, Any], container: str) -> Reading:
             rule = "the annotations say what the SharePod asks for; leave the label out, or them"
             reading.refuse(container, f"metadata.labels[{said_twice}]", labels[said_twice], rule, words.path(_REQUEST))
         _read_share(words)
-        _read_company(words)
+        _read_affinity(words)
     else:
         _read_labels(sharepod, labels, container, reading)
     for key, value in reading.annotations.items():
@@ -157,8 +157,8 @@ def _part(words: _Annotations, word: str) -> Fraction | None:
     return None
 
 
-def _read_company(words: _Annotations) -> None:
-    for word, key in _COMPANY.items():
+def _read_affinity(words: _Annotations) -> None:
+    for word, key in _AFFINITIES.items():
         if word in words:
             words.reading.annotations[key] = words.get(word)
             if not LABEL.fullmatch(words.get(word)):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from objects.conditions import READY, condition, find
-from objects.sharepods.template import DIGEST, Template
+from objects.sharepods.template import DIGEST_ANNOTATION, Template
 from slicekeeper import names
 from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers
 from slicekeeper.kube.client import Object
@@ -99,20 +99,20 @@ def _readiness(pod: Object) -> tuple[str, str, str]:
         return "False", f"Pod{phase}", str(as_map(pod.get("status")).get("message") or f"its pod is {phase}")
     scheduled, ready = find(pod, "PodScheduled"), find(pod, READY)
     if scheduled.get("status") == "False":
-        return _said(scheduled, "PodUnscheduled")
+        return _same_as(scheduled, "PodUnscheduled")
     if ready:
-        return _said(ready, "PodReady" if ready.get("status") == "True" else "PodNotReady")
+        return _same_as(ready, "PodReady" if ready.get("status") == "True" else "PodNotReady")
     return "False", "PodPending", "its pod is not scheduled yet"
 
 
-def _said(given: Mapping[str, Any], reason: str) -> tuple[str, str, str]:
+def _same_as(given: Mapping[str, Any], reason: str) -> tuple[str, str, str]:
     return str(given.get("status")), str(given.get("reason") or reason), str(given.get("message") or "as its pod says")
 
 
 def _freshness(pod: Object, template: Template) -> tuple[str, str, str]:
     if template.violations:
         return "False", "SpecInvalid", "; ".join(map(str, template.violations))
-    if annotations_of(pod).get(DIGEST) != template.digest:
+    if annotations_of(pod).get(DIGEST_ANNOTATION) != template.digest:
         return (
             "False",
             "SpecChanged",

@@ -24,10 +24,10 @@ from slicekeeper.kube.client import Object, Resource
 from slicekeeper.untyped_json import as_list, as_map
 
 SHAREPODS: Final = Resource("/apis/kubeshare.nthu/v1", "sharepods")
-MADE: Final = "kubeshare.nthu/sharepod"
-"""The label, with the value `true`, of pods that were created for SharePods: they are watched by it, and orphans
-found."""
-DIGEST: Final = "kubeshare.nthu/template-hash"
+SHAREPOD_LABEL: Final = "kubeshare.nthu/sharepod"
+"""The label, with the value `true`, of pods that were created for SharePods; watches and the search for orphans select
+by it."""
+DIGEST_ANNOTATION: Final = "kubeshare.nthu/template-hash"
 """The annotation that shows whether a pod has the SharePod's current template."""
 
 _NOT_THE_PODS: Final = "kubectl.kubernetes.io/last-applied-configuration"
@@ -45,7 +45,7 @@ class Template:
     @property
     def digest(self) -> str:
         """The digest that distinguishes this pod from one with another spec."""
-        return str(self.pod["metadata"]["annotations"][DIGEST])
+        return str(self.pod["metadata"]["annotations"][DIGEST_ANNOTATION])
 
 
 def template_of(sharepod: Object, resources: Resources) -> Template:
@@ -54,7 +54,7 @@ def template_of(sharepod: Object, resources: Resources) -> Template:
     spec = deepcopy(dict(as_map(sharepod.get("spec"))))
     annotations = {k: v for k, v in as_map(metadata.get("annotations")).items() if k != _NOT_THE_PODS}
     labels = dict(as_map(metadata.get("labels")))
-    said = json.dumps([spec, labels, annotations], sort_keys=True).encode()
+    content = json.dumps([spec, labels, annotations], sort_keys=True).encode()
     first = next(iter(as_list(spec.get("containers"))), None)
     reading = read(sharepod, container_name(as_map(first)))
     if reading.shares:
@@ -67,12 +67,12 @@ def template_of(sharepod: Object, resources: Resources) -> Template:
                 reading.refuse(container_name(container), where, asked[twice], rule, "limits: {cpu: 1}")
     for name, share in reading.shares.items():
         if isinstance(first, dict):
-            _ask(first, share, resources)
+            _set_limits(first, share, resources)
         if share.limit is not None:
             annotations.setdefault(names.limit_annotation(name), str(share.limit))
     node = spec.pop("nodeName", "")
     if node:
-        _wish(spec, node)
+        _require_node(spec, node)
     return Template(
         pod={
             "apiVersion": "v1",
@@ -80,8 +80,12 @@ def template_of(sharepod: Object, resources: Resources) -> Template:
             "metadata": {
                 "name": metadata["name"],
                 "namespace": metadata["namespace"],
-                "labels": {**labels, MADE: "true"},
-                "annotations": {**annotations, **reading.annotations, DIGEST: hashlib.sha256(said).hexdigest()[:16]},
+                "labels": {**labels, SHAREPOD_LABEL: "true"},
+                "annotations": {
+                    **annotations,
+                    **reading.annotations,
+                    DIGEST_ANNOTATION: hashlib.sha256(content).hexdigest()[:16],
+                },
                 "ownerReferences": [owner_reference(sharepod)],
             },
             "spec": spec,
@@ -103,7 +107,7 @@ def owner_reference(sharepod: Object) -> Object:
     }
 
 
-def _ask(container: Object, share: ConvertedShare, resources: Resources) -> None:
+def _set_limits(container: Object, share: ConvertedShare, resources: Resources) -> None:
     declared = dict(as_map(container.get("resources")))
     amounts = {resources.core: str(share.core)}
     if share.blocks is not None:
@@ -111,7 +115,7 @@ def _ask(container: Object, share: ConvertedShare, resources: Resources) -> None
     container["resources"] = {**declared, "limits": {**as_map(declared.get("limits")), **amounts}}
 
 
-def _wish(spec: Object, node: str) -> None:
+def _require_node(spec: Object, node: str) -> None:
     """Add the node to each term of the pod's node affinity, as the DaemonSet controller does."""
     affinity = as_map(spec.get("affinity"))
     of_nodes = as_map(affinity.get("nodeAffinity"))

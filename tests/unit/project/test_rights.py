@@ -27,7 +27,7 @@ from objects.budgets.keeper import Keeper
 from objects.budgets.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS
 from objects.policies.keeper import PolicyKeeper
 from objects.sharepods.keeper import SharePodKeeper
-from objects.sharepods.template import MADE
+from objects.sharepods.template import SHAREPOD_LABEL
 from scheduler.pods import read_pod
 from scheduler.reclaim.disruption_budgets import not_allowed_together
 from scheduler.reclaim.retry_trigger import RetryTrigger
@@ -266,7 +266,7 @@ def run_sharepods(server: Server) -> None:
         metadata = {
             "name": name,
             "namespace": TEAM,
-            "labels": {MADE: "true"},
+            "labels": {SHAREPOD_LABEL: "true"},
             "ownerReferences": owners,
             "creationTimestamp": "2025-01-01T00:00:00Z",
         }

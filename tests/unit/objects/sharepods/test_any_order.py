@@ -13,7 +13,7 @@ from support.budget_objects import Killed
 from support.sharepods import SHARE, SharePodWorld, sharepod_world, spec
 
 from objects.sharepods.status import has_outcome
-from objects.sharepods.template import DIGEST, SHAREPODS
+from objects.sharepods.template import DIGEST_ANNOTATION, SHAREPODS
 from simulator.store import Change
 from slicekeeper.kube.client import PODS, Object
 from slicekeeper.kube.pod import controller_of
@@ -166,7 +166,7 @@ class Story:
 
     def _foreign_pods_are_as_they_were(self) -> None:
         for one in self.pods():
-            if one.kind == "MODIFIED" and DIGEST not in one.obj["metadata"].get("annotations", {}):
+            if one.kind == "MODIFIED" and DIGEST_ANNOTATION not in one.obj["metadata"].get("annotations", {}):
                 assert controller_of(one.obj) is None
 
     def _as_it_says(self) -> None:

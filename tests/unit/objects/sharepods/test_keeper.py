@@ -11,7 +11,7 @@ from support.sharepods import SHARE, T0, TEAM, SharePodWorld, spec
 from support.waiting import wait_for
 
 from objects.sharepods.keeper import SharePodKeeper
-from objects.sharepods.template import DIGEST, MADE, SHAREPODS
+from objects.sharepods.template import DIGEST_ANNOTATION, SHAREPOD_LABEL, SHAREPODS
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Conflict, Forbidden, Unavailable
@@ -297,7 +297,7 @@ def test_no_answer_ends_the_look(world: SharePodWorld, monkeypatch: pytest.Monke
 def test_a_pod_of_somebody_elses_is_left_alone(world: SharePodWorld) -> None:
     world.make_pod()
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u", "controller": True}
-    world.make_pod("two", ownerReferences=[owner], labels={MADE: "true"})
+    world.make_pod("two", ownerReferences=[owner], labels={SHAREPOD_LABEL: "true"})
     before = [world.pod(name) for name in ("one", "two")]
     for name in ("one", "two"):
         world.apply(SHARE, spec(), name)
@@ -445,5 +445,5 @@ def test_the_hash_is_in_an_annotation_of_the_pod_alone(world: SharePodWorld) -> 
     world.look()
     pod = world.pod()
     assert pod is not None
-    assert DIGEST in pod["metadata"]["annotations"]
-    assert DIGEST not in world.sharepod()["metadata"]["annotations"]
+    assert DIGEST_ANNOTATION in pod["metadata"]["annotations"]
+    assert DIGEST_ANNOTATION not in world.sharepod()["metadata"]["annotations"]

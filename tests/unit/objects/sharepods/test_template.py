@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.sharepods import SHARE, sharepod
 
-from objects.sharepods.template import DIGEST, MADE, template_of
+from objects.sharepods.template import DIGEST_ANNOTATION, SHAREPOD_LABEL, template_of
 from scheduler.node_fit import admits, read_node
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
@@ -30,7 +30,7 @@ def test_its_pod_is_its_own_and_has_its_labels_and_annotations() -> None:
     obj["metadata"]["labels"] = {"app": "train"}
     metadata = pod_of(obj)["metadata"]
     assert (metadata["name"], metadata["namespace"]) == ("one", "team")
-    assert metadata["labels"] == {"app": "train", MADE: "true"}
+    assert metadata["labels"] == {"app": "train", SHAREPOD_LABEL: "true"}
     assert metadata["annotations"].items() >= {**SHARE, "team.io/note": "x"}.items()
     assert "kubectl.kubernetes.io/last-applied-configuration" not in metadata["annotations"]
     assert metadata["ownerReferences"] == [
@@ -100,7 +100,7 @@ def test_a_node_that_is_named_is_wished_for_and_the_scheduler_decides(affinity: 
 
 def test_the_hash_is_of_what_the_sharepod_says() -> None:
     def digest(**more: Any) -> str:
-        return str(pod_of(sharepod(**more))["metadata"]["annotations"][DIGEST])
+        return str(pod_of(sharepod(**more))["metadata"]["annotations"][DIGEST_ANNOTATION])
 
     applied = {**SHARE, "kubectl.kubernetes.io/last-applied-configuration": "{}"}
     assert digest() == digest(annotations=applied) == template_of(sharepod(), Resources()).digest
