@@ -29,10 +29,7 @@ static void give_all(const void *context) {
 void *vc_context_begin(void) {
   void *place = (void *)(uintptr_t)vc_table_place();
   uint64_t bytes = context_bytes();
-  if (!vc_reserve(bytes)) {
-    vc_pools_settle();
-    if (!vc_reserve(bytes)) return NULL;
-  }
+  if (!vc_pools_reserve(bytes)) return NULL;
   vc_lock(&vc_libraries_lock);
   bool ok = note_context(place, bytes) && vc_libraries_into(place, false);
   vc_unlock(&vc_libraries_lock);

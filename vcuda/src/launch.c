@@ -51,7 +51,7 @@ static uint64_t nap(uint64_t begin, uint64_t now, uint64_t least) {
 static uint64_t ask_at(const struct vc_stream *s, uint64_t since, uint64_t now) {
   if (s->lane.head == s->lane.tail) return now + nap(since, now, POLL_NS);
   const struct vc_note *n = &s->note[s->lane.head % VC_FENCES];
-  uint64_t begin = n->since > s->last_done ? n->since : s->last_done;
+  uint64_t begin = vc_stream_began(s, n);
   uint64_t whole = n->key ? vc_duration_of(n->key)->mean * n->launches : n->ns;
   uint64_t end = begin + whole - whole / 16; /* asked just before, it is measured exactly */
   uint64_t at = now + nap(begin, now, POLL_NS);

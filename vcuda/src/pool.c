@@ -181,6 +181,12 @@ void vc_pools_settle(void) {
       settle(p);
 }
 
+bool vc_pools_reserve(uint64_t bytes) {
+  if (vc_reserve(bytes)) return true;
+  vc_pools_settle();
+  return vc_reserve(bytes);
+}
+
 void vc_pools_reset(void) {
   atomic_store(&guard.word, 0);
   atomic_store(&pools, NULL);

@@ -213,13 +213,8 @@ static uint64_t open_until(const struct vc_stream *s) {
   return s->last_open_at > s->open_at ? s->last_open_at : s->open_at;
 }
 
-/* The GPU cannot have begun with what a note is of before. */
-static uint64_t began(const struct vc_stream *s, const struct vc_note *n) {
-  return n->since > s->last_done ? n->since : s->last_done;
-}
-
 void vc_stream_measure(const struct vc_stream *s, const struct vc_note *n, uint64_t open_at, uint64_t now) {
-  uint64_t begin = began(s, n);
+  uint64_t begin = vc_stream_began(s, n);
   /* While the launches were still being made the GPU may have waited for the program. */
   uint64_t made = n->made > begin ? n->made : begin, surely = open_at > made ? open_at - made : 0;
   /* Of launches of the fast path it is unknown when the first began. */
@@ -233,7 +228,8 @@ void vc_stream_measure(const struct vc_stream *s, const struct vc_note *n, uint6
 /* The driver says now that the oldest fence is complete. Return when it was probably reached. */
 static uint64_t reached(struct vc_stream *s, uint64_t now) {
   struct vc_note *n = &s->note[s->lane.head % VC_FENCES];
-  uint64_t begin = began(s, n), open_at = open_until(s), least = open_at > begin ? open_at : begin;
+  uint64_t begin = vc_stream_began(s, n), open_at = open_until(s);
+  uint64_t least = open_at > begin ? open_at : begin;
   /* It ended between the two looks, when it was expected to. Expected later, it ended as late as it can have;
    * expected before, it can have ended at any time. */
   uint64_t then = begin + n->ns;

@@ -67,6 +67,10 @@ bool vc_stream_fence(struct vc_stream *s, bool wait, uint64_t now);
 /* Ask the driver what is complete, and publish whether the lane is active; a time of 0 means now. */
 void vc_stream_poll(struct vc_stream *s, uint64_t now);
 void vc_stream_show(struct vc_stream *s, uint64_t then, uint64_t now);
+/* When the GPU can have begun with the launches of a note, at the earliest. */
+static inline uint64_t vc_stream_began(const struct vc_stream *s, const struct vc_note *n) {
+  return n->since > s->last_done ? n->since : s->last_done;
+}
 /* What the launches of a note say of their function: they were not all complete at `open_at`, and are now. */
 void vc_stream_measure(const struct vc_stream *s, const struct vc_note *note, uint64_t open_at, uint64_t now);
 /* All that the thread had launched is complete. */

@@ -9,6 +9,7 @@
 #include "connection.h"
 #include "device.h"
 #include "memory.h"
+#include "pool.h"
 
 #include <search.h>
 #include <stdlib.h>
@@ -48,7 +49,7 @@ VC_HOOK CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, co
   if (!vc_seat_ready()) return CUDA_ERROR_OUT_OF_MEMORY;
   if (same.location.type == CU_MEM_LOCATION_TYPE_DEVICE && !vc_device_is_ours(same.location.id))
     return CUDA_ERROR_INVALID_DEVICE;
-  if (!vc_reserve(vc_granules(bytes))) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!vc_pools_reserve(vc_granules(bytes))) return CUDA_ERROR_OUT_OF_MEMORY;
   struct physical *p = malloc(sizeof *p);
   vc_lock(&guard);
   CUresult r = p ? VC_CALL(cuMemCreate)(out, bytes, &same, flags) : CUDA_ERROR_OUT_OF_MEMORY;

@@ -1557,6 +1557,21 @@ BY_NAME(fits_small_in_contexts_again) {
   take(900 * MIB);
 }
 
+/* The driver takes a pool's free memory back when the program waits for an event, which no hook sees. */
+BY_NAME(fits_physical_after_a_pool) {
+  CUmemGenericAllocationHandle h;
+  CUdeviceptr p;
+  CUevent event;
+  must(cuEventCreate(&event, 0), "event");
+  for (int i = 0; i < 20; i++) {
+    must(cuMemAllocAsync(&p, 700 * MIB, NULL), "async");
+    must(cuMemFreeAsync(p, NULL), "free");
+    must(cuEventRecord(event, NULL), "record");
+    must(cuEventSynchronize(event), "synchronise");
+    if (got(make(&h, 700 * MIB))) must(cuMemRelease(h), "release");
+  }
+}
+
 /* ---- by threads, with all given back at the end ---- */
 
 static size_t left(void) {

@@ -33,7 +33,7 @@ CUresult vc_memory_end(CUresult r, enum vc_kind kind, uint64_t key, uint64_t byt
 bool vc_memory_take(uint64_t bytes, const void *context) {
   return bytes && context;
 }
-bool vc_reserve(uint64_t bytes) {
+bool vc_pools_reserve(uint64_t bytes) {
   (void)bytes;
   return true;
 }
