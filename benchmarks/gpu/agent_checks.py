@@ -5,7 +5,7 @@
     agent_checks.py [--seconds N] [--out FOLDER]          on this machine's first GPU; as root; a minute
     agent_checks.py [--seconds N] [--out FOLDER] --fake   the same on the fake GPU, in real time
 
-Agent and arbiter are the real ones; gpu_node.py beside this file has what stands in for the rest of a node. The
+Agent and arbiter are the real ones; gpu_node.py beside this file replaces the rest of a node. The
 containers' programs are tenant.py, with PyTorch where it is installed. On the fake GPU bounds are wide, and a step is
 tried three times, for the machine's other work shows there.
 """

@@ -135,7 +135,7 @@ def test_deleted_pods_wait_until_they_are_paid_and_foreign_finalizers_stay(site:
     wait_for(lambda: site.get("/api/v1/budgets/never-seen")["amountMs"] == 7, "the new policy holds")
     site.create("b", "rich")
     site.finish("b", "rich")
-    wait_for(lambda: site.paid("b", "rich"), "the pod that nobody meters goes")
+    wait_for(lambda: site.paid("b", "rich"), "the unmetered pod goes")
     workloads = {w["podName"]: w for w in site.get("/api/v1/workloads")["items"]}
     assert list(workloads) == ["a"]
     assert workloads["a"]["flags"] == ["unobserved"]
