@@ -38,6 +38,8 @@ class Oracle:
     balance: int = 0
     buckets: list[list[Any]] = field(default_factory=list)
     exhausted: bool = False
+    refunded: set[str] = field(default_factory=set)
+    """The buckets that lapse with the running period."""
     debt: int = 0
     used: int = 0
     over: int = 0
@@ -97,8 +99,9 @@ class Oracle:
         self.raised = False
         self.renew(t)
         for grant in (*(g for g in self.records.grants if g.since == t), *refunds):
-            until = self.period[2] if grant in refunds else grant.until
+            until = self.period[2] if grant.kind == "refund" else grant.until
             self.buckets.append([grant.key, grant.amount, until, grant.priority])
+            self.refunded |= {grant.key} if grant.kind == "refund" else set()
             self.raised = True
         self.take(sum(w.amount for w in self.records.withdrawals if w.at == t))
         if self.raised:
@@ -121,6 +124,7 @@ class Oracle:
             self.change(new, t)
         elif new or over:
             kept = max(0, min(mine[1], rule.rollover)) if over else 0
+            self.buckets = [b for b in self.buckets if b[0] not in self.refunded]
             self.rule = rule = new or rule
             period = short_bounds(t, *rule.calendar)
             mine[1:3] = [rule.amount + kept, period and period[1]]
@@ -137,7 +141,9 @@ class Oracle:
         mine[1] = self.total - spent
         if new.calendar != rule.calendar:
             period = short_bounds(t, *new.calendar)
-            mine[2] = period and period[1]
+            for bucket in self.buckets:
+                if bucket is mine or bucket[0] in self.refunded:
+                    bucket[2] = period and period[1]
         # What the period paid of what was owed stays paid as far as its amount has room for it beside all else.
         room = max(0, self.total - (self.total - mine[1] - self.repaid))
         owed_again = self.repaid - min(self.repaid, room)
@@ -237,6 +243,7 @@ def histories(draw: st.DrawFn) -> Records:
                 since,
                 None if until is None else since + until,
                 priority=draw(st.integers(-1, 1)),
+                kind=draw(st.sampled_from(["allowance", "refund"])),
             )
         )
     moves = st.tuples(st.integers(1000, 1300), st.integers(1, 80))
@@ -343,11 +350,10 @@ def forests(draw: st.DrawFn) -> Forest:
         mine = replace(draw(histories()), debts=owed)
         if key in NAMESPACES:
             claims = [replace(claim, key=f"{key}/{claim.key}") for claim in mine.claims[:3]]
-            kinds = draw(st.lists(st.sampled_from(["allowance", "refund"]), min_size=3, max_size=3))
-            grants = [replace(g, key=f"{key}/{g.key}", kind=kind) for g, kind in zip(mine.grants, kinds, strict=False)]
+            grants = [replace(g, key=f"{key}/{g.key}") for g in mine.grants]
             mine = replace(mine, claims=claims, grants=grants)
         else:
-            mine = replace(mine, claims=[])
+            mine = replace(mine, claims=[], grants=[replace(g, kind="allowance") for g in mine.grants])
         records[key] = mine
     links = []
     above = {**dict.fromkeys(NAMESPACES, (None, *TEAMS, ORGANISATION)), **dict.fromkeys(TEAMS, (None, ORGANISATION))}

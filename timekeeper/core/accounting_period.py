@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from slicekeeper.units import EPOCH, Instant
 from timekeeper.core.budget_record import Rule
+from timekeeper.core.budget_state import rule_at
 from timekeeper.core.period import PeriodName, bounds
 
 
@@ -40,6 +41,27 @@ def accounting_period(rules: Sequence[Rule], at: Instant) -> tuple[Instant, Inst
                 calendar = _calendar(rule)
                 end = _bounds(rule.since, calendar)[1]
     return start, end
+
+
+def period_end(rules: Sequence[Rule], at: Instant) -> Instant | None:
+    """Return when the budget's period that an instant is in ends, as the rules are now; None: never.
+
+    Until that period ends, each rule with another calendar moves its end, and one that begins a new period is the end.
+    """
+    calendar = rule_at(rules, at).calendar
+    end = _end(at, calendar)
+    for rule in rules:
+        if at < rule.since and (end is None or rule.since < end):
+            if rule.used == "reset":
+                return rule.since
+            if rule.calendar != calendar:
+                calendar, end = rule.calendar, _end(rule.since, rule.calendar)
+    return end
+
+
+def _end(at: Instant, calendar: tuple[PeriodName, str, Instant | None]) -> Instant | None:
+    found = bounds(at, *calendar)
+    return None if found is None else found[1]
 
 
 def _calendar(rule: Rule) -> tuple[PeriodName, str, Instant | None]:

@@ -244,9 +244,12 @@ class BudgetLine:
 
     def expire_grants(self) -> None:
         """Remove the grants that end now."""
-        for allowance in [b for b in self.state.grants if b.expires == self.state.at]:
-            self._expire(allowance)
-            self.state.grants.remove(allowance)
+        self._remove([grant for grant in self.state.grants if grant.expires == self.state.at])
+
+    def _remove(self, grants: Sequence[Allowance]) -> None:
+        for grant in grants:
+            self._expire(grant)
+            self.state.grants.remove(grant)
 
     def adjust(self, rule: Rule) -> bool:
         """Apply a rule to the current period; return whether more may be spent than before.
@@ -269,10 +272,14 @@ class BudgetLine:
         return change > 0 or self._opened(before)
 
     def _follow_calendar(self) -> None:
-        """End the current period when the rule's calendar does; a period that is not booked is not known yet."""
+        """End the current period, and what expires with it, when the rule's calendar does.
+
+        A period that is not booked is not known yet.
+        """
         start, named = period_allowance(self.rule, self.state.at)
         period = self.state.period
-        period.expires = named.expires
+        for allowance in (period, *(grant for grant in self.state.grants if grant.with_period)):
+            allowance.expires = named.expires
         if not period.booked:
             period.key, self.state.period_start = named.key, start
 
@@ -281,6 +288,7 @@ class BudgetLine:
         state, old, before = self.state, self.state.period, self.rule
         self.rule = rule or before
         self._expire(old)
+        self._remove([grant for grant in state.grants if grant.with_period])
         start, state.period = period_allowance(self.rule, state.at)
         state.period_start = start if over or start is None else state.at
         if state.period_start != start and self.rule.calendar == before.calendar:
@@ -301,10 +309,15 @@ class BudgetLine:
     def _opened(self, before: Rule) -> bool:
         return self.rule.credit > before.credit or (self.rule.open and not before.open)
 
-    def grant(self, grant: GrantRecord, until: Instant | None) -> None:
-        """Add a grant, the rest of which expires at `until`."""
-        allowance = Allowance(grant.key, grant.amount, grant.amount, until, booked=True, priority=grant.priority)
-        self.state.grants.append(allowance)
+    def grant(self, grant: GrantRecord) -> None:
+        """Add a grant, or a refund for a charge of this budget or of one below it."""
+        refund = grant.kind == "refund"
+        until = self.state.period.expires if refund else grant.until
+        self.state.grants.append(
+            Allowance(
+                grant.key, grant.amount, grant.amount, until, booked=True, priority=grant.priority, with_period=refund
+            )
+        )
         self.state.granted = GpuMilliseconds(self.state.granted + grant.amount)
         self._post(grant.kind, grant.key, grant.amount)
 

@@ -52,7 +52,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class GrantRecord:
-    """GPU time in addition to the budget; its rest expires at `until` (None: never). Low `priority` is used first."""
+    """GPU time in addition to the budget; its rest expires at `until` (None: never). Low `priority` is used first.
+
+    A refund expires with the period of the budget that gets it, and has no `until`.
+    """
 
     key: str
     amount: GpuMilliseconds

@@ -30,6 +30,8 @@ class Allowance(msgspec.Struct):
     priority: int = 0
     repaid: GpuMilliseconds = NO_TIME
     """Debt that the period has paid; it is owed again if the amount is lowered below it."""
+    with_period: bool = False
+    """Whether it expires with the period in which it began, whenever that ends: a refund does."""
 
 
 class BudgetState(msgspec.Struct):

@@ -302,10 +302,10 @@ class Run:
         raised = {key: self._renew(line, at) for key, line in due.items()}
         for line in list(due.values()):
             for grant in line.grants.get(at, ()):
-                line.grant(grant, grant.until)
+                line.grant(grant)
                 raised[line.key] = True
                 for one in line.chain[1:] if grant.kind == "refund" else ():
-                    one.grant(grant, one.state.period.expires)
+                    one.grant(grant)
                     raised[one.key] = True
             for withdrawal in line.withdrawals.get(at, ()):
                 line.withdraw(withdrawal)

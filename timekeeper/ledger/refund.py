@@ -5,19 +5,19 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from timekeeper.core.period import bounds
 from timekeeper.core.refusal import PodRunning, PodUnknown, RefundAboveCharge
 from timekeeper.ledger import settlement
 from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Order, append, once
-from timekeeper.store import bookings, budget_rules, movements, workloads
+from timekeeper.store import bookings, movements, workloads
 from timekeeper.store.accounts import BudgetAccount
 
 
 def refund_pod(books: Books, ref: AccountRef, order: Order, *, pod_uid: str) -> bool:
-    """Refund the charge of an ended pod, or a part of it; the refund must be used before the period ends.
+    """Refund the charge of an ended pod, or a part of it.
 
+    What is not used expires with the period, as the allowance would have from which the charge was paid.
     Raises Unknown if the namespace had no such pod, Conflicting if more than its charge would be refunded.
     """
 
@@ -34,9 +34,6 @@ def refund_pod(books: Books, ref: AccountRef, order: Order, *, pod_uid: str) -> 
             raise RefundAboveCharge(
                 f"amountMs is {order.amount}, but at most {left} of the charge of pod {pod_uid} can be refunded"
             )
-        rule = budget_rules.rules(session, account.id)[-1].rule
-        period = bounds(order.now, *rule.calendar)
-        # What is not used lapses with the period, as the allowance would have from which the charge was paid.
-        append(books, session, account, order, "refund", valid_to=period and period[1], counterpart=pod_uid)
+        append(books, session, account, order, "refund", counterpart=pod_uid)
 
     return once(books, ref, order, "refund", book)

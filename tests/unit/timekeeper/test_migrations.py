@@ -55,6 +55,26 @@ def test_gpus_of_before_mig_slices_were_known_stay_and_slices_go_with_the_way_ba
         assert list(connection.execute(text("SELECT * FROM gpu"))) == [("GPU-1", "A100", 40960)]
 
 
+def test_checkpoints_that_have_refunds_go_and_a_refund_without_an_end_has_no_way_back(engine: Engine) -> None:
+    migrate.upgrade(engine, "0002")
+    insert = """INSERT INTO budget_grant (namespace_id, amount_ms, reason, valid_from, valid_to, idempotency_key,
+        request_hash, actor, booked_at, kind) VALUES (1, 5, 'r', 20, {}, '{}', '', 'me', 20, 'refund')"""
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO namespace (id, cluster, uid, name, opened_at, settled_at, version)"
+                                " VALUES (1, 'c', 'u', 'n', 1, 1, 1)"))  # fmt: skip
+        connection.execute(text(insert.format(90, "with an end")))
+        connection.execute(text("INSERT INTO anchor VALUES (1, 10, '{}'), (1, 20, '{}'), (1, 30, '{}')"))
+    migrate.upgrade(engine, "0003")
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT at FROM anchor")).scalars().all() == [10]
+    migrate.downgrade(engine, "0002")
+    migrate.upgrade(engine, "0003")
+    with engine.begin() as connection:
+        connection.execute(text(insert.format("NULL", "without an end")))
+    with pytest.raises(RuntimeError, match="without an end"):
+        migrate.downgrade(engine, "0002")
+
+
 def test_the_migrations_make_what_the_models_say(engine: Engine) -> None:
     migrate.upgrade(engine)
     ours = {"include_name": lambda name, kind, _: kind != "table" or not str(name).startswith("usage_hour_")}

@@ -90,6 +90,41 @@ def test_a_refund_never_exceeds_the_charge_and_is_used_within_the_period(books: 
     assert books.require("team").at(T0 + HOUR).balance == 20_000
 
 
+@pytest.mark.parametrize("parent", [False, True])
+@pytest.mark.parametrize(
+    ("first", "then", "used", "left"),
+    [
+        ("day", "month", "counts", {2: 100, 25: 100, 31 * 24: 100}),
+        ("month", "day", "counts", {2: 100, 25: 100}),
+        ("hour", "day", "counts", {2: 100, 25: 100}),
+        ("none", "day", "counts", {2: 100, 25: 100}),
+        ("day", "none", "counts", {2: 100, 25: 100, 31 * 24: 100}),
+        ("day", "day", "reset", {0: 100, 2: 100, 25: 100}),
+        ("none", "none", "reset", {0: 100, 2: 100}),
+        ("month", "day", "reset", {0: 100, 2: 100, 25: 100}),
+    ],
+)
+def test_a_refund_expires_with_the_period_it_is_booked_in_whenever_that_ends(
+    books: Books, first: Any, then: Any, used: Any, left: dict[int, int], parent: bool
+) -> None:
+    def set_period(period: Any, now: int, used: Any = "counts") -> None:
+        rule = Rule(now, 100_000, period, "UTC", used=used)
+        set_budget(books, TEAM, rule, actor="me", if_match=None)
+        if parent:
+            hierarchy.put_parent_budget(books, "lab", "team", rule, actor="me", if_match=None)
+
+    set_period(first, T0)
+    if parent:
+        hierarchy.set_parent(books, TEAM, "lab", reason="r", actor="me", now=T0 + 1)
+    run(books, "a", T0 + 1_000, T0 + 51_000)
+    refund_pod(books, TEAM, order(50_000, "k", T0 + 60_000), pod_uid="a")
+    set_period(then, T0 + 120_000, used)
+    standing = books.require_parent("lab") if parent else books.require("team")
+    found = {hours: standing.at(T0 + hours * HOUR + 200_000).balance // 1_000 for hours in left}
+    assert found == left
+    assert verify(books.database.engine, carry=False).differences == []
+
+
 def test_a_transfer_conserves_and_needs_cover(books: Books) -> None:
     run(books, "a", T0)
     assert movement.transfer(books, TEAM, OTHER, order(12_000, "k", T0 + 1_000), valid_to=None)

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flask import Response
 
-from slicekeeper.units import format_if_known, format_instant
+from slicekeeper.units import Instant, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Grant, GrantList
 from timekeeper.api import answers, parse
 from timekeeper.api.budget_owner import BudgetOwner, ParentOwner, owner_of
@@ -13,9 +15,11 @@ from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.movement import AdjustmentBody, GrantBody, Movement, MovementList, RefundBody, TransferBody
+from timekeeper.core.accounting_period import period_end
 from timekeeper.core.refusal import Unknown
 from timekeeper.ledger import movement
 from timekeeper.ledger.refund import refund_pod
+from timekeeper.store import budget_rules
 from timekeeper.store.db.models import BudgetGrant
 
 
@@ -57,19 +61,29 @@ def transfers(context: HandlerContext, **path: str) -> Response:
 def _moved(context: HandlerContext, path: dict[str, str], kind: str, right: str) -> Response:
     """Return a page of movements of a kind."""
     rows, more = _page(context, path, kind, right)
+    ends = {row.id: row.valid_to for row in rows} | _refunds_end(context, [row for row in rows if row.kind == "refund"])
     items = [
         Movement(
             id=row.id,
             amount_ms=row.amount_ms,
             reason=row.reason,
             counterpart=row.counterpart,
-            valid_to=format_if_known(row.valid_to),
+            valid_to=format_if_known(ends[row.id]),
             actor=row.actor,
             booked_at=format_instant(row.booked_at),
         )
         for row in rows
     ]
     return answers.json(MovementList(items=items, next_cursor=more))
+
+
+def _refunds_end(context: HandlerContext, rows: Sequence[BudgetGrant]) -> dict[int, Instant | None]:
+    """Return when one namespace's refunds expire: with the period in which they were booked."""
+    if not rows:
+        return {}
+    with context.books.database.reading() as session:
+        rules = [row.rule for row in budget_rules.rules(session, rows[0].namespace_id)]
+    return {row.id: period_end(rules, row.valid_from) for row in rows}
 
 
 def _page(context: HandlerContext, path: dict[str, str], kind: str, right: str) -> tuple[list[BudgetGrant], str | None]:

@@ -164,7 +164,7 @@ class BudgetGrant(Base):
     """GPU time added to a budget, or taken out (a negative amount): grants, refunds, adjustments, transfers.
 
     `request_hash` distinguishes a repeated request from another one under the same key. `counterpart` is the pod of a
-    refund, or the other budget of a transfer.
+    refund, or the other budget of a transfer. A refund expires with its period, and its `valid_to` means nothing.
     """
 
     __tablename__ = "budget_grant"

@@ -52,6 +52,26 @@ def test_movements_prices_and_status_are_told_and_audited(world: World) -> None:
     assert verify(world.service.books.database.engine, carry=False).differences == []
 
 
+def test_a_refund_is_shown_with_the_end_that_its_period_has_now(world: World) -> None:
+    world.pod("a")
+    world.clock.advance(HOUR)
+    world.end("a")
+    body = {"podUid": world.uid("a-pod"), "amountMs": HOUR, "reason": "a broken GPU"}
+    world.call("POST", "/api/v1/budgets/team/refunds", body, {"Idempotency-Key": "k"})
+    for change, end in (
+        ({}, T0 + 24 * HOUR),
+        ({"period": "month"}, T0 + 31 * 24 * HOUR),
+        ({"period": "none"}, None),
+        ({"period": "week"}, T0 + 4 * 24 * HOUR),
+        ({"newPeriod": True}, T0 + 6 * HOUR),
+        ({"period": "year"}, T0 + 6 * HOUR),
+    ):
+        world.clock.advance(HOUR)
+        assert world.call("PATCH", "/api/v1/budgets/team", {"amountMs": HOUR, **change}).status_code == 200
+        (refund,) = world.get("/api/v1/budgets/team/refunds")["items"]
+        assert refund["validTo"] == (None if end is None else format_instant(end)), change
+
+
 def test_a_grant_that_has_not_begun_is_withdrawn(world: World) -> None:
     world.call("PUT", "/api/v1/parents/lab", {**GOOD_BUDGET, "kind": "team"})
     for path in ("/api/v1/budgets/team", "/api/v1/parents/lab"):
