@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from slicekeeper.gpu.pod_manifest import is_native_sidecar
+from slicekeeper.gpu.effective_request import effective_request
+from slicekeeper.gpu.pod_manifest import containers
 from slicekeeper.kube.pod import holds_gpus
 from slicekeeper.units import parse_quantity
 from slicekeeper.untyped_json import as_list, as_map
@@ -28,8 +29,8 @@ Entry = tuple[str, int, int]
 def asked_by(pod: Mapping[str, Any]) -> Amount:
     """Return a pod's request, as kube-scheduler counts it.
 
-    Native sidecars run beside everything, and a request of the pod itself replaces those of its containers. While a
-    request is changed, the largest of what is asked for, allocated and in effect counts.
+    A request of the pod itself replaces those of its containers. While a request is changed, the largest of what is
+    asked for, allocated and in effect counts.
     """
     spec, status = as_map(pod.get("spec")), as_map(pod.get("status"))
     never = any(
@@ -41,23 +42,21 @@ def asked_by(pod: Mapping[str, Any]) -> Amount:
         for key in ("containerStatuses", "initContainerStatuses")
         for entry in map(as_map, as_list(status.get(key)))
     }
-    cpu = ram = most_cpu = most_ram = 0
-    for container in map(as_map, as_list(spec.get("initContainers"))):
-        stays = is_native_sidecar(container)
-        mine_cpu, mine_ram = _requested(container, statuses.get(container.get("name")) if stays else None, never)
-        most_cpu, most_ram = max(most_cpu, cpu + mine_cpu), max(most_ram, ram + mine_ram)
-        if stays:
-            cpu, ram = cpu + mine_cpu, ram + mine_ram
-    for container in map(as_map, as_list(spec.get("containers"))):
-        mine_cpu, mine_ram = _requested(container, statuses.get(container.get("name")), never)
-        cpu, ram = cpu + mine_cpu, ram + mine_ram
-    cpu, ram = max(cpu, most_cpu), max(ram, most_ram)
+    counted = effective_request(
+        (kind, _named(_requested(one, statuses.get(one.get("name")) if kind != "init" else None, never)))
+        for _, kind, one in containers(spec)
+    )
+    cpu, ram = counted.get("cpu", 0), counted.get("memory", 0)
     of_pod = as_map(as_map(spec.get("resources")).get("requests"))
     if of_pod:
         mine_cpu, mine_ram = _requested(spec, status, never)
         cpu, ram = mine_cpu if "cpu" in of_pod else cpu, mine_ram if "memory" in of_pod else ram
     over_cpu, over_ram = _amount(spec.get("overhead"))
     return cpu + over_cpu, ram + over_ram
+
+
+def _named(amount: Amount) -> dict[str, int]:
+    return {"cpu": amount[0], "memory": amount[1]}
 
 
 def _requested(spec: Mapping[str, Any], status: Mapping[str, Any] | None, never: bool) -> Amount:

@@ -23,6 +23,8 @@ from simulator.controllers import write_event
 from simulator.loop import Loop
 from simulator.store import phase
 from slicekeeper.errors import ServiceError
+from slicekeeper.gpu.effective_request import effective_request
+from slicekeeper.gpu.pod_manifest import containers
 from slicekeeper.kube.client import NODES, PODS, Object
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.net.json_client import JsonClient
@@ -45,27 +47,16 @@ def amounts(listed: Object | None) -> ResourceAmounts:
     return {name: parse_quantity(value) for name, value in (listed or {}).items()}
 
 
-def effective_request(pod: Object) -> ResourceAmounts:
-    """Return a pod's use of its node: native sidecars beside the apps, or with the largest init container."""
-    sidecars: ResourceAmounts = {}
-    peak: ResourceAmounts = {}
-    for container in pod["spec"].get("initContainers") or []:
-        asked = amounts((container.get("resources") or {}).get("requests"))
-        if container.get("restartPolicy") == "Always":
-            sidecars = _sum(sidecars, asked)
-        else:
-            peak = _largest(peak, _sum(sidecars, asked))
-    for container in pod["spec"]["containers"]:
-        sidecars = _sum(sidecars, amounts((container.get("resources") or {}).get("requests")))
-    return _largest(peak, sidecars)
+def request_of(pod: Object) -> ResourceAmounts:
+    """Return what a pod takes of its node."""
+    return effective_request(
+        (kind, amounts((container.get("resources") or {}).get("requests")))
+        for _, kind, container in containers(pod["spec"])
+    )
 
 
 def _sum(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
     return {name: one.get(name, Fraction(0)) + other.get(name, Fraction(0)) for name in one.keys() | other.keys()}
-
-
-def _largest(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
-    return {name: max(one.get(name, Fraction(0)), other.get(name, Fraction(0))) for name in one.keys() | other.keys()}
 
 
 @dataclass
@@ -184,7 +175,7 @@ class KubeScheduler:
         except TimeoutError:
             if outcome.done():  # just now
                 return outcome.result()
-            self._bindings[pod["metadata"]["uid"]] = _Binding(outcome, chosen, effective_request(pod))
+            self._bindings[pod["metadata"]["uid"]] = _Binding(outcome, chosen, request_of(pod))
             return ""
 
     def _bind(self, metadata: Object, node: str) -> str:
@@ -194,12 +185,12 @@ class KubeScheduler:
 
     def _fits_in_tree(self, pod: Object, nodes: list[Object]) -> tuple[list[str], str]:
         """Return the nodes whose totals suffice, and what is missing on the others."""
-        wanted = effective_request(pod)
+        wanted = request_of(pod)
         taken: dict[str, ResourceAmounts] = {}
         for other in self._store.collection(PODS)[0]:
             node = other["spec"].get("nodeName")
             if node and not has_ended(other):
-                taken[node] = _sum(taken.get(node, {}), effective_request(other))
+                taken[node] = _sum(taken.get(node, {}), request_of(other))
             elif (binding := self._bindings.get(other["metadata"]["uid"])) is not None and not node:
                 taken[binding.node] = _sum(taken.get(binding.node, {}), binding.takes)
         fitting: list[str] = []

@@ -118,7 +118,7 @@ def _containers(
         if request.holds_gpus:
             yield from host_access.of_container(path, name, container, cluster.webhook)
             yield from legacy_runtime.of_container(path, name, container, gpu, cluster)
-        if name in request.whole_device_gpus and case.policy.nvidia_gpu == "refused":
+        if name in request.devices and case.policy.nvidia_gpu == "refused":
             for device, count in request.devices[name].items():
                 yield _device_refused(path, name, device, count, cluster)
         if request.requests:

@@ -14,6 +14,7 @@ from typing import Any
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import RequestRefused
 from slicekeeper.gpu.container_request import ContainerReader
+from slicekeeper.gpu.effective_request import effective_request
 from slicekeeper.gpu.pod_manifest import annotations_of, containers
 from slicekeeper.gpu.request import GpuRequest, PodRequest
 from slicekeeper.gpu.request_annotations import AnnotationReader
@@ -30,7 +31,8 @@ def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CO
     """
     violations = Violations()
     found: list[tuple[GpuRequest, str]] = []
-    devices: dict[str, Mapping[str, int]] = {}
+    devices: list[tuple[str, Mapping[str, int]]] = []
+    by_container: dict[str, Mapping[str, int]] = {}
     known: list[str] = []
     for path, kind, container in containers(as_map(pod.get("spec"))):
         reader = ContainerReader(resources, violations, path, kind, container)
@@ -40,7 +42,8 @@ def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CO
             found.append((asked, path))
         counts = reader.devices()
         if counts:
-            devices[reader.name] = counts
+            devices.append((kind, counts))
+            by_container[reader.name] = counts
     annotations = annotations_of(pod)
     ceilings = CeilingReader(annotations, ceiling, violations)
     requests = tuple(ceilings.with_ceiling(asked, path, resources.core) for asked, path in found)
@@ -48,8 +51,8 @@ def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CO
         ceilings.check_names(requests, known)
     request = PodRequest(
         requests=requests,
-        whole_device_gpus={name: sum(counts.values()) for name, counts in devices.items()},
-        devices=devices,
+        devices=by_container,
+        held_devices=effective_request(devices),
         **(AnnotationReader(annotations, violations).options(requests) if requests or devices else {}),
     )
     if violations:

@@ -56,15 +56,15 @@ class PodRequest:
     """The name of the pod's gang; empty with a size: the pods of its controller."""
     gang_size: int = 0
     """How many pods of the gang must exist before any gets a place, 0 without a gang."""
-    whole_device_gpus: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """How many devices of NVIDIA's own plugin each container requests, whatever fraction of a GPU they are."""
     devices: Mapping[str, Mapping[str, int]] = field(default_factory=dict, hash=False)
-    """The same by the resource's name: container → resource → number."""
+    """How many devices of NVIDIA's own plugin each container requests: container → resource → number."""
+    held_devices: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """How many the pod holds, by resource: an init container's devices are passed on (`effective_request`)."""
 
     @property
     def holds_gpus(self) -> bool:
         """Whether the pod requests GPUs of any kind."""
-        return bool(self.requests or self.whole_device_gpus)
+        return bool(self.requests or self.devices)
 
     @property
     def core(self) -> int:

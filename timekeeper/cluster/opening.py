@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from slicekeeper.config.policy import NamespacePolicy
@@ -33,8 +35,8 @@ def charged_request(pod: Object, policy: NamespacePolicy, settings: Settings) ->
         return PodRequest()
     # Requests that cannot be read are not charged: no charge is guessed.
     request, _ = parse_admitted(pod, settings.resources)
-    if policy.nvidia_gpu != "metered" and request.whole_device_gpus:
-        request = PodRequest(request.requests, request.gpu_class)
+    if policy.nvidia_gpu != "metered" and request.devices:
+        request = replace(request, devices={}, held_devices={})
     return request
 
 
@@ -67,7 +69,7 @@ class Openings:
         Raises Unavailable if the API server must be asked and does not answer, or if its namespace is not known yet.
         """
         request = charged_request(pod, policy, self._settings)
-        if not request.requests and not request.whole_device_gpus:
+        if not request.holds_gpus:
             return None
         found = self._meter(pod, request, policy)
         if charged_fraction.GPU_UNKNOWN in found.flags and self._look_at(pod["spec"]["nodeName"]):
@@ -78,8 +80,8 @@ class Openings:
         if start.skewed:
             flags.add("clock-skew")
         holders = {r.container: r.gpus for r in request.requests}
-        for container, count in request.whole_device_gpus.items():
-            holders[container] = holders.get(container, 0) + count
+        for container, counts in request.devices.items():
+            holders[container] = holders.get(container, 0) + sum(counts.values())
         return Opening(
             pod_uid=pod["metadata"]["uid"],
             pod_name=pod["metadata"]["name"],

@@ -79,10 +79,10 @@ def meter(
     count under the empty name.
     """
     shares, flags = _shares(pod, request, inventory)
-    devices, by_device = sum(request.whole_device_gpus.values()), Fraction(0)
-    for resource, count in (pair for counts in request.devices.values() for pair in counts.items()):
+    of_devices = Fraction(0)
+    for resource, count in request.held_devices.items():
         part = part_of(resource, device_labels)
-        by_device += count * (GpuShare(part.core, part.memory).fraction(weight) - 1)
+        of_devices += count * GpuShare(part.core, part.memory).fraction(weight)
         if not part.known:
             flags.add(GPU_UNKNOWN)
     if weight == "quota" and quota is None and request.requests:
@@ -93,8 +93,8 @@ def meter(
         by_model = {}
         for share in shares.values():
             by_model[share.model] = by_model.get(share.model, Fraction(0)) + share.fraction(weight)
-    if devices:
-        by_model[device_model] = by_model.get(device_model, Fraction(0)) + devices + by_device
+    if request.held_devices:
+        by_model[device_model] = by_model.get(device_model, Fraction(0)) + of_devices
     if request.gpu_class == names.BACKGROUND:
         by_model = {model: share * background for model, share in by_model.items()}
     known = tuple(uuid for uuid in shares if not uuid.startswith("?"))

@@ -69,7 +69,7 @@ def need_of(
     pod = _placed(request)
     rates = []
     for gpu_of in (*_smallest_by_model(request, gpus), *_slices_by_model(request, gpus, weight)):
-        for labels in device_nodes if request.devices and device_nodes else ({},):
+        for labels in device_nodes if request.held_devices and device_nodes else ({},):
             metering = charged_fraction.meter(
                 pod,
                 request,

@@ -21,7 +21,6 @@ def test_pods_that_ask_for_the_same_share_what_is_kept_of_it():
 
 
 def test_pods_that_differ_in_devices_or_namespace_alone_share_nothing_wrong():
-    assert [read("a", count).request.whole_device_gpus for count in ("1", "2", "1")] == [
-        {"whole": n} for n in (1, 2, 1)
-    ]
+    counts = [read("a", count).request.held_devices for count in ("1", "2", "1")]
+    assert counts == [{"nvidia.com/gpu": n} for n in (1, 2, 1)]
     assert [read("a", namespace=name).namespace for name in ("x", "y", "x")] == ["x", "y", "x"]

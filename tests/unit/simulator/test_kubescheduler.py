@@ -15,7 +15,7 @@ from support.waiting import wait_for
 from simulator import kubescheduler
 from simulator.cluster import Cluster
 from simulator.initial_objects import fill
-from simulator.kubescheduler import KubeScheduler, effective_request
+from simulator.kubescheduler import KubeScheduler, request_of
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import EVENTS, PODS, Object
 from slicekeeper.net.json_client import JsonClient
@@ -190,9 +190,9 @@ def test_the_effective_request_is_the_larger_of_start_and_run() -> None:
         ],
         "containers": [container("500m"), container("1")],
     }
-    assert effective_request({"spec": spec}) == {"cpu": Fraction(5)}
+    assert request_of({"spec": spec}) == {"cpu": Fraction(5)}
     spec["containers"].append(container("3"))
-    assert effective_request({"spec": spec}) == {"cpu": Fraction(15, 2)}
+    assert request_of({"spec": spec}) == {"cpu": Fraction(15, 2)}
 
 
 def test_a_bind_that_takes_long_stops_nobody_and_its_pod_counts_on_its_node(

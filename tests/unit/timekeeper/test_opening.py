@@ -11,7 +11,7 @@ import pytest
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import NotFound
-from timekeeper.cluster.opening import Openings
+from timekeeper.cluster.opening import Openings, charged_request
 from timekeeper.cluster.watches import ClusterNodes, Namespaces
 from timekeeper.core import interval
 from timekeeper.core.rate import RateBook
@@ -71,11 +71,33 @@ def test_devices_are_charged_by_their_part_of_a_gpu(
     assert (made.shares, made.flags) == (shares, flags)
 
 
+def test_a_gpu_that_an_init_container_passes_on_is_charged_and_set_aside_once(books: Books) -> None:
+    asking = pod(gpu=1)
+    [app] = asking["spec"]["containers"]
+    asking["spec"]["initContainers"] = [{**app, "name": f"init-{index}"} for index in range(3)]
+    found = openings(books, Client(H100))
+    made = found.opening(asking, interval.Start(T0, exact=True), NamespacePolicy())
+    assert made is not None
+    assert made.shares == {"NVIDIA-H100-80GB-HBM3": Fraction(1)}
+    need = found.need(asking, NamespacePolicy(), 24_000, RateBook({}), T0)
+    assert need is not None
+    assert need.amount == 24_000
+
+
 @pytest.mark.parametrize("nvidia_gpu", ["refused", "ignored"])
 def test_devices_are_not_charged_where_the_policy_meters_none(books: Books, nvidia_gpu: Any) -> None:
     policy = NamespacePolicy(nvidia_gpu=nvidia_gpu)
     found = openings(books, Client({}))
     assert found.opening(pod(**{"mig-1g.10gb": 1}), interval.Start(T0, exact=True), policy) is None
+
+
+def test_a_share_stays_exclusive_where_the_policy_meters_no_devices(books: Books) -> None:
+    both = pod(gpu=1)
+    limits = {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "4"}
+    both["spec"]["containers"].append({"name": "share", "resources": {"limits": limits}})
+    both["metadata"]["annotations"] = {"slicekeeper.io/sharing": "exclusive"}
+    request = charged_request(both, NamespacePolicy(nvidia_gpu="ignored"), Settings())
+    assert (request.sharing, request.devices, request.held_devices) == ("exclusive", {}, {})
 
 
 def test_what_is_no_device_by_the_settings_is_not_charged(books: Books) -> None:

@@ -83,7 +83,7 @@ RATES = RateBook([("A100", 0, Fraction(3, 2)), ("A100", T0 + 1, Fraction(2)), ("
         (PodRequest((GpuRequest("c", 200, None), GpuRequest("d", 25, 1))), Fraction(9, 2)),
         (PodRequest((GpuRequest("c", 25, 1),), sharing="exclusive"), Fraction(2)),
         (PodRequest((GpuRequest("c", 50, 1),), gpu_class=names.BACKGROUND), Fraction(1, 2)),
-        (PodRequest(whole_device_gpus={"c": 2}), Fraction(4)),
+        (PodRequest(held_devices={"nvidia.com/gpu": 2}), Fraction(4)),
         (PodRequest((GpuRequest("c", 50, 64),), gpu_models=("H100",)), None),
     ],
 )

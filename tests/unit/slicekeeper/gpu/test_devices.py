@@ -86,7 +86,7 @@ def pod(**limits: int | str) -> dict[str, object]:
 def test_devices_are_told_by_name_and_counted_together() -> None:
     request = parse_pod(pod(**{"gpu": 2, "mig-1g.10gb": "3", "gpu.shared": "0", "other": 1}), Resources())
     assert request.devices == {"c": {"nvidia.com/gpu": 2, "nvidia.com/mig-1g.10gb": 3}}
-    assert request.whole_device_gpus == {"c": 5}
+    assert request.held_devices == {"nvidia.com/gpu": 2, "nvidia.com/mig-1g.10gb": 3}
 
 
 def test_half_a_slice_is_refused_by_its_own_name() -> None:
