@@ -19,6 +19,7 @@ _EXAMPLE: Final = {dict: "{}", list: "[]", str: "text", bool: "false", int: "360
 _METADATA: Final = (("labels", dict), ("annotations", dict), ("finalizers", list))
 _SPEC: Final = (
     ("volumes", list),
+    ("resources", dict),
     ("priorityClassName", str),
     ("schedulerName", str),
     ("nodeName", str),

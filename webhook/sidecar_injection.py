@@ -16,6 +16,7 @@ from slicekeeper.wire.json_patch import JsonPatch, escape
 from webhook.json_patch import PatchBuilder
 from webhook.legacy_runtime import VOID_VARIABLE
 from webhook.review_inputs import Case, ClusterContext
+from webhook.sidecar_amounts import fitted
 from webhook.sidecar_container import CONTAINERS_VARIABLE
 
 _API_TOKEN_PATH: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a path
@@ -37,7 +38,7 @@ def inject(
             _reported_containers(patch, container, f"/spec/initContainers/{index}/env", reported)
             return
     # The last change, because it increments the positions of the others.
-    sidecar = cluster.sidecar(case.policy.sidecar, reported)
+    sidecar = fitted(cluster.sidecar(case.policy.sidecar, reported), spec)
     if case.policy.mode == "enforce":
         sidecar = {**sidecar, "env": [*sidecar["env"], VOID_VARIABLE]}
     token = _token_mount(spec)

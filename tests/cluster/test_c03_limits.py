@@ -70,8 +70,31 @@ def test_a_limit_range_that_gives_gpus_gives_the_sidecar_none(site: Site) -> Non
         site.kubectl.create(pod("large", gpu_container(core=50, blocks=1)), namespace=team)
 
 
+def _has_pod_resources(site: Site) -> bool:
+    """Whether pods may have resources as a whole: since Kubernetes 1.34."""
+    return int(json.loads(site.kubectl("version", "-o", "json"))["serverVersion"]["minor"].rstrip("+")) >= 34
+
+
+def test_a_pod_that_requests_no_cpu_or_memory_stays_best_effort(site: Site) -> None:
+    team = site.namespace()
+    site.kubectl.create(pod("one", gpu_container(script="true", core=5)), namespace=team)
+    assert site.wait_phase(team, "one", "Succeeded")["status"]["qosClass"] == "BestEffort"
+
+
+def test_the_sidecar_fits_into_a_pod_whose_own_amounts_are_all_requested(site: Site) -> None:
+    team = site.namespace()
+    whole = {"cpu": "40m", "memory": "64Mi"}
+    container = gpu_container(script="true", core=5)
+    container["resources"]["limits"] |= whole
+    made = pod("full", container, resources={"limits": whole})
+    site.kubectl.create(made, namespace=team)
+    spec = site.wait_phase(team, "full", "Succeeded")["spec"]
+    if _has_pod_resources(site):
+        assert spec["resources"]["limits"] == whole
+
+
 def test_a_pod_is_resized_in_place_beside_one_with_resources_of_its_own(site: Site) -> None:
-    if int(json.loads(site.kubectl("version", "-o", "json"))["serverVersion"]["minor"].rstrip("+")) < 34:
+    if not _has_pod_resources(site):
         pytest.skip("resources of a pod as a whole came with Kubernetes 1.34")
     team = site.namespace()
     whole = {"limits": {"cpu": "300m", "memory": "256Mi"}}

@@ -163,6 +163,13 @@ def test_an_empty_field_gets_its_default_like_one_that_is_left_out(cluster: Clus
         (PODS, {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}, {"name": "c"}]}}, "Duplicate"),
         (PODS, {"metadata": {"name": "p"}, "spec": {"containers": [
             {"name": "c", "resources": {"limits": {"tencent.com/vcuda-core": "half"}}}]}}, "quantities"),
+        (PODS, pod(resources={"requests": {"cpu": "1"}}, initContainers=[
+            {"name": "i", "resources": {"requests": {"cpu": "2050m"}}}]), "aggregate container requests of 2050m"),
+        (PODS, pod(resources={"limits": {"cpu": "1"}}, initContainers=[
+            {"name": "i", "restartPolicy": "Always", "resources": {"limits": {"cpu": 2}}}]), "container requests of 2"),
+        (PODS, {"metadata": {"name": "p"}, "spec": {"resources": {"limits": {"memory": "1Gi"}}, "containers": [
+            {"name": "c", "resources": {"limits": {"memory": "2Gi"}, "requests": {"memory": 0}}}]}}, "pod limits of"),
+        (PODS, pod(resources={"limits": {"tencent.com/vcuda-core": 50}}), "Unsupported value"),
         (JOBS, {"metadata": {"name": "j"}, "spec": {"template": pod()}}, "restartPolicy"),
         (JOBS, {"metadata": {"name": "j"}, "spec": {}}, "template: Required"),
         (DEPLOYMENTS, {"metadata": {"name": "d"}, "spec": {"template": pod()}}, "does not match template"),
