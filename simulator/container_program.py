@@ -41,5 +41,6 @@ def program_of(container: Mapping[str, Any], pod: Mapping[str, Any]) -> Program:
     seconds = annotations_of(pod).get(names.RUN_SECONDS, "")
     if re.fullmatch(r"\d{1,9}", seconds):
         return Program(int(seconds) * 1_000, int(code[1]) if code else 0)
-    forever = "sleep infinity" in text or pod["spec"].get("restartPolicy") == "Always"
+    policy = container.get("restartPolicy") or pod["spec"].get("restartPolicy")
+    forever = "sleep infinity" in text or policy == "Always"
     return Program(None if forever else DEFAULT_MS, int(code[1]) if code else 0)

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from simulator.container_program import Program, program_of
 from slicekeeper.gpu.pod_manifest import is_native_sidecar
 from slicekeeper.kube.client import Object
+from slicekeeper.kube.container_end import starts_again
 from slicekeeper.units import format_seconds
 
 PULL_MS: Final = 1_000
@@ -29,8 +30,7 @@ TERMINATED: Final = 143
 class SimulatedContainer:
     """One app container's runs."""
 
-    name: str
-    image: str
+    spec: Object
     program: Program
     started_ms: int | None = None
     finished_ms: int | None = None
@@ -40,6 +40,11 @@ class SimulatedContainer:
     """When it starts again; None while it runs, or if it does not."""
     ran_before_ms: int = 0
     last: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self.spec["name"])
 
     def start(self, now_ms: int) -> None:
         """Begin a run."""
@@ -92,7 +97,7 @@ class SimulatedContainer:
         """Return the container's status."""
         return {
             "name": self.name,
-            "image": self.image,
+            "image": self.spec.get("image", ""),
             "imageID": "",
             "ready": self.is_running,
             "started": self.is_running,
@@ -119,9 +124,7 @@ class SimulatedPod:
         """Whether its `activeDeadlineSeconds` have passed: whatever still ran then was ended."""
         inits = [c for c in spec.get("initContainers") or [] if not is_native_sidecar(c)]
         self.init_ms = sum(program_of(c, pod).run_ms or 0 for c in inits)
-        self.containers = [
-            SimulatedContainer(c["name"], c.get("image", ""), program_of(c, pod)) for c in spec["containers"]
-        ]
+        self.containers = [SimulatedContainer(c, program_of(c, pod)) for c in spec["containers"]]
 
     def step(self, now_ms: int, *, deleting: bool) -> bool:
         """Bring the pod to the instant; return whether anything changed."""
@@ -163,8 +166,7 @@ class SimulatedPod:
             return
         if program.run_ms is not None and now_ms >= container.started_ms + program.run_ms:
             container.finish(container.started_ms + program.run_ms, program.exit_code)
-            again = self.policy == "Always" or (self.policy == "OnFailure" and program.exit_code != 0)
-            if again and not deleting:
+            if not deleting and starts_again(container.spec, program.exit_code, self.policy):
                 container.plan_restart()
         elif deleting:
             container.finish(now_ms, TERMINATED)

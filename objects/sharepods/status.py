@@ -14,6 +14,7 @@ from objects.sharepods.template import DIGEST_ANNOTATION, Template
 from slicekeeper import names
 from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers
 from slicekeeper.kube.client import Object
+from slicekeeper.kube.container_end import waited_for_a_restart
 from slicekeeper.kube.pod import deletion_requested_at, has_ended
 from slicekeeper.units import Instant, as_instant
 from slicekeeper.untyped_json import as_list, as_map
@@ -57,15 +58,13 @@ def outcome_of(pod: Object) -> str:
 
     One that was deleted while it ran, or evicted, has not ended by itself, whatever its containers' exit codes are.
     """
-    status, restart = as_map(pod.get("status")), as_map(pod.get("spec")).get("restartPolicy", "Always")
+    status = as_map(pod.get("status"))
     phase = str(status.get("phase"))
     if not has_ended(pod):
         return ""
     if status.get("reason") == "DeadlineExceeded":
         return phase
-    if restart == "Always" or (restart == "OnFailure" and phase == "Failed"):
-        return ""
-    return phase if _ended_before_its_deletion(pod) else ""
+    return phase if not waited_for_a_restart(pod) and _ended_before_its_deletion(pod) else ""
 
 
 def _ended_before_its_deletion(pod: Object) -> bool:

@@ -138,7 +138,8 @@ class SharePodWorld:
 
     def ended(self, phase: str, name: str = "one", namespace: str = TEAM) -> None:
         """Have kubelet say that a pod has ended now."""
-        at = {"terminated": {"finishedAt": format_seconds(self.clock.now_ms()), "exitCode": 0}}
+        code = 0 if phase == "Succeeded" else 1
+        at = {"terminated": {"finishedAt": format_seconds(self.clock.now_ms()), "exitCode": code}}
         self.kubelet(name, namespace, phase=phase, containerStatuses=[{"name": "cuda", "state": at}])
 
     def remove_pod(self, name: str = "one", namespace: str = TEAM) -> None:

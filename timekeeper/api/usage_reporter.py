@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+from slicekeeper.kube.container_end import apps_ended
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.problems import Problem
 from timekeeper.core.caller import Caller
-from timekeeper.core.interval import apps_ended
 
 
 def reporter(context: HandlerContext) -> Caller:

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS, NODE_CLOCK_MS
 from slicekeeper.gpu.pod_manifest import annotations_of
+from slicekeeper.kube.container_end import waited_for_a_restart
 from slicekeeper.kube.pod import deletion_requested_at, has_ended, is_bound
 from slicekeeper.units import EPOCH, MS_PER_SECOND, Instant, as_instant
 from slicekeeper.untyped_json import as_list, as_map
@@ -144,7 +145,7 @@ def _ended(pod: Mapping[str, Any], holders: Collection[str], *, final: bool) -> 
     last = max(finished.values(), default=EPOCH)
     apps = {str(as_map(container).get("name")) for container in as_list(as_map(pod.get("spec")).get("containers"))}
     known = apps | set(holders) <= finished.keys()
-    if known and not _waited_for_a_restart(pod):
+    if known and not waited_for_a_restart(pod):
         return End(last, "finished")
     signs: tuple[tuple[EndSource, list[Instant]], ...] = (
         ("disrupted", _transitions(pod, "DisruptionTarget", status="True")),
@@ -165,33 +166,8 @@ def _stopped_before(pod: Mapping[str, Any], deletion: Instant) -> bool:
     A pod that never ran may have had no sandbox, and a pod that waits for a restart gets a new one.
     """
     stopped = _transitions(pod, NOT_READY[-1], status="False")
-    by_itself = not _waited_for_a_restart(pod) or as_map(pod.get("status")).get("reason") == "DeadlineExceeded"
+    by_itself = not waited_for_a_restart(pod) or as_map(pod.get("status")).get("reason") == "DeadlineExceeded"
     return by_itself and bool(stopped) and max(stopped) < deletion and any(map(_ran, _statuses(pod)))
-
-
-def apps_ended(pod: Mapping[str, Any]) -> bool:
-    """Return whether all app containers have ended and none will start again, so that only sidecars are left."""
-    if has_ended(pod):
-        return True
-    spec = as_map(pod.get("spec"))
-    statuses = {s.get("name"): s for s in map(as_map, as_list(as_map(pod.get("status")).get("containerStatuses")))}
-    policy = spec.get("restartPolicy", "Always")
-    apps = [as_map(container).get("name") for container in as_list(spec.get("containers"))]
-    return bool(apps) and all(_ended_for_good(statuses.get(name), policy) for name in apps)
-
-
-def _waited_for_a_restart(pod: Mapping[str, Any]) -> bool:
-    """Return whether a container of an ended pod would have been restarted: it held the slice until the pod ended."""
-    policy = as_map(pod.get("spec")).get("restartPolicy")
-    statuses = map(as_map, as_list(as_map(pod.get("status")).get("containerStatuses")))
-    return policy in ("Always", "OnFailure") and any(not _ended_for_good(status, policy) for status in statuses)
-
-
-def _ended_for_good(status: Mapping[str, Any] | None, policy: object) -> bool:
-    ended = as_map(as_map(as_map(status).get("state")).get("terminated"))
-    if not ended:
-        return False
-    return policy == "Never" or (policy == "OnFailure" and ended.get("exitCode") == 0)
 
 
 def _statuses(pod: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -31,16 +31,24 @@ LIMITS = {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "16"}
 
 Object = dict[str, Any]
 
+AGAIN = {"Never": lambda _: False, "OnFailure": lambda code: code != 0, "Always": lambda _: True}
+RULE = {"action": "Restart", "exitCodes": {"operator": "In", "values": [1, 42]}}
+
+own_fields = st.sampled_from(
+    [{}, *({"restartPolicy": policy, **rules} for policy in AGAIN for rules in ({}, {"restartPolicyRules": [RULE]}))]
+)
 lives = st.fixed_dictionaries(
     {
-        "apps": st.lists(st.tuples(st.integers(1, 100), st.booleans(), st.integers(0, 1)), min_size=1, max_size=3),
+        "apps": st.lists(
+            st.tuples(st.integers(1, 100), st.booleans(), st.integers(0, 1), own_fields), min_size=1, max_size=3
+        ),
         "sidecar": st.none() | st.tuples(st.integers(0, 40), st.booleans()),
-        "policy": st.sampled_from(["Never", "OnFailure", "Always"]),
+        "policy": st.sampled_from(sorted(AGAIN)),
         "deleted": st.none() | st.integers(1, 120),
     }
 )
-"""Apps: seconds they run, whether they hold a GPU, exit code. Sidecar: seconds it takes to stop, whether it holds one.
-Deleted: after how many seconds, if at all."""
+"""Apps: seconds they run, whether they hold a GPU, exit code, restart fields of their own. Sidecar: seconds it takes to
+stop, whether it holds one. Deleted: after how many seconds, if at all."""
 
 
 def container(name: str, *, gpu: bool, sidecar: bool = False) -> Object:
@@ -59,24 +67,27 @@ class Life:
         self.apps = {f"app-{n}": app for n, app in enumerate(told["apps"])}
         self.sidecar, self.policy = told["sidecar"], told["policy"]
         self.deleted = told["deleted"]
-        again = {"Never": lambda _: False, "OnFailure": lambda code: code != 0, "Always": lambda _: True}[self.policy]
-        self.stays = [name for name, (_, _, code) in self.apps.items() if again(code)]
+        self.stays = [
+            name
+            for name, (_, _, code, own) in self.apps.items()
+            if AGAIN[own.get("restartPolicy", self.policy)](code) or ("restartPolicyRules" in own and code == 1)
+        ]
         if self.stays and self.deleted is None:
             self.deleted = 150
-        self.apps_end = max(seconds for seconds, _, _ in self.apps.values())
+        self.apps_end = max(seconds for seconds, *_ in self.apps.values())
         if self.deleted is not None and (self.stays or self.deleted < self.apps_end):
             self.apps_end = self.deleted
         else:
             self.deleted = None
         self.end = self.apps_end + (self.sidecar[0] if self.sidecar else 0)
-        self.holders = [name for name, (_, gpu, _) in self.apps.items() if gpu]
+        self.holders = [name for name, (_, gpu, _, _) in self.apps.items() if gpu]
         if self.sidecar and self.sidecar[1]:
             self.holders.append("sidecar")
 
     def at(self, now: int) -> Object:
         over = now >= self.end
         statuses = []
-        for name, (seconds, _, code) in self.apps.items():
+        for name, (seconds, _, code, _) in self.apps.items():
             state: Object = {"running": {}}
             if name not in self.stays and min(seconds, self.apps_end) <= now:
                 ran = min(seconds, self.apps_end)
@@ -104,7 +115,7 @@ class Life:
         spec: Object = {
             "nodeName": "n",
             "restartPolicy": self.policy,
-            "containers": [container(name, gpu=gpu) for name, (_, gpu, _) in self.apps.items()],
+            "containers": [{**container(name, gpu=gpu), **own} for name, (_, gpu, _, own) in self.apps.items()],
         }
         status: Object = {"phase": "Succeeded" if over else "Running", "containerStatuses": statuses}
         if self.sidecar:
@@ -129,7 +140,7 @@ def test_scheduler_node_agent_and_ledger_agree_at_every_write(told: dict[str, An
     scheduler = SchedulerState(Resources(), Learner("best-fit"), clock, hold_seconds=30, lost_seconds=60)
     scheduler.intake.set_nodes([{"metadata": {"name": "n", "annotations": {names.NODE_GPUS: inventory.encode([GPU])}}}])
     closed: list[int] = []
-    instants = {0, life.apps_end, life.end, *(seconds for seconds, _, _ in life.apps.values())}
+    instants = {0, life.apps_end, life.end, *(seconds for seconds, *_ in life.apps.values())}
     if life.deleted is not None:
         instants.add(life.deleted)
     for now in sorted(one for one in instants if one <= life.end):
@@ -148,6 +159,8 @@ def test_scheduler_node_agent_and_ledger_agree_at_every_write(told: dict[str, An
 
 def test_the_ledger_pays_until_the_scheduler_frees_whatever_ends_first() -> None:
     """The case that held four GPUs for weeks and paid for ten seconds."""
-    life = Life({"apps": [(10, True, 0), (29 * 86_400, False, 0)], "sidecar": None, "policy": "Never", "deleted": None})
+    life = Life(
+        {"apps": [(10, True, 0, {}), (29 * 86_400, False, 0, {})], "sidecar": None, "policy": "Never", "deleted": None}
+    )
     assert interval.end_of(life.at(10), life.holders, T0) is None
     assert interval.end_of(life.at(29 * 86_400), life.holders, T0) == interval.End(T0 + 29 * 86_400_000, "finished")

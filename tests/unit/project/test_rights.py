@@ -270,7 +270,7 @@ def run_sharepods(server: Server) -> None:
             "ownerReferences": owners,
             "creationTimestamp": "2025-01-01T00:00:00Z",
         }
-        server.put("pods", {"metadata": metadata, "spec": {}, "status": {"phase": phase}})
+        server.put("pods", {"metadata": metadata, "spec": {"containers": [{"name": "c"}]}, "status": {"phase": phase}})
     for watch in keeper._watches:
         attempt(lambda watch=watch: follow(watch))  # type: ignore[misc]
         watch.synced.set()

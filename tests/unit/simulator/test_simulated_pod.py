@@ -94,6 +94,18 @@ def test_the_restart_policy_holds(policy: str, command: str, again: bool) -> Non
         assert container.ran_ms(BOUND + PULL_MS + 25_000) == 15_000, "counters go on over restarts"
 
 
+def test_a_containers_own_restart_fields_come_before_the_pods() -> None:
+    run = make(["sh", "-c", "sleep 10; exit 42"], ["sh", "-c", "sleep 10; exit 1"], policy="OnFailure")
+    rule = {"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}
+    for container in run.containers:
+        container.spec |= {"restartPolicy": "Never", "restartPolicyRules": [rule]}
+    run.step(BOUND + PULL_MS, deleting=False)
+    run.step(BOUND + PULL_MS + 10_000, deleting=False)
+    assert [container.restart_ms is not None for container in run.containers] == [True, False]
+    own = {"command": ["train"], "restartPolicy": "Never"}
+    assert program_of(own, {"metadata": {}, "spec": {"restartPolicy": "Always"}}) == Program(600_000)
+
+
 def test_init_containers_run_first_and_native_sidecars_do_not_count() -> None:
     init = [
         {"name": "i", "command": ["sleep", "5"]},

@@ -9,9 +9,10 @@ import pytest
 
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS
+from slicekeeper.kube.container_end import apps_ended
 from slicekeeper.kube.pod import deletion_due_at
 from slicekeeper.units import parse_instant
-from timekeeper.core.interval import End, Start, apps_ended, credible, end_of, start_of
+from timekeeper.core.interval import End, Start, credible, end_of, start_of
 
 BOUND = "2026-11-21T10:00:00.250Z"
 START = parse_instant(BOUND)
@@ -169,6 +170,32 @@ def test_a_back_off_that_was_cut_short_held_the_slice_until_the_pod_went(policy:
     gone["metadata"] = {"annotations": gone["metadata"]["annotations"]}
     gone["status"]["conditions"].append(condition("PodReadyToStartContainers", "False", "10:15:01"))
     assert end_of(gone, ["main"], START) == End(at("10:15:01"), "not-ready"), "activeDeadlineSeconds passed"
+
+
+def test_a_container_that_never_starts_again_ends_its_pod_whatever_the_pods_policy_is() -> None:
+    """It was deleted 40 minutes later, and read only then."""
+    gone = pod(phase="Failed", containerStatuses=[ended("main", "2026-11-21T10:10:00Z", 1)])
+    gone["spec"] |= {"restartPolicy": "OnFailure", "containers": [{"name": "main", "restartPolicy": "Never"}]}
+    gone["metadata"] |= {"deletionTimestamp": "2026-11-21T10:50:00Z", "deletionGracePeriodSeconds": 0}
+    assert end_of(gone, ["main"], START) == End(at("10:10:00"), "finished")
+    rule = {"action": "Restart", "exitCodes": {"operator": "In", "values": [1]}}
+    gone["spec"]["containers"][0]["restartPolicyRules"] = [rule]
+    assert end_of(gone, ["main"], START) == End(at("10:50:00"), "deleted"), "it would have been started again"
+
+
+def test_a_pod_whose_init_container_failed_for_good_closes_with_its_sandbox() -> None:
+    waiting = {"name": "main", "state": {"waiting": {"reason": "PodInitializing"}}}
+    failed = ended("prepare", "2026-11-21T10:10:00Z", 1)
+    failed["state"]["terminated"]["startedAt"] = "2026-11-21T10:00:02Z"
+    gone = pod(phase="Failed", containerStatuses=[waiting], initContainerStatuses=[failed])
+    gone["spec"] |= {
+        "restartPolicy": "OnFailure",
+        "containers": [{"name": "main"}],
+        "initContainers": [{"name": "prepare", "restartPolicy": "Never"}],
+    }
+    gone["status"]["conditions"] = [condition("PodReadyToStartContainers", "False", "10:10:01")]
+    gone["metadata"] |= {"deletionTimestamp": "2026-11-21T10:50:00Z", "deletionGracePeriodSeconds": 0}
+    assert end_of(gone, ["main"], START) == End(at("10:10:01"), "not-ready")
 
 
 def test_an_unknown_end_of_a_container_without_gpus_counts_if_the_record_tells_the_pods() -> None:
