@@ -35,7 +35,10 @@ def certificates() -> None:
 @certificates.command()
 @click.pass_obj
 def run(context: Context) -> None:
-    """Issue, distribute and rotate certificates until SIGTERM; only one of several replicas is active."""
+    """Issue, distribute and rotate certificates until SIGTERM.
+
+    Only one of several replicas is active.
+    """
     settings = context.begin()
     wake = threading.Event()
     stop = threads.stop_on_signals(wake)

@@ -33,7 +33,9 @@ def images() -> None:
 )
 @click.argument("parts", nargs=-1, type=click.Choice(list(RECIPES)), metavar="[PART]...")
 def build(registry: str, out: Path, sbom: Path | None, parts: tuple[str, ...]) -> None:
-    """Write the images of all parts, or of those named, into one archive, and print the settings that name them.
+    """Write the images of all parts, or of some, into an archive.
+
+    The settings that name the images are printed.
 
     `ctr -n k8s.io images import FILE` imports it on a node; `push` pushes it to a registry. With --sbom, PART.cdx.json
     lists what is in an image (CycloneDX).

@@ -41,7 +41,10 @@ def nodeagent() -> None:
 @_NODE
 @click.pass_obj
 def run(context: Context, fake_gpus: str, node_name: str) -> None:
-    """Publish this node's GPUs and give every GPU container its seat, until SIGTERM."""
+    """Publish this node's GPUs and provide seats, until SIGTERM.
+
+    Every GPU container gets a seat.
+    """
     from nodeagent.agent import Agent  # noqa: PLC0415 - most of what is imported; the arbiter's keeper needs none of it
 
     settings, world, root = _begin(context, fake_gpus, node_name)
@@ -72,7 +75,10 @@ def agent(ctx: click.Context, fake_gpus: str, node_name: str) -> None:
 @_NODE
 @click.pass_obj
 def arbiter(context: Context, fake_gpus: str, node_name: str) -> None:
-    """Keep this node's arbiter running, until SIGTERM; it needs the node's own process IDs."""
+    """Keep this node's arbiter running, until SIGTERM.
+
+    It needs the node's own process IDs.
+    """
     settings, world, root = _begin(context, fake_gpus, node_name)
     mine = settings.node_agent
     options = ["--rule", mine.rule, *(["--fake"] if world else [])]

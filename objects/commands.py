@@ -26,13 +26,16 @@ SHAREPODS_LEASE: Final = "slicekeeper-sharepods"
 
 @click.group()
 def objects() -> None:
-    """Act on the cluster's objects: budgets, policies, and SharePods."""
+    """Act on objects of the cluster: budgets, policies, SharePods."""
 
 
 @objects.command()
 @click.pass_obj
 def serve(context: Context) -> None:
-    """Watch GpuBudgets, ClusterGpuBudgets and GpuPolicies until SIGTERM; only one of several replicas is active."""
+    """Apply the objects of budgets and policies until SIGTERM.
+
+    These are GpuBudgets, ClusterGpuBudgets and GpuPolicies. Only one of several replicas is active.
+    """
     import kopf  # noqa: PLC0415 - half a second that no other command should take
 
     from objects.budgets.keeper import Keeper  # noqa: PLC0415 - SharePods need nothing of it
@@ -56,7 +59,10 @@ def serve(context: Context) -> None:
 @objects.command()
 @click.pass_obj
 def sharepods(context: Context) -> None:
-    """Create a pod for each SharePod until SIGTERM; only one of several replicas is active."""
+    """Create a pod for each SharePod until SIGTERM.
+
+    Only one of several replicas is active.
+    """
     from objects.sharepods.keeper import SharePodKeeper  # noqa: PLC0415 - budgets need nothing of it
 
     settings = context.begin()

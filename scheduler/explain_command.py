@@ -23,6 +23,7 @@ from slicekeeper import names
 from slicekeeper.cli.connection import cluster, cluster_options
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import output_option, show
+from slicekeeper.cli.plain_text import plain
 from slicekeeper.clock import from_settings
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import Forbidden
@@ -43,10 +44,10 @@ _SHOWN: Final = 5
 @cluster_options
 @output_option()
 def explain(context: Context, pod: str, namespace: str, output: str) -> None:
-    """Say why a pod waits for a GPU, what would help, and when it is expected to start; or why it has its place.
+    """Say why a pod waits for a GPU, or why it has its place.
 
-    Reads all nodes and all GPU pods. The expected time is computed from the deadlines (activeDeadlineSeconds) of pods
-    and Jobs.
+    For a waiting pod: what would help too, and when it is expected to start. Reads all nodes and all GPU pods. The
+    expected time is computed from the deadlines (activeDeadlineSeconds) of pods and Jobs.
     """
     client, pod = cluster(context), pod.removeprefix("pod/")
     found = client.get(PODS, pod, namespace)
@@ -206,9 +207,9 @@ def _in_words(said: Mapping[str, Any]) -> str:
         gpus = [f"  container {container}: {uuids}" for container, uuids in said["gpus"].items()]
         mode = f" ({said['sharing']})" if said["sharing"] else ""
         why = [f"Why there: {said['why']}"] if said["why"] else []
-        return "\n".join([head, f"on node {said['node']}{mode}:", *gpus, *why])
+        return "\n".join(map(plain, [head, f"on node {said['node']}{mode}:", *gpus, *why]))
     if "reasons" not in said:
-        return head
+        return plain(head)
     lines = [head, f"It asks for {said['asks']}." if said["asks"] else "", "Why:", *_why(said)]
     if said.get("gang"):
         lines.append(_of_gang(said["gang"]))
@@ -224,7 +225,7 @@ def _in_words(said: Mapping[str, Any]) -> str:
         lines += ["What would help:", *(f"  - {text}" for text in said["helps"])]
     if said.get("schedulerSaid"):
         lines += ["kube-scheduler said last:", f"  {said['schedulerSaid']}"]
-    return "\n".join(filter(None, lines))
+    return "\n".join(map(plain, filter(None, lines)))
 
 
 def _of_gang(gang: Mapping[str, Any]) -> str:

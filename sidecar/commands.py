@@ -29,7 +29,10 @@ def sidecar() -> None:
 @sidecar.command()
 @click.pass_obj
 def run(context: Context) -> None:
-    """Report until SIGTERM; settings come from the environment that the webhook sets."""
+    """Report a pod's GPU time until SIGTERM.
+
+    Its settings come from the environment that the webhook sets.
+    """
     settings = context.begin()
     stop = threads.stop_on_signals()
     reporter = build(settings)

@@ -21,6 +21,7 @@ from simulator.narrator import Narrator
 from slicekeeper import threads
 from slicekeeper.cli.main import EXIT_FAILED, Context, home
 from slicekeeper.cli.output import output_option, show, table
+from slicekeeper.cli.plain_text import plain
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.units import format_instant
 
@@ -58,10 +59,10 @@ def examples_folder() -> Path:
 def local(
     nodes: int, gpus: int, model: str, mig: str, speed: float, examples: Path | None, once: bool, output: str
 ) -> None:
-    """Run the whole path on this machine: a simulated cluster, the real webhook, timekeeper and scheduler.
+    """Run Slicekeeper on this machine, with a simulated cluster.
 
-    Submits example manifests and shows what happens to them; stays up until Ctrl-C. State is kept in
-    $SLICEKEEPER_HOME (default: .slicekeeper here), where the other commands find it.
+    Webhook, timekeeper and scheduler are the real ones. Submits example manifests and shows what happens to them; stays
+    up until Ctrl-C. State is kept in $SLICEKEEPER_HOME (default: .slicekeeper here), where the other commands find it.
     """
     folder = examples or examples_folder()
     plot = story.read(folder)
@@ -88,7 +89,8 @@ class Printer:
     def line(self, instant: str, verb: str, text: str) -> None:
         """Print one line; without a verb it is a heading."""
         with self._lock:
-            click.echo(f"{instant:<8}  {verb:<10} {text}" if verb else f"\n── {text}", err=self._to_stderr)
+            said = plain(text)  # events and reasons come from anybody
+            click.echo(f"{instant:<8}  {verb:<10} {said}" if verb else f"\n── {said}", err=self._to_stderr)
 
 
 def _play(cluster: LocalCluster, folder: Path, plot: story.Story, printer: Printer, *, once: bool, output: str) -> None:
@@ -165,7 +167,7 @@ Try from another terminal:
 @click.option("--create-namespace", is_flag=True, help="Create the namespace if it is missing.")
 @output_option("table", "json")
 def submit(context: Context, file: TextIO, namespace: str, create_namespace: bool, output: str) -> None:
-    """Create the objects of a manifest in the cluster, and say which were admitted.
+    """Create objects in the cluster, and say which were admitted.
 
     Exit code 0: all were admitted; 1: one was refused.
     """
@@ -184,7 +186,7 @@ def submit(context: Context, file: TextIO, namespace: str, create_namespace: boo
     for manifest in manifests:
         outcomes.append(submitting.create(client, manifest, namespace, file.name))
         for warning in outcomes[-1].warnings:
-            click.echo(f"Warning: {warning}", err=True)
+            click.echo(f"Warning: {plain(warning)}", err=True)
         if time.monotonic() > report_at:
             report_at = time.monotonic() + PROGRESS_SECONDS
             click.echo(f"{len(outcomes)} of {len(manifests)} submitted …", err=True)

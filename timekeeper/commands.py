@@ -50,7 +50,7 @@ def _engine(context: Context, *, of_any_revision: bool = False) -> Iterator[Engi
 
 @click.group()
 def timekeeper() -> None:
-    """Budgets, ledger, REST, enforcement."""
+    """Run the timekeeper; verify, explain and copy its ledger."""
 
 
 @timekeeper.command()
@@ -90,7 +90,10 @@ def migrate(context: Context, to: str, down: bool) -> None:
 @timekeeper.command()
 @output_option("text", "json", "yaml")
 def verify(context: Context, output: str) -> None:
-    """Rebuild balances, anchors and bookings from the records and compare. Exit 1 if anything differs."""
+    """Verify the ledger: compare all bookings with the records.
+
+    Balances, anchors and bookings are computed again. Exit code 1: something differs.
+    """
     settings = context.loaded.settings
     with _engine(context) as engine:
         found = verification.verify(engine, carry=settings.timekeeper.debt == "carry")
@@ -106,7 +109,10 @@ def verify(context: Context, output: str) -> None:
 @click.option("--uid", default="", help="UID of the namespace, if several had the name. Default: the newest.")
 @output_option("table", "json", "yaml")
 def explain(context: Context, namespace: str, at: str, parent: bool, uid: str, output: str) -> None:
-    """Explain a namespace's balance, booking by booking, with the record that caused each."""
+    """Explain a namespace's balance, booking by booking.
+
+    Each is shown with the record that caused it.
+    """
     settings = context.loaded.settings
     try:
         instant = parse_instant(at) if at else clocks.from_settings(settings.clock).now_ms()
@@ -129,7 +135,10 @@ def explain(context: Context, namespace: str, at: str, parent: bool, uid: str, o
 @click.argument("file", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.pass_obj
 def dump(context: Context, file: Path) -> None:
-    """Write a snapshot of the database to FILE (`-`: standard output), for either database engine."""
+    """Write a snapshot of the database to FILE.
+
+    Either database engine can be filled with it. `-` is standard output.
+    """
     with _engine(context, of_any_revision=True) as engine, _whole(file) as out:
         rows = dumping.dump(engine, out)
     click.echo(f"{rows} rows", err=True)
@@ -162,7 +171,10 @@ def _whole(file: Path) -> Iterator[BinaryIO]:
 @click.argument("file", type=click.File("rb"))
 @click.pass_obj
 def restore(context: Context, file: BinaryIO) -> None:
-    """Fill an empty, migrated database from FILE (`-`: standard input), completely or not at all."""
+    """Fill an empty, migrated database from FILE.
+
+    It is filled completely or not at all. `-` is standard input.
+    """
     with _engine(context, of_any_revision=True) as engine:
         rows = dumping.restore(engine, file)
     click.echo(f"{rows} rows", err=True)

@@ -16,6 +16,7 @@ from slicekeeper import log
 from slicekeeper.cli.file_option import files_option, texts
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option
+from slicekeeper.cli.plain_text import plain
 from slicekeeper.config.policy import PolicyBook
 from slicekeeper.config.policy_file import read_book
 from slicekeeper.config.settings import Settings
@@ -87,10 +88,10 @@ def _forget_worker(_server: object, worker: Any) -> None:
 @click.option("--over-budget", is_flag=True, help="Show the result for a namespace whose budget is spent.")
 @output_option("yaml", "json", "diff")
 def review(context: Context, files: tuple[Path, ...], namespace: str, over_budget: bool, output: str) -> None:
-    """Print manifests as they would be admitted, or the refusal; needs no server.
+    """Print manifests as they would be admitted, or the refusal.
 
-    A workload is shown with the pods that would be created from it. GpuPolicies among the manifests apply to the
-    others, as in a cluster. Exit code 1: something was refused.
+    Needs no server. A workload is shown with the pods that would be created from it. GpuPolicies among the manifests
+    apply to the others, as in a cluster. Exit code 1: something was refused.
     """
     settings = context.loaded.settings
     book = read_book(settings.policy)
@@ -107,8 +108,8 @@ def review(context: Context, files: tuple[Path, ...], namespace: str, over_budge
     click.echo(write(outcomes), nl=False)
     for outcome in outcomes:
         for warning in outcome.verdict.warnings:
-            click.echo(f"{outcome.name}: warning: {warning}", err=True)
+            click.echo(plain(f"{outcome.name}: warning: {warning}"), err=True)
         for violation in outcome.verdict.violations:
-            click.echo(f"{outcome.name}: refused: {violation} [{violation.code}]", err=True)
+            click.echo(plain(f"{outcome.name}: refused: {violation} [{violation.code}]"), err=True)
     if not all(outcome.verdict.allowed for outcome in outcomes):
         sys.exit(EXIT_FAILED)

@@ -57,9 +57,10 @@ def budget() -> None:
 def set_budget(
     context: Context, /, namespace: str | None, amount: int | None, files: tuple[Path, ...], output: str, **rule: Any
 ) -> None:
-    """Set the budget of NAMESPACE to AMOUNT (for example 20h) per period, or several budgets from files.
+    """Set the budget of NAMESPACE to AMOUNT (for example 20h).
 
-    Options that are omitted keep their values, and what the current period has used still counts.
+    That is per period. -f sets several budgets from files. Options that are omitted keep their values, and what the
+    current period has used still counts.
     """
     client = timekeeper(context)
     if files:
@@ -77,7 +78,10 @@ def set_budget(
 @click.argument("namespace", metavar="NAMESPACE")
 @change_options("unset on the command line")
 def unset(context: Context, namespace: str, reason: str, output: str) -> None:
-    """Reset the budget of NAMESPACE to the policy's; what the current period has used still counts."""
+    """Reset the budget of NAMESPACE to the policy's.
+
+    What the current period has used still counts.
+    """
     show_budget(timekeeper(context).unset_budget(namespace, reason), output, _COLUMNS)
 
 
@@ -91,7 +95,10 @@ def unset(context: Context, namespace: str, reason: str, output: str) -> None:
 def correct(
     context: Context, namespace: str, pod_uid: str, start: str | None, end: str | None, uid: str, **booking: str
 ) -> None:
-    """Correct the interval of the pod POD_UID: its charge is reversed, and booked again as corrected."""
+    """Correct when a pod held its GPUs, and so its charge.
+
+    The charge of the pod POD_UID is reversed, and booked again for the corrected interval.
+    """
     zone = zone_of(timekeeper(context), Budget, namespace, uid)
     edges = {name: instant_of(at, zone) if at else None for name, at in (("start", start), ("end", end))}
     book(context, Budget, namespace, "intervals", {"podUid": pod_uid, **edges}, _COLUMNS, uid=uid, **booking)
@@ -102,7 +109,7 @@ def correct(
 @uid_option
 @output_option(*LISTS)
 def corrections(context: Context, name: str, uid: str, output: str) -> None:
-    """List the corrected intervals of NAMESPACE's pods, newest first."""
+    """List the corrected intervals of pods, newest first."""
     found = list(timekeeper(context).corrections(name, uid))
     columns: list[Column[IntervalCorrection]] = [
         Column("ID", lambda c: c.id),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import click
 
@@ -18,6 +18,7 @@ from slicekeeper.wire.timekeeper import Budget, Parent
 
 B = TypeVar("B", Budget, Parent)
 _Columns = Sequence[Column[B]]
+_WHOSE: Final = {Budget: "budgets of namespaces", Parent: "teams and organisations, and their budgets"}
 
 
 def add_commands(group: click.Group, kind: type[B], columns: _Columns[B]) -> None:
@@ -30,10 +31,9 @@ def add_commands(group: click.Group, kind: type[B], columns: _Columns[B]) -> Non
 
 
 def _add_reading(group: click.Group, kind: type[B], columns: _Columns[B]) -> None:
-    @group.command("list")
+    @group.command("list", help=f"List all {_WHOSE[kind]}.")
     @output_option(*LISTS)
     def list_all(context: Context, output: str) -> None:
-        """List all of them."""
         show_list(gathered(timekeeper(context).budgets(kind), "budgets"), output, columns, name_of)
 
     if kind is Parent:  # of namespaces, `budget_reports` has one that takes several
@@ -42,7 +42,7 @@ def _add_reading(group: click.Group, kind: type[B], columns: _Columns[B]) -> Non
         @owner_argument(kind)
         @output_option(*LISTS)
         def get(context: Context, name: str, output: str) -> None:
-            """Show one of them."""
+            """Show the budget of a team or an organisation."""
             show_budget(timekeeper(context).budget(kind, name), output, columns)
 
 
@@ -52,7 +52,10 @@ def _add_changing(group: click.Group, kind: type[B], columns: _Columns[B]) -> No
     @click.argument("parent", required=False)
     @change_options("moved on the command line")
     def move(context: Context, name: str, parent: str | None, reason: str, output: str) -> None:
-        """Move it below the team or organisation PARENT; without PARENT, below none."""
+        """Move a budget below another one, that of PARENT.
+
+        PARENT is a team or an organisation; without it, the budget is below none.
+        """
         changed = timekeeper(context).put_under(kind, name, parent, reason)
         show_budget(changed, output, columns)
 
@@ -61,6 +64,6 @@ def _add_changing(group: click.Group, kind: type[B], columns: _Columns[B]) -> No
     @click.argument("status", type=click.Choice(["active", "suspended", "closed"]))
     @change_options("changed on the command line")
     def status(context: Context, name: str, status: str, reason: str, output: str) -> None:
-        """Suspend its budget, resume it, or close it permanently."""
+        """Suspend a budget, resume it, or close it permanently."""
         changed = timekeeper(context).set_status(kind, name, status, reason)
         show_budget(changed, output, columns)

@@ -123,8 +123,8 @@ def figure_columns(kind: type[B]) -> list[Column[B]]:
         Column("LEFT", lambda b: exact(b.balance_ms), wide=True),
         Column("RESERVED", lambda b: exact(b.reserved_ms), wide=True),
         Column("OVER-BUDGET", lambda b: exact(b.over_budget_ms), wide=True),
-        Column("RUNS-OUT", lambda b: brief(b.run_out_at), narrow=kind is Budget, wide=kind is not Budget),
-        Column("RUNS-OUT-AT", lambda b: b.run_out_at or "-", wide=True),
+        Column("RUN-OUT", lambda b: brief(b.run_out_at), narrow=kind is Budget, wide=kind is not Budget),
+        Column("RUN-OUT-AT", lambda b: b.run_out_at or "-", wide=True),
     ]
 
 

@@ -53,7 +53,10 @@ def _add_get(group: click.Group, columns: _Columns) -> None:
     @uid_option
     @output_option(*LISTS)
     def get(context: Context, names: tuple[str, ...], every: bool, uid: str, output: str) -> None:
-        """Show the budgets of the given namespaces; by default, of the kubeconfig context's namespace."""
+        """Show the budgets of one or several namespaces.
+
+        By default, of the namespace of the kubeconfig's context.
+        """
         client = timekeeper(context)
         if every:
             show_list(gathered(client.budgets(Budget), "budgets"), output, columns, _name)
@@ -89,7 +92,10 @@ def _add_live(group: click.Group, columns: _Columns) -> None:
     @click.option("--most", type=click.IntRange(min=1), default=20, show_default=True, help="How many.")
     @output_option(*LISTS)
     def top(context: Context, most: int, output: str) -> None:
-        """Show the namespaces that have used the most GPU time in their period, in budget and over it."""
+        """Show the namespaces that have used most GPU time.
+
+        Counted is their current period, in budget and over it.
+        """
         used = sorted(timekeeper(context).budgets(Budget), key=lambda b: b.used_ms + b.over_budget_ms, reverse=True)
         narrow: list[Column[Budget]] = [
             *columns[:2],
@@ -107,7 +113,7 @@ def _add_live(group: click.Group, columns: _Columns) -> None:
     @uid_option
     @click.pass_obj
     def watch(context: Context, name: str, interval: float, uid: str) -> None:
-        """Show a budget, and show it again whenever it changes, until Ctrl-C."""
+        """Show a budget, and again whenever it changes."""
         client, last, before = timekeeper(context), "", None
         with suppress(KeyboardInterrupt):
             while True:
@@ -127,7 +133,7 @@ def _add_explain(group: click.Group) -> None:
     @uid_option
     @output_option(*LISTS)
     def explain(context: Context, name: str, uid: str, output: str) -> None:
-        """Explain a budget: its decision, and each booking with the balance after it."""
+        """Explain a budget: each booking, and the balance after it."""
         client = timekeeper(context)
         budget = _there(client, name, uid)
         entries = gathered(client.records("budgets", name, "entries", query={"uid": uid} if uid else {}), "bookings")
@@ -167,7 +173,10 @@ def _add_periods(group: click.Group) -> None:
     @uid_option
     @output_option(*LISTS)
     def periods(context: Context, name: str, uid: str, output: str) -> None:
-        """List a budget's periods, newest first, and whether they are sealed."""
+        """List a budget's periods, newest first.
+
+        STATE says whether they are sealed.
+        """
         _show_periods(timekeeper(context), name, uid, output)
 
     @group.command("seal")
@@ -177,7 +186,10 @@ def _add_periods(group: click.Group) -> None:
     @uid_option
     @output_option(*LISTS)
     def seal(context: Context, name: str, until: str, reason: str, uid: str, output: str) -> None:
-        """Seal NAMESPACE's periods that have ended by UNTIL, the end of one of them. What is sealed stays so."""
+        """Seal the periods of NAMESPACE that have ended by UNTIL.
+
+        UNTIL is the end of a period. What is sealed stays so.
+        """
         client = timekeeper(context)
         client.seal(name, instant_of(until, zone_of(client, Budget, name, uid)), reason, uid)
         _show_periods(client, name, uid, output)
@@ -207,7 +219,7 @@ def _add_lists(group: click.Group) -> None:
     @click.option("--to", "end", default="", help="Where it ends; as --from.")
     @output_option(*LISTS)
     def usage(context: Context, name: str, by: str, bucket: str, start: str, end: str, output: str) -> None:
-        """Show GPU time held, used and not observed, by time."""
+        """Show how much GPU time was held, used and not observed."""
         client = timekeeper(context)
         zone = client.budget(Budget, name).time_zone
         asked = {"namespace": name, "groupBy": by, "bucket": bucket, "timeZone": zone}
@@ -227,7 +239,7 @@ def _add_lists(group: click.Group) -> None:
     @uid_option
     @output_option(*LISTS)
     def audit(context: Context, name: str | None, uid: str, output: str) -> None:
-        """Show who did what and why, oldest first: to one namespace's budget, or to all."""
+        """Show who changed a budget or all, and why; oldest first."""
         asked = {key: value for key, value in (("namespace", name), ("uid", uid)) if value}
         columns: list[Column[_Record]] = [
             *_at("at", "AT"),
@@ -247,7 +259,10 @@ def _add_rates(group: click.Group) -> None:
     @click.option("--from", "start", default="", help="From when on. Default: now. RFC 3339, or a date in UTC.")
     @change_options("set on the command line")
     def rates(context: Context, model: str | None, rate: str | None, start: str, reason: str, output: str) -> None:
-        """List the rates of GPU models, or set the rate of MODEL to RATE (an integer or a ratio such as 3/2)."""
+        """List the rates of GPU models, or set one.
+
+        RATE is an integer or a ratio such as 3/2.
+        """
         client = timekeeper(context)
         columns: list[Column[_Record]] = [
             *_at("effectiveAt", "FROM"),

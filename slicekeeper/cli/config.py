@@ -50,9 +50,10 @@ def _text(value: object) -> str:
 @click.argument("path", type=click.Path(path_type=Path, exists=True), default="manifests")
 @click.option("--check", "dry", is_flag=True, help="Write nothing. Exit code 1: something would change.")
 def write_manifests(path: Path, dry: bool) -> None:
-    """Update the parts of the manifests that depend on their settings: images, names, classes and so on.
+    """Update what in the manifests depends on their settings.
 
-    PATH is the folder `manifests`, whose settings are in base/config/config.yaml, or one rendered file.
+    These are images, names, classes and so on. PATH is the folder `manifests`, whose settings are in
+    base/config/config.yaml, or one rendered file.
     """
     _report(manifests.write(path, dry=dry), "its settings say", dry=dry)
 
@@ -61,9 +62,9 @@ def write_manifests(path: Path, dry: bool) -> None:
 @click.argument("path", type=click.Path(path_type=Path, exists=True, file_okay=False), default="manifests")
 @click.option("--check", "dry", is_flag=True, help="Write nothing. Exit code 1: something would change.")
 def write_chart(path: Path, dry: bool) -> None:
-    """Generate the Helm chart from the manifests, which kubectl renders.
+    """Generate the Helm chart from the manifests.
 
-    PATH is the folder `manifests`; the chart is its folder `chart`.
+    kubectl renders them. PATH is the folder `manifests`; the chart is its folder `chart`.
     """
     _report(chart.write(path, dry=dry), "the manifests say", dry=dry)
 
@@ -79,7 +80,7 @@ def _report(changed: list[Path], source: str, *, dry: bool) -> None:
 
 @config.command("reference")
 def reference() -> None:
-    """Print the reference of all settings and of the policy file, in Markdown."""
+    """Print a reference of settings and policy file, in Markdown."""
     click.echo(_markdown("Settings", Settings(), variables=True))
     click.echo()
     click.echo(_markdown("Policy of a namespace", NamespacePolicy(), variables=False))

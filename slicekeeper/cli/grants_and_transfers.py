@@ -45,7 +45,7 @@ def add_grants(group: click.Group, kind: type[B], columns: _Columns[B]) -> None:
     @owner_argument(kind, optional=True, uid=True)
     @output_option(*LISTS)
     def grants(context: Context, name: str, output: str, uid: str = "") -> None:
-        """List its grants, newest first."""
+        """List the grants of a budget, newest first."""
         found = list(timekeeper(context).grants(kind, name, uid))
         show_list(found, output, _GRANTS, lambda g: str(g.id))
 
@@ -56,7 +56,10 @@ def add_grants(group: click.Group, kind: type[B], columns: _Columns[B]) -> None:
     @click.option("--until", default=None, help="When the rest expires; format as for --from.")
     @booking_options("granted on the command line")
     def grant(context: Context, name: str, amount: int, start: str | None, until: str | None, **booking: str) -> None:
-        """Grant AMOUNT (for example 2h) in addition to the budget; a team's grant is for all budgets below it."""
+        """Grant AMOUNT (for example 2h) in addition to a budget.
+
+        A team's grant is for all budgets below it.
+        """
         zone = zone_of(timekeeper(context), kind, name)
         edges = {key: instant_of(at, zone) if at else None for key, at in (("validFrom", start), ("validTo", until))}
         book(context, kind, name, "grants", {"amountMs": amount, **edges}, columns, **booking)
@@ -66,7 +69,10 @@ def add_grants(group: click.Group, kind: type[B], columns: _Columns[B]) -> None:
     @click.argument("key", metavar="ID", type=int)
     @change_options("withdrawn on the command line")
     def withdraw(context: Context, name: str, key: int, reason: str, output: str, uid: str = "") -> None:
-        """Withdraw the grant ID, which has not begun; see `grants`."""
+        """Withdraw a grant that has not begun.
+
+        ID is what `grant` and `grants` print.
+        """
         gone = timekeeper(context).withdraw(kind, name, key, reason, uid)
         show_one(gone, output, _GRANTS, lambda g: str(g.id))
 
@@ -80,7 +86,7 @@ def add_movements(group: click.Group, kind: type[B], columns: _Columns[B]) -> No
     @click.option("--take", is_flag=True, help="Deduct AMOUNT instead of adding it; at most what is left.")
     @booking_options("adjusted on the command line")
     def adjust(context: Context, name: str, amount: int, take: bool, **booking: str) -> None:
-        """Adjust its GPU time by AMOUNT (for example 2h)."""
+        """Add AMOUNT (for example 2h) to a budget, or take it away."""
         book(context, kind, name, "adjustments", {"amountMs": -amount if take else amount}, columns, **booking)
 
     @group.command("transfer")
@@ -93,7 +99,7 @@ def add_movements(group: click.Group, kind: type[B], columns: _Columns[B]) -> No
     def transfer(
         context: Context, name: str, amount: int, to: str, to_kind: str | None, until: str | None, **booking: str
     ) -> None:
-        """Move AMOUNT (for example 2h) from its budget to the budget of TO."""
+        """Move AMOUNT (for example 2h) to the budget of TO."""
         valid_to = instant_of(until, zone_of(timekeeper(context), kind, name)) if until else None
         body = {"to": to, "toKind": to_kind, "amountMs": amount, "validTo": valid_to}
         book(context, kind, name, "transfers", body, columns, **booking)
@@ -107,5 +113,9 @@ def add_movements(group: click.Group, kind: type[B], columns: _Columns[B]) -> No
         @uid_option
         @booking_options("refunded on the command line")
         def refund(context: Context, namespace: str, amount: int, pod_uid: str, **booking: str) -> None:
-            """Refund AMOUNT of the charge of the ended pod POD_UID; in total never more than its charge."""
+            """Refund the charge of an ended pod, or a part of it.
+
+            AMOUNT, for example 2h, goes back to the budget that the pod POD_UID was charged to; in total never more
+            than its charge.
+            """
             book(context, kind, namespace, "refunds", {"podUid": pod_uid, "amountMs": amount}, columns, **booking)

@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from slicekeeper import __version__
+from slicekeeper.cli.plain_text import indented
 from slicekeeper.config.load import Loaded, load
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import SettingsError, SlicekeeperError
@@ -132,5 +133,5 @@ def run(command: Callable[[], object]) -> None:
     try:
         command()
     except SlicekeeperError as error:
-        click.echo(f"slicekeeper: {error}", err=True)
+        click.echo(f"slicekeeper: {indented(str(error))}", err=True)
         sys.exit(EXIT_USAGE if isinstance(error, SettingsError) else EXIT_FAILED)

@@ -13,7 +13,7 @@ from slicekeeper import names
 from slicekeeper.cli.connection import cluster, cluster_options
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import LISTS, Column, key_column, output_option, show_list
-from slicekeeper.cli.seat_usage import Agents, figure_columns, figures, parts, short
+from slicekeeper.cli.seat_usage import Agents, figure_columns, figures, node_cell, parts
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
 from slicekeeper.gpu.pod_manifest import annotations_of, sharing_mode
@@ -25,16 +25,15 @@ from slicekeeper.units import CORES_PER_GPU
 _Row = dict[str, Any]
 
 _COLUMNS: Final[Sequence[Column[_Row]]] = (
-    key_column("NODE", "node"),
-    Column("GPU", lambda row: short(row["gpu"]), narrow=True),
-    key_column("GPU", "gpu", wide=True),
+    Column("NODE", node_cell),
+    key_column("GPU", "gpu"),
     Column("MODEL", lambda row: row["model"] + ("" if row["healthy"] else ", not healthy"), narrow=True),
     key_column("MODEL", "model", wide=True),
     key_column("MEMORY-MIB", "memoryMib", wide=True),
     Column("HEALTHY", lambda row: f"no: {row['trouble']}" if row["trouble"] else row["healthy"], wide=True),
     Column("ALLOCATED", lambda row: f"{row['coreAllocated']}%"),
     *figure_columns(),
-    Column("PODS", lambda row: ",".join(row["pods"]) or "-"),
+    Column("PODS", lambda row: ", ".join(row["pods"]) or "-"),
 )
 
 
@@ -42,7 +41,7 @@ _COLUMNS: Final[Sequence[Column[_Row]]] = (
 @cluster_options
 @output_option(*LISTS)
 def nodes(context: Context, output: str) -> None:
-    """Show the GPUs of nodes: model, memory, the allocated share, and its current usage."""
+    """Show the GPUs of nodes: model, allocated share, usage, pods."""
     settings = context.loaded.settings
     client = cluster(context)
     objects, _ = client.list(NODES)

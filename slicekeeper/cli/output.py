@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output formats: a table of 80 columns for people, `-o json`, `yaml`, `csv` and `name` for programs.
+"""Output formats: a table as wide as the terminal for people, `-o json`, `yaml`, `csv` and `name` for programs.
 
-A table rounds amounts and omits columns; `-o wide` has all, and amounts to the millisecond.
+A table rounds amounts and omits columns; `-o wide` has all, and amounts to the millisecond. What is printed may come
+from other tenants, so no control character reaches the terminal, and none begins a line.
 """
 
 from __future__ import annotations
@@ -10,24 +11,40 @@ import csv
 import io
 import json
 import os
+import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain, islice
-from textwrap import indent
+from textwrap import indent, wrap
 from typing import Any, Final, Generic, TypeVar
 
 import click
 import msgspec
 import yaml
 
+from slicekeeper.cli.plain_text import plain
 from slicekeeper.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, parse_instant
 
 T = TypeVar("T")
 _AT_ONCE = 1000
 _SHOWN_EACH: Final = 100
-WIDTH: Final = 80
+_WIDTH: Final = 80
+"""Width of a table that is not printed on a terminal, unless $COLUMNS is set."""
+
+_LAST: Final = 24
+"""The last column is not made narrower than this, as long as names can be shortened."""
+
+_NAME: Final = 12
+"""Names in the other columns are not made shorter than this."""
+
+_DIGITS: Final = 8
+"""Digits of a UUID that are shown at least, as in events."""
+
+_UUID: Final = re.compile(r"\b((?:GPU|MIG)-)([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
+_FORMULA: Final = tuple("=+-@\t\r＝＋－＠")
 LISTS: Final = ("table", "wide", "json", "yaml", "csv", "name")
 """Formats for rows."""
 
@@ -77,7 +94,7 @@ def show(data: Any, output: str, table: Callable[[], str]) -> None:
 def show_list(items: Sequence[T], output: str, columns: Sequence[Column[T]], name: Callable[[T], str]) -> None:
     """Print rows in the requested format; `name` returns what `-o name` prints for one."""
     if output == "name":
-        click.echo("".join(f"{name(item)}\n" for item in items), nl=False)
+        click.echo("".join(f"{plain(name(item))}\n" for item in items), nl=False)
     elif output == "csv":
         click.echo(_csv([msgspec.to_builtins(item) for item in items]), nl=False)
     else:
@@ -94,11 +111,29 @@ def show_one(item: T, output: str, columns: Sequence[Column[T]], name: Callable[
 
 def rows_of(items: Sequence[T], output: str, columns: Sequence[Column[T]]) -> str:
     """Return the table, wide or not."""
-    shown = [one for one in columns if not (one.narrow if output == "wide" else one.wide)]
     if not items:
         return "nothing found"
-    rows = [[one.cell(item) for one in shown] for item in items]
-    return table([one.head for one in shown], rows, width=0 if output == "wide" else WIDTH)
+    shown = [one for one in columns if not (one.narrow if output == "wide" else one.wide)]
+    head, rows = [one.head for one in shown], [[one.cell(item) for one in shown] for item in items]
+    return table(head, rows) if output == "wide" else narrow_table(head, rows)
+
+
+def narrow_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table that fits the terminal, with the UUIDs of GPUs shortened to what distinguishes them in it."""
+    short = _shortener([str(cell) for row in rows for cell in row])
+    width = shutil.get_terminal_size((_WIDTH, 0)).columns
+    return table(head, [[short(str(cell)) for cell in row] for row in rows], width)
+
+
+def _shortener(texts: Iterable[str]) -> Callable[[str], str]:
+    """Return a function that shortens the UUIDs of GPUs and MIG slices: all begin, or all end, differently."""
+    known = {found[2] for text in texts for found in _UUID.finditer(text)}
+    sizes = range(_DIGITS, 37)
+    start = next(size for size in sizes if len({one[:size] for one in known}) == len(known))
+    end = next(size for size in sizes if len({one[-size:] for one in known}) == len(known))
+    if start <= end:
+        return lambda text: _UUID.sub(lambda found: found[1] + found[2][:start].rstrip("-"), text)
+    return lambda text: _UUID.sub(lambda found: f"{found[1]}…{found[2][-end:]}", text)
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:
@@ -114,8 +149,15 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _flat(value: object) -> object:
-    """Return a cell of a CSV file; structured values become JSON."""
-    return json.dumps(value) if isinstance(value, dict | list | bool) else value
+    """Return a cell of a CSV file; structured values become JSON.
+
+    A text that a spreadsheet would take for a formula begins with an apostrophe; numbers stay numbers.
+    """
+    if isinstance(value, dict | list | bool):
+        return json.dumps(value)
+    if isinstance(value, str):
+        return f"'{plain(value)}" if value.startswith(_FORMULA) else plain(value)
+    return value
 
 
 def rounded(ms: int) -> str:
@@ -193,14 +235,13 @@ def show_each(items: Iterable[T], output: str, head: Sequence[str], row: Callabl
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], width: int = 0) -> str:
     """Return rows under their heads, columns two blanks apart, as kubectl prints them.
 
-    With a `width` the last column is cut to it. States have colours on a terminal, unless $NO_COLOR is set.
+    With a `width` the last column is wrapped to it; if that alone does not suffice, the middle of long names is left
+    out. States have colours on a terminal, unless $NO_COLOR is set.
     """
-    lines = [tuple(map(str, row)) for row in (head, *rows)]
+    lines = [[plain(str(cell)) for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    room = max(width - sum(widths[:-1]) - 2 * (len(widths) - 1), len(head[-1])) if width else widths[-1]
-    if room < widths[-1]:
-        widths[-1] = room
-        lines = [(*line[:-1], line[-1] if len(line[-1]) <= room else f"{line[-1][: room - 1]}…") for line in lines]
+    if width:
+        lines, widths = _fitted(lines, widths, width)
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     return "\n".join(
         "  ".join(
@@ -211,3 +252,26 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]], width: int = 0)
         ).rstrip()
         for line in lines
     )
+
+
+def _fitted(lines: Sequence[Sequence[str]], natural: Sequence[int], width: int) -> tuple[list[list[str]], list[int]]:
+    """Return lines and the widths of their columns such that the whole is not wider than `width`, if possible."""
+    *widths, last = natural
+    room = width - 2 * len(widths)
+    while widths and sum(widths) + min(last, _LAST) > room and max(widths) > _NAME:
+        widths[widths.index(max(widths))] -= 1
+    last = min(last, max(room - sum(widths), len(lines[0][-1]), 1))
+    fitted: list[list[str]] = []
+    for *cells, end in lines:
+        first, *more = wrap(end, last, break_on_hyphens=False) or [""]
+        fitted.append([*map(_without_middle, cells, widths), first])
+        fitted += [[*[""] * len(cells), rest] for rest in more]
+    return fitted, [*widths, last]
+
+
+def _without_middle(text: str, width: int) -> str:
+    """Return a name in at most `width` characters; how it begins and how it ends says which one it is."""
+    if len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"

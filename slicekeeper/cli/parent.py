@@ -33,7 +33,10 @@ def parent() -> None:
 @click.argument("name")
 @output_option()
 def children(context: Context, name: str, output: str) -> None:
-    """Show the budgets directly below a team or an organisation, and how much of its budget each has consumed."""
+    """Show the budgets directly below a team or an organisation.
+
+    CONSUMED is what each has consumed of the budget of NAME, in its period.
+    """
     found = timekeeper(context).children(name).items
     rows = [(c.name, c.kind, c.state, format_duration(c.consumed_ms), format_duration(c.balance_ms)) for c in found]
     show(found, output, lambda: table(("NAME", "KIND", "STATE", "CONSUMED", "LEFT"), rows))
@@ -46,10 +49,10 @@ def children(context: Context, name: str, output: str) -> None:
 @rule_options
 @output_option(*LISTS)
 def set_parent(context: Context, /, name: str, amount: int | None, kind: str | None, output: str, **rule: Any) -> None:
-    """Create the team NAME with a budget of AMOUNT (for example 200h) per period, or change its budget.
+    """Create a team or an organisation, or change its budget.
 
-    A new one has monthly periods in UTC by default. For an existing one, options that are omitted keep their values,
-    and what the current period has used still counts.
+    NAME gets a budget of AMOUNT (for example 200h) per period. A new one has monthly periods in UTC by default. For an
+    existing one, options that are omitted keep their values, and what the current period has used still counts.
     """
     client, named = timekeeper(context), rule_of(amount, **rule)
     try:

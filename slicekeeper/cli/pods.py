@@ -14,7 +14,7 @@ from slicekeeper.cli.budget_options import uid_option
 from slicekeeper.cli.connection import cluster, cluster_options, timekeeper
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import LISTS, Column, key_column, output_option, rounded, show_list
-from slicekeeper.cli.seat_usage import Agents, figure_columns, figures, short
+from slicekeeper.cli.seat_usage import Agents, figure_columns, figures
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import ServiceError
 from slicekeeper.gpu.pod_manifest import annotations_of
@@ -41,25 +41,30 @@ _COLUMNS: Final[Sequence[Column[_Row]]] = (
     Column("CHARGED", lambda row: "-" if row["chargedMs"] is None else rounded(row["chargedMs"]), narrow=True),
     Column("CHARGED", lambda row: _time(row["chargedMs"]), wide=True),
     Column("OVER-BUDGET", lambda row: _time(row["overBudgetMs"]), wide=True),
-    Column("GPU", lambda row: short(row["gpus"]) or "-", narrow=True),
+    Column("GPU", lambda row: row["gpus"] or "-", narrow=True),
 )
 
 
 @click.command()
 @click.option("-n", "--namespace", default="", help="Only this namespace.")
+@click.option("-a", "--all", "every", is_flag=True, help="Also those that have ended, as far as the ledger has them.")
 @uid_option
 @cluster_options
 @output_option(*LISTS)
-def pods(context: Context, namespace: str, uid: str, output: str) -> None:
-    """Show GPU pods: budget state, class, GPU, its current usage, and charged time."""
+def pods(context: Context, namespace: str, every: bool, uid: str, output: str) -> None:
+    """Show the pods that hold GPUs or wait for one.
+
+    Each with its budget state, class, GPU, the current usage of its share, and its charge.
+    """
     settings = context.loaded.settings
     client = cluster(context)
     objects, _ = client.list(PODS, namespace=namespace, label_selector=names.MANAGED_SELECTOR)
-    known = {w.pod_uid: w for w in timekeeper(context).workloads(namespace, uid)}
+    known = {w.pod_uid: w for w in timekeeper(context).workloads(namespace, uid, "all" if every else "running")}
     if uid:  # existing pods belong to the existing namespace
         objects = [pod for pod in objects if pod["metadata"]["uid"] in known]
     used = _used(objects, client, context)
-    rows = [_pod_row(pod, known.pop(pod["metadata"]["uid"], None), used, settings) for pod in objects]
+    charged = [(pod, known.pop(pod["metadata"]["uid"], None)) for pod in objects]
+    rows = [_pod_row(pod, workload, used, settings) for pod, workload in charged if every or not has_ended(pod)]
     rows += [_gone_row(workload) for workload in known.values()]
     rows.sort(key=lambda row: (row["namespace"], row["name"]))
     show_list(rows, output, _COLUMNS, lambda row: f"{row['namespace']}/{row['name']}")

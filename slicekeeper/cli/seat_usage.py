@@ -6,7 +6,6 @@ If an agent is down, or the user has no such right, its node's figures are unkno
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
@@ -21,13 +20,13 @@ from slicekeeper.gpu import inventory
 from slicekeeper.gpu.inventory import Gpu, Part
 from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import PODS, Object
+from slicekeeper.untyped_json import as_list, as_map
 from slicekeeper.wire.live_seats import PATH, NodeSeats, SeatUse
 
 ANSWER_SECONDS: Final = 3.0
 AT_ONCE: Final = 64
 """Number of concurrent requests to agents: if as many do not answer, the others wait for `ANSWER_SECONDS` more."""
 
-_UUID: Final = re.compile(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[-0-9a-f]+")
 _SELECTOR: Final = "app.kubernetes.io/name=nodeagent"
 
 FIGURES: Final = ("GIVEN", "USED", "MEMORY-USED")
@@ -73,13 +72,22 @@ class Agents:
 
 
 def figures(seats: Iterable[SeatUse] | None) -> dict[str, Any]:
-    """Return the given and used time of some seats together, for display; None if it is not known of all of them."""
+    """Return the given and used time of some seats together, for display; None if it is not known of all of them.
+
+    Work that still runs when a seat's gate closes counts as given too: the seat has the GPU until it ends.
+    """
     known = None if seats is None else list(seats)
     return {
-        "givenPercent": _sum(None if known is None else [seat.given_percent for seat in known]),
+        "givenPercent": _sum(None if known is None else [_given(seat) for seat in known]),
         "usedPercent": _sum(None if known is None else [seat.used_percent for seat in known]),
         "memoryUsedMib": _sum(None if known is None else [seat.memory_mib for seat in known]),
     }
+
+
+def _given(seat: SeatUse) -> float | None:
+    if seat.given_percent is None or seat.used_percent is None:
+        return seat.given_percent
+    return max(seat.given_percent, seat.used_percent)
 
 
 def parts(
@@ -97,12 +105,26 @@ def parts(
 def _described(node: Object, gpu: Gpu, part: Part) -> dict[str, Any]:
     return {
         "node": node["metadata"]["name"],
+        "nodeTrouble": _trouble(node),
         "gpu": part.uuid,
         "model": gpu.model_of(part),
         "memoryMib": part.memory_mib,
         "healthy": part.healthy,
         "trouble": "" if part.healthy else gpu.trouble,
     }
+
+
+def _trouble(node: Object) -> str:
+    """Return why a node gets no pods; empty if nothing of that kind is known."""
+    conditions = map(as_map, as_list(as_map(node.get("status")).get("conditions")))
+    ready = next((one.get("status") for one in conditions if one.get("type") == "Ready"), "True")
+    cordoned = bool(as_map(node.get("spec")).get("unschedulable"))
+    return ", ".join(["cordoned"] * cordoned + ["not ready"] * (ready != "True"))
+
+
+def node_cell(row: Mapping[str, Any]) -> str:
+    """Return the name of a GPU's node, and why it gets no pods."""
+    return f"{row['node']} ({row['nodeTrouble']})" if row["nodeTrouble"] else str(row["node"])
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -117,11 +139,6 @@ def figure_columns() -> tuple[Column[dict[str, Any]], ...]:
         Column("USED", lambda row: cells(row)[1]),
         Column("MEMORY-USED", lambda row: cells(row)[2], wide=True),
     )
-
-
-def short(uuids: str) -> str:
-    """Return a text with the UUIDs of GPUs and MIG slices in it shortened for people."""
-    return _UUID.sub(r"\1", uuids)
 
 
 def _sum(values: Sequence[float | None] | None) -> float | None:

@@ -28,7 +28,10 @@ def add_statement(group: click.Group, kind: type[B]) -> None:
     @click.option("--to", "end", default="", help="Where it ends; as --from.")
     @output_option("table", "wide", "json", "yaml", "csv")
     def statement(context: Context, name: str, start: str, end: str, output: str, uid: str = "") -> None:
-        """Show the bookings of its budget, and the charge of each pod or of each budget below it."""
+        """Show what is booked in a budget, and for which pods.
+
+        For a team or an organisation: for which budgets below it.
+        """
         client = timekeeper(context)
         zone = zone_of(client, kind, name, uid)
         interval = {key: instant_of(value, zone) for key, value in (("from", start), ("to", end)) if value}

@@ -13,8 +13,9 @@ import click
 
 from slicekeeper.cli.connection import cluster, cluster_options
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.output import WIDTH, memory, output_option, percent, show, table
-from slicekeeper.cli.seat_usage import FIGURES, Agents, cells, figures, parts, short
+from slicekeeper.cli.output import memory, narrow_table, output_option, percent, show, table
+from slicekeeper.cli.plain_text import plain
+from slicekeeper.cli.seat_usage import FIGURES, Agents, cells, figures, node_cell, parts
 from slicekeeper.gpu.inventory import Part
 from slicekeeper.kube.client import NODES, KubeClient
 from slicekeeper.wire.live_seats import SeatUse
@@ -22,7 +23,7 @@ from slicekeeper.wire.live_seats import SeatUse
 _HOME_AND_CLEAR = "\033[H\033[2J"
 
 _HEAD = ("NODE", "GPU", "POD", "CONTAINER", "CLASS", "ASKED", "LIMIT", *FIGURES, "OF")
-_NARROW = ("NODE", "GPU", "CLASS", "GIVEN", "USED", "MEMORY-USED", "POD")
+_NARROW = ("NODE", "GPU", "CLASS", "ASKED", "GIVEN", "USED", "MEMORY-USED", "POD")
 _WIDE = 132
 """Width of a terminal for which everything is shown."""
 
@@ -36,7 +37,10 @@ _WIDE = 132
 @cluster_options
 @output_option("table", "wide", "json", "yaml")
 def top(context: Context, node: str, interval: float, once: bool, output: str) -> None:
-    """Show GPUs and their seats live: requested, given and used shares, memory, class."""
+    """Show GPUs and their seats live: shares, memory, class.
+
+    Shares are requested (ASKED), given and used.
+    """
     client, agents = cluster(context), Agents(context)
     if once or output not in ("table", "wide") or not sys.stdout.isatty():
         gpus = _gpus(client, agents, node)
@@ -49,7 +53,7 @@ def top(context: Context, node: str, interval: float, once: bool, output: str) -
                 click.echo(_HOME_AND_CLEAR + "\n".join(lines[: room.lines - 1]))
                 time.sleep(interval)
     for name, why in agents.silent.items():
-        click.echo(f"node {name}: its agent does not answer: {why}", err=True)
+        click.echo(f"node {name}: its agent does not answer: {plain(why)}", err=True)
 
 
 def _gpus(client: KubeClient, agents: Agents, only: str) -> list[dict[str, Any]]:
@@ -85,7 +89,7 @@ def _table(gpus: list[dict[str, Any]], *, wide: bool) -> str:
     if wide:
         return table(_HEAD, rows)
     shown = [_HEAD.index(head) for head in _NARROW]
-    return table(_NARROW, [[short(row[at]) for at in shown] for row in rows], WIDTH)
+    return narrow_table(_NARROW, [[row[at] for at in shown] for row in rows])
 
 
 def _rows(gpus: list[dict[str, Any]]) -> list[tuple[str, ...]]:
@@ -93,7 +97,7 @@ def _rows(gpus: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     for gpu in gpus:
         state = gpu["model"] if gpu["healthy"] else f"{gpu['model']}, not healthy"
         asked, size = percent(gpu["askedPercent"]), memory(gpu["memoryMib"])
-        rows.append((gpu["node"], gpu["gpu"], state, "", "", asked, "", *cells(gpu), size))
+        rows.append((node_cell(gpu), gpu["gpu"], state, "", "", asked, "", *cells(gpu), size))
         for seat in gpu["seats"]:
             pod = f"{seat['namespace']}/{seat['pod']}"
             asked, limit = percent(seat["askedPercent"]), percent(seat["limitPercent"])

@@ -181,9 +181,13 @@ class TimekeeperClient:
         body = {"until": until, "reason": reason}
         self._http.request("PUT", self._at("budgets", name, "seal"), body=body, query=_which(uid))
 
-    def workloads(self, namespace: str = "", uid: str = "") -> Iterator[Workload]:
-        """Yield every pod that the ledger knows, newest first; those of one namespace if it is named."""
+    def workloads(self, namespace: str = "", uid: str = "", state: str = "all") -> Iterator[Workload]:
+        """Yield the pods that the ledger knows, newest first: all, or those that are `running` or `closed`.
+
+        Those of one namespace if it is named.
+        """
         query = {key: value for key, value in (("namespace", namespace), ("uid", uid)) if value}
+        query |= {"state": state} if state != "all" else {}
         return self._items(self._at("workloads"), Workload, query)
 
     def _at(self, *parts: str) -> str:

@@ -28,6 +28,7 @@ _QUERY: dict[str, dict[str, Any]] = {
     "from": {"type": "string", "format": "date-time"},
     "to": {"type": "string", "format": "date-time"},
     "bucket": {"type": "string", "enum": ["hour", "day", "month"], "default": "hour"},
+    "state": {"type": "string", "enum": ["all", "running", "closed"], "default": "all"},
     "groupBy": {"type": "string", "enum": ["namespace", "workload", "model"], "default": "namespace"},
     "timeZone": {"type": "string", "maxLength": 64, "default": "UTC"},
     "uid": {"type": "string", "maxLength": 64},

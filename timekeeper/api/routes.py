@@ -196,7 +196,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/api/v1/reports", usage_report.taken, "One pod's usage counters",
           wire.ReportAnswer, wire.ReportBatch, internal=True),
     Route("GET", "/api/v1/workloads", workload.listed, "Pods that the ledger knows, newest first",
-          wire.WorkloadList, query=("namespace", *_UID, *_PAGE), problems=(404,)),
+          wire.WorkloadList, query=("namespace", *_UID, "state", *_PAGE), problems=(404,)),
     Route("GET", "/api/v1/usage", usage.listed, "GPU time held, used and not observed, by time", UsageList,
           query=("namespace", *_UID, "podUid", "model", "groupBy", "bucket", "timeZone", "from", "to", *_PAGE),
           problems=(404,)),

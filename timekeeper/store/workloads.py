@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Select, bindparam, func, insert, literal, or_, select, tuple_, update
+from sqlalchemy import Select, bindparam, func, insert, literal, not_, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.gpu.inventory import Gpu, MigSlice, is_slice
@@ -87,17 +87,25 @@ def open_intervals(session: Session, cluster: str) -> dict[str, tuple[str, str]]
 
 
 def page(
-    session: Session, cluster: str, budget: AccountId | None, before: tuple[Instant, str] | None, limit: int
+    session: Session,
+    cluster: str,
+    budget: AccountId | None,
+    before: tuple[Instant, str] | None,
+    limit: int,
+    state: str = "all",
 ) -> list[tuple[WorkloadRow, str]]:
     """Return a namespace's workloads, or a cluster's, latest start first, beginning before a position.
 
-    Each comes with its namespace's name.
+    `state` is `running`, `closed` or `all`. Each comes with its namespace's name.
     """
     if budget is None:
         mine = _page(before, limit).join(Namespace, Namespace.id == WorkloadRow.namespace_id)
         mine = mine.where(Namespace.cluster == cluster)
     else:
         mine = _page(before, limit).where(WorkloadRow.namespace_id == budget)
+    if state != "all":
+        is_open = WorkloadRow.ended_at.is_(None)
+        mine = mine.where(is_open if state == "running" else not_(is_open))
     pods = list(session.scalars(mine))
     known = accounts.by_id(session, {pod.namespace_id for pod in pods})
     return [(pod, known[pod.namespace_id].name) for pod in pods]

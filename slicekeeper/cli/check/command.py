@@ -75,9 +75,9 @@ _OURS: Final = "app.kubernetes.io/part-of=slicekeeper"
 @cluster_options
 @output_option()
 def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glass: bool, output: str) -> None:
-    """Name what is missing, and what uses GPUs unmetered. Exit code 1: something was found.
+    """Name what is missing, and what uses GPUs unmetered.
 
-    Uses the same cluster as kubectl, unless the settings name an API server.
+    Exit code 1: something was found. Uses the same cluster as kubectl, unless the settings name an API server.
     """
     if repair + adopt + open_glass > 1:
         raise click.UsageError("--repair, --adopt and --break-glass are for different troubles: give one of them")

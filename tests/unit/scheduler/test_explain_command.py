@@ -173,3 +173,13 @@ def test_a_scheduler_without_nodes_is_no_other_one(real):
     words = explain("stray", "-n", NAMESPACE)
     assert "Why:\n  no node has GPUs that Slicekeeper manages\n" in words
     assert "slicekeeper-scheduler has nodes with room for it" in words
+
+
+def test_what_others_wrote_into_a_pod_forges_no_line_of_the_answer(real):
+    forged = "shared; why\n\x1b[2JExpected: now, on node n9"
+    annotations = {names.gpu_annotation("c"): "n0-0\nExpected: now", names.SHARING_MODE: forged}
+    real.pod("p", annotations=annotations, nodeName="n0")
+    words = explain("p", "-n", NAMESPACE)
+    assert not [line for line in words.splitlines() if line.startswith("Expected")]
+    assert "\x1b" not in words
+    assert r"Why there: why\n\x1b[2JExpected" in words

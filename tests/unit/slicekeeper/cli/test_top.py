@@ -321,3 +321,60 @@ def test_an_exclusive_pod_has_all_of_its_gpu_and_each_pod_is_named_once(site: Si
     nodes = {gpu["gpu"]: gpu for gpu in json.loads(site.run("nodes", "-o", "json").stdout)}
     assert [nodes[f"node-2-{n}"]["coreAllocated"] for n in (0, 1)] == [100, 40]
     assert [nodes[f"node-2-{n}"]["pods"] for n in (0, 1)] == [[f"{TEAM}/alone"], [f"{TEAM}/two"]]
+
+
+def test_a_gpu_is_never_used_for_longer_than_it_is_given(site: Site) -> None:
+    site.seats["node-1"] = [
+        seat("a", "node-1-0", given_percent=50.0, used_percent=60.5),
+        seat("b", "node-1-0", given_percent=30.0, used_percent=10.0),
+    ]
+    one = site.top()["node-1-0"]
+    assert [each["givenPercent"] for each in one["seats"]] == [60.5, 30]
+    assert (one["givenPercent"], one["usedPercent"]) == (90.5, 70.5)
+    head, gpu, *_ = site.run("top", "--once").stdout.splitlines()
+    assert head.split() == ["NODE", "GPU", "CLASS", "ASKED", "GIVEN", "USED", "MEMORY-USED", "POD"]
+    assert gpu.split()[2:5] == ["80%", "90.5%", "70.5%"]
+
+
+def test_a_node_that_gets_no_pods_is_shown_as_such(site: Site) -> None:
+    site.small.client.patch(NODES, "node-1", {"spec": {"unschedulable": True}})
+    conditions = {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
+    site.small.client.patch(NODES, "node-2", conditions, subresource="status")
+    for command in (("nodes",), ("nodes", "-o", "wide"), ("top", "--once"), ("top", "-o", "wide")):
+        shown = site.run(*command).stdout
+        assert "node-1 (cordoned)" in shown, command
+        assert "node-2 (not ready)" in shown, command
+    rows = json.loads(site.run("nodes", "-o", "json").stdout)
+    assert [row["nodeTrouble"] for row in rows] == ["cordoned", "not ready", "not ready"]
+
+
+def test_pods_shows_what_runs_or_waits_and_all_of_them_if_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def workloads(_client: object, _namespace: str, _uid: str, state: str) -> list[Workload]:
+        asked.append(state)
+        return []
+
+    monkeypatch.setattr("slicekeeper.cli.connection.TimekeeperClient.workloads", workloads)
+    monkeypatch.setenv("SLICEKEEPER_TIMEKEEPER_CLIENT_URL", "http://127.0.0.1:9")
+    for name in ("waits", "runs", "done"):
+        site.small.pod(name, core=40, **({} if name == "waits" else {"nodeName": "node-1"}))
+    site.small.client.patch(PODS, "done", {"status": {"phase": "Succeeded"}}, TEAM, subresource="status")
+    assert site.run("pods", "-o", "name").stdout.split() == [f"{TEAM}/runs", f"{TEAM}/waits"]
+    assert site.run("pods", "-a", "-o", "name").stdout.split() == [f"{TEAM}/{one}" for one in ("done", "runs", "waits")]
+    assert asked == ["running", "all"]
+
+
+def test_a_column_of_gpus_is_readable_beside_long_names(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slicekeeper.cli.connection.TimekeeperClient.workloads", lambda *_: [])
+    monkeypatch.setenv("SLICEKEEPER_TIMEKEEPER_CLIENT_URL", "http://127.0.0.1:9")
+    uuids = [f"GPU-{n}2345678-89ab-cdef-0123-456789abcdef" for n in (0, 1)]
+    for number, uuid in enumerate(uuids):
+        chosen = {names.gpu_annotation("c"): uuid, names.BUDGET_STATE: "over-budget"}
+        name = f"language-model-pretraining-run-with-a-long-name-{number}"
+        site.small.pod(name, core=40, annotations=chosen, nodeName="node-1")
+    narrow = site.run("pods").stdout.splitlines()
+    assert all(len(line) <= 80 for line in narrow)
+    assert [line.split()[-2] for line in narrow[1:]] == ["GPU-02345678", "GPU-12345678"]
+    monkeypatch.setenv("COLUMNS", "160")
+    assert f"language-model-pretraining-run-with-a-long-name-{number}" in site.run("pods").stdout

@@ -33,3 +33,17 @@ def test_pages_go_on_where_the_last_one_ended(world: World) -> None:
     assert [b["namespace"] for b in first["items"]] == ["other"]
     second = world.get(f"/api/v1/budgets?limit=1&cursor={first['nextCursor']}")
     assert ([b["namespace"] for b in second["items"]], second["nextCursor"]) == (["team"], None)
+
+
+def test_only_those_that_run_or_only_those_that_have_ended_are_listed(world: World) -> None:
+    for index in range(4):
+        world.pod(f"p{index}")
+    world.clock.advance(HOUR)
+    for uid in ("p0", "p2"):
+        world.end(uid)
+    for state, wanted in (("running", {1, 3}), ("closed", {0, 2}), ("all", {0, 1, 2, 3})):
+        first = world.get(f"/api/v1/workloads?namespace=team&state={state}&limit=1")
+        rest = world.get(f"/api/v1/workloads?namespace=team&state={state}&cursor={first['nextCursor']}")
+        assert {one["podName"] for one in first["items"] + rest["items"]} == {f"p{n}-pod" for n in wanted}
+    refused = world.call("GET", "/api/v1/workloads?state=gone")
+    assert (refused.status_code, refused.json["field"]) == (422, "state")
