@@ -15,7 +15,7 @@ from slicekeeper.kube.client import Object
 from slicekeeper.units import Instant, format_seconds, parse_instant
 from slicekeeper.wire.timekeeper import Figures
 
-_FIGURES: Final = ("amount", "used", "left", "runOut", "runOutAt", "boundBy")
+_FIGURES: Final = ("amount", "toSpend", "used", "left", "runOut", "runOutAt", "boundBy")
 _MINUTE: Final = 60_000
 
 
@@ -39,6 +39,7 @@ def _figures(found: Figures) -> Object:
     return {
         "state": found.state,
         "amount": rounded(found.amount_ms),
+        "toSpend": rounded(found.to_spend_ms),
         "used": rounded(found.used_ms),
         "left": rounded(found.balance_ms),
         "runOut": None if out is None else brief(format_seconds(out)),

@@ -62,8 +62,13 @@ def _add_changing(group: click.Group, kind: type[B], columns: _Columns[B]) -> No
     @group.command("status")
     @owner_argument(kind)
     @click.argument("status", type=click.Choice(["active", "suspended", "closed"]))
+    @click.option("--yes", is_flag=True, help="Close it without asking.")
     @change_options("changed on the command line")
-    def status(context: Context, name: str, status: str, reason: str, output: str) -> None:
+    def status(context: Context, name: str, status: str, yes: bool, reason: str, output: str) -> None:
         """Suspend a budget, resume it, or close it permanently."""
+        if status == "closed" and not yes:
+            click.confirm(
+                f"The budget of {name} cannot be opened again. Close it? (--yes: do not ask)", abort=True, err=True
+            )
         changed = timekeeper(context).set_status(kind, name, status, reason)
         show_budget(changed, output, columns)

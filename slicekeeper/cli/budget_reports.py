@@ -157,8 +157,11 @@ def _add_explain(group: click.Group) -> None:
 
 def _why(client: TimekeeperClient, budget: Budget) -> str:
     left = f"{budget.namespace}: {budget.state}, {format_duration(budget.balance_ms)} left"
-    left += f" of {format_duration(budget.amount_ms + budget.granted_ms)} in this period"
-    parts = [left, f"runs out at {budget.run_out_at} at the current rate"] if budget.run_out_at else [left]
+    parts = [f"{left} of {format_duration(budget.to_spend_ms)} to spend in this period"]
+    if budget.to_spend_ms != budget.amount_ms:
+        moved = [("amount", budget.amount_ms), ("granted", budget.granted_ms), ("withdrawn", budget.withdrawn_ms)]
+        parts.append(", ".join(f"{what} {format_duration(ms)}" for what, ms in moved if ms))
+    parts += [f"runs out at {budget.run_out_at} at the current rate"] if budget.run_out_at else []
     if budget.bound_by:
         parts.append(f"limited by the budget of {budget.bound_by}, above it")
     if not budget.gone:

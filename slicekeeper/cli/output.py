@@ -54,6 +54,7 @@ _COLOURS: Final = {
     "overdraft": "yellow",
     "exhausted": "red",
     "suspended": "magenta",
+    "closed": "magenta",
 }
 
 

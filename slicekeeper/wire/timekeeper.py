@@ -6,11 +6,14 @@ GPU time is in whole GPU-milliseconds; instants are RFC 3339 with milliseconds, 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
-State = Literal["ok", "warning", "overdraft", "exhausted", "suspended"]
+State = Literal["ok", "warning", "overdraft", "exhausted", "suspended", "closed"]
+
+OVER_BUDGET: Final[frozenset[State]] = frozenset({"exhausted", "suspended", "closed"})
+"""The states in which nothing may be spent."""
 
 
 class Wire(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=False):
@@ -18,7 +21,7 @@ class Wire(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defau
 
 
 class Decision(Wire, frozen=True, kw_only=True):
-    """What a namespace may do now. Pods of a namespace that is `exhausted` or `suspended` are over budget."""
+    """What a namespace may do now. Pods are over budget while it is `exhausted`, `suspended` or `closed`."""
 
     namespace: str
     state: State
@@ -45,7 +48,7 @@ class Decision(Wire, frozen=True, kw_only=True):
     @property
     def over_budget(self) -> bool:
         """Whether new pods get the lower class."""
-        return self.state in ("exhausted", "suspended")
+        return self.state in OVER_BUDGET
 
 
 class DecisionList(Wire, frozen=True, kw_only=True):
@@ -120,7 +123,11 @@ class Figures(Wire, frozen=True, kw_only=True):
     over_budget_ms: int
     """Metered over budget in this period; of a parent: what its own budget could not cover."""
     granted_ms: int
-    """Grants that began in this period, in addition to the amount."""
+    """Added to the amount in this period: grants, refunds, adjustments and transfers, and the rest of earlier ones."""
+    withdrawn_ms: int = 0
+    """Taken out in this period, by adjustments and by transfers to other budgets."""
+    to_spend_ms: int = 0
+    """What there is to spend in this period, used or not: `usedMs` plus `balanceMs`."""
     state: State
     period_start: str | None = None
     period_end: str | None = None

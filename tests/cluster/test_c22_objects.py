@@ -108,9 +108,9 @@ def test_a_budget_is_applied_looked_at_edited_and_deleted(objects: Site) -> None
     status = ready(objects, "gpubudget", "default", team)
     assert (status["state"], status["amount"], status["used"], status["left"]) == ("ok", "2h30m", "0s", "2h30m")
     shown = kubectl("get", "gpubudgets", "-A").splitlines()
-    assert shown[0].split() == ["NAMESPACE", "NAME", "STATE", "AMOUNT", "USED", "LEFT", "RUN-OUT"]
-    assert [line.split()[:6] for line in shown if line.startswith(team)] == [
-        [team, "default", "ok", "2h30m", "0s", "2h30m"]
+    assert shown[0].split() == ["NAMESPACE", "NAME", "STATE", "AMOUNT", "TO-SPEND", "USED", "LEFT", "RUN-OUT"]
+    assert [line.split()[:7] for line in shown if line.startswith(team)] == [
+        [team, "default", "ok", "2h30m", "2h30m", "0s", "2h30m"]
     ]
     assert max(map(len, shown)) <= 80
     with objects.timekeeper() as timekeeper:

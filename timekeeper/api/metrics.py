@@ -56,7 +56,7 @@ class _LedgerMetrics(Collector):
         self, prefix: str, labels: list[str], standings: Mapping[BudgetStanding, tuple[list[str], int]], now: Instant
     ) -> Iterator[Metric]:
         """Yield the metrics of some budgets; each with its labels' values and what is reserved in it."""
-        limit = GaugeMetricFamily(f"{prefix}_limit_seconds", "GPU time per period and grants.", labels=labels)
+        limit = GaugeMetricFamily(f"{prefix}_limit_seconds", "GPU time to spend in the period.", labels=labels)
         left = GaugeMetricFamily(f"{prefix}_remaining_seconds", "GPU time left.", labels=labels)
         reserved = GaugeMetricFamily(f"{prefix}_reserved_seconds", "GPU time set aside.", labels=labels)
         uncovered = GaugeMetricFamily(
@@ -69,7 +69,7 @@ class _LedgerMetrics(Collector):
         with self._context.books.database.reading() as session:
             for standing, (names, held) in standings.items():
                 state = standing.at(now)
-                limit.add_metric(names, (state.period.amount + state.granted) / 1000)
+                limit.add_metric(names, state.to_spend / 1000)
                 left.add_metric(names, state.balance / 1000)
                 reserved.add_metric(names, held / 1000)
                 rule = standing.rule.rule

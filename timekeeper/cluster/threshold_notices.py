@@ -22,7 +22,7 @@ from timekeeper.cluster import pod_patch
 from timekeeper.core import timeline
 from timekeeper.core.account import AccountId
 from timekeeper.core.budget_state import BudgetState
-from timekeeper.core.threshold_crossing import crossed, limit_of, period_of
+from timekeeper.core.threshold_crossing import crossed, period_of
 from timekeeper.ledger.announced_threshold import record_announcement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.standing import BudgetStanding
@@ -38,7 +38,7 @@ def next_crossing(
     standing: BudgetStanding, state: BudgetState, percents: Iterable[int], now: Instant
 ) -> Instant | None:
     """Return when the running pods can cross the next threshold at the earliest; None if none is ahead."""
-    limit = limit_of(state)
+    limit = state.to_spend
     ahead = [p for p in percents if state.used * 100 < limit * p]
     forest = standing.tree_standing.forest
     rates = [
@@ -110,7 +110,7 @@ class Thresholds:
         whose = "the budget" if account.kind == "namespace" else f"the budget of {account.title}"
         for percent in news:
             note = (
-                f"{percent} % of {whose} is used: {format_duration(state.used)} of {format_duration(limit_of(state))}"
+                f"{percent} % of {whose} is used: {format_duration(state.used)} of {format_duration(state.to_spend)}"
                 + ("" if state.period_start is None else f" since {format_instant(state.period_start)}")
             )
             name = f"gpu-budget-{account.id}-{period}-{percent}"
@@ -134,7 +134,7 @@ class Thresholds:
             except ServiceError as error:  # trying again would not help, and the audit log has it
                 log.warning("threshold %d %% of %s: no event: %s", percent, account.title, error)
         record_announcement(
-            self._books, account, period, news, now, used=GpuMilliseconds(state.used), limit=limit_of(state)
+            self._books, account, period, news, now, used=GpuMilliseconds(state.used), limit=state.to_spend
         )
         return True
 

@@ -302,7 +302,7 @@ class BudgetLine:
     def _count_afresh(self, since: Instant) -> None:
         """Start counting the usage and the total of a period."""
         state = self.state
-        state.used = state.over = NO_TIME
+        state.used = state.over = state.withdrawn = NO_TIME
         state.granted = GpuMilliseconds(sum(allowance.left for allowance in state.grants))
         state.counts_since = since
 
@@ -325,6 +325,7 @@ class BudgetLine:
         """Withdraw GPU time."""
         self.book_period()
         self.draw(withdrawal.amount)
+        self.state.withdrawn = GpuMilliseconds(self.state.withdrawn + withdrawal.amount)
         self._post(withdrawal.kind, withdrawal.key, withdrawal.amount)
 
     def judge(self, *, raised: bool) -> bool:

@@ -16,6 +16,9 @@ from timekeeper.core.accumulated_charge import Claim
 from timekeeper.core.period import PeriodName
 from timekeeper.core.posting import PostingKind
 
+Status = Literal["active", "suspended", "closed"]
+"""Whether a budget may be spent; `closed` is permanent."""
+
 Used = Literal["counts", "reset"]
 """How usage of the current period is treated when a rule begins in it: it counts in full, or a new period begins with
 the rule and it no longer counts."""
@@ -26,7 +29,7 @@ class Rule:
     """A budget rule, in force from `since` until the next one. The first rule applies from the start of the time line.
 
     `credit` is how far the balance may go below zero, `rollover` the most that carries over to the next period. While a
-    rule is not `open`, nothing may be spent. Of two with the same `since`, the later one in a list applies.
+    rule is not `active`, nothing may be spent. Of two with the same `since`, the later one in a list applies.
     """
 
     since: Instant
@@ -35,10 +38,15 @@ class Rule:
     zone: str
     credit: GpuMilliseconds = NO_TIME
     rollover: GpuMilliseconds = NO_TIME
-    open: bool = True
+    status: Status = "active"
     anchor: Instant | None = None
     """An instant at which a period begins; None: they begin as the calendar does."""
     used: Used = "counts"
+
+    @property
+    def open(self) -> bool:
+        """Whether GPU time may be spent."""
+        return self.status == "active"
 
     @property
     def calendar(self) -> tuple[PeriodName, str, Instant | None]:

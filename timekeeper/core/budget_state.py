@@ -55,17 +55,27 @@ class BudgetState(msgspec.Struct):
     """Metered over budget in this period; for a parent, the time for which its own budget had no room."""
     granted: GpuMilliseconds = NO_TIME
     """Grants of this period: those that began in it, and the rest of earlier ones at its start."""
+    withdrawn: GpuMilliseconds = NO_TIME
+    """Taken out by hand in this period: by adjustments, and by transfers to other budgets."""
     overdrawn: GpuMilliseconds = NO_TIME
     """Drawn beyond all allowances: on credit, or by a withdrawal that is no longer covered because of a late record."""
     barred: AccountId | None = None
     """The nearest budget above that has nothing left although this one has."""
     counts_since: Instant | None = None
-    """The instant after which `used`, `over` and `granted` count; None: always."""
+    """The instant after which `used`, `over`, `granted` and `withdrawn` count; None: always."""
 
     @property
     def balance(self) -> GpuMilliseconds:
         """What is left; below zero: owed."""
         return GpuMilliseconds(self.period.left + sum(allowance.left for allowance in self.grants) - self.overdrawn)
+
+    @property
+    def to_spend(self) -> GpuMilliseconds:
+        """What there is to spend in this period: what was used of it, and what is left.
+
+        That is its amount, rollover and grants, less what was withdrawn, has expired, or has paid debts.
+        """
+        return GpuMilliseconds(self.used + self.balance)
 
     @property
     def over_budget(self) -> bool:

@@ -125,6 +125,12 @@ class BalanceInsufficient(Conflicting):
     code, usual_field = "balance-insufficient", "amountMs"
 
 
+class NamespaceOff(Conflicting):
+    """No budget applies to a namespace: it is exempt, or its policy's mode is `off`."""
+
+    code, usual_field = "namespace-off", "namespace"
+
+
 class BudgetClosed(Conflicting):
     """A budget is closed, or may not be spent."""
 

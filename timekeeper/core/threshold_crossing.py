@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
+from slicekeeper.units import EPOCH, Instant
 from timekeeper.core.budget_state import BudgetState
 
 
@@ -17,13 +17,11 @@ def period_of(state: BudgetState) -> Instant:
     return state.period_start or state.counts_since or EPOCH
 
 
-def limit_of(state: BudgetState) -> GpuMilliseconds:
-    """Return what thresholds are percentages of: the period's amount, its rollover and its grants."""
-    return GpuMilliseconds(state.period.amount + state.granted)
-
-
 def crossed(state: BudgetState, percents: Iterable[int], *, is_open: bool) -> list[int]:
-    """Return the thresholds that are crossed, lowest first. A spent budget has crossed all of them."""
-    limit = limit_of(state)
+    """Return the thresholds that are crossed, lowest first: percentages of what there is to spend.
+
+    A spent budget has crossed all of them.
+    """
+    limit = state.to_spend
     spent = state.exhausted and is_open and state.used > 0
     return sorted({p for p in percents if limit > 0 and (spent or state.used * 100 >= limit * p)})

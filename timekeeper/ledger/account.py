@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import EPOCH, Instant
+from timekeeper.core.refusal import NamespaceOff
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget_rule import policy_rule
 from timekeeper.store import accounts
@@ -25,6 +26,16 @@ class AccountRef:
     uid: str
     name: str
     policy: NamespacePolicy
+
+
+def refuse_off(ref: AccountRef, field: str = "namespace") -> None:
+    """Refuse to change the budget of a namespace whose pods are charged to none; `field` names the namespace."""
+    if ref.policy.mode == "off":
+        raise NamespaceOff(
+            f"{field}: no budget applies to {ref.name}, because the setting policy.exemptNamespaces has it, or its "
+            "policy says mode: off; change that first",
+            field,
+        )
 
 
 def ensure_account(books: Books, session: Session, ref: AccountRef, now: Instant) -> BudgetAccount:

@@ -10,15 +10,15 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.config.policy import NamespacePolicy, Origin
 from slicekeeper.units import EPOCH, Instant
-from timekeeper.core.budget_record import Rule
+from timekeeper.core.budget_record import Rule, Status
 from timekeeper.core.refusal import BudgetClosed, BudgetKept, VersionMismatch
-from timekeeper.ledger.account import AccountRef, ensure_account
+from timekeeper.ledger.account import AccountRef, ensure_account, refuse_off
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget_rule import ANY_VERSION, Change, not_before, policy_rule, rule_detail, version_of
 from timekeeper.ledger.settlement import settle_in
 from timekeeper.store import accounts, budget_objects, budget_rules
 from timekeeper.store.accounts import BudgetAccount
-from timekeeper.store.budget_rules import RuleRow, Status
+from timekeeper.store.budget_rules import RuleRow
 
 
 def set_budget(books: Books, ref: AccountRef, change: Change, *, actor: str, if_match: frozenset[str] | None) -> None:
@@ -30,6 +30,7 @@ def set_budget(books: Books, ref: AccountRef, change: Change, *, actor: str, if_
     """
 
     def work(session: Session) -> None:
+        refuse_off(ref)
         rule = change if isinstance(change, Rule) else change(policy_rule(ref.policy.budget, EPOCH))
         account = ensure_account(books, session, ref, rule.since)
         refuse_kept(session, account)
@@ -62,11 +63,11 @@ def change_budget(
     """Set the rule of an account, as `set_budget` does."""
     row = budget_rules.rules(session, account.id)[-1]
     rule = change if isinstance(change, Rule) else change(row.rule)
-    rule = replace(rule, open=row.rule.open, since=not_before(row.rule, rule.since))
+    rule = replace(rule, status=row.status, since=not_before(row.rule, rule.since))
     if row.source == "own" and rule.used != "reset" and row.rule.says_the_same(rule):
         return
     _refuse_stale(account, row, if_match)
-    _append_rule(books, session, account, rule, row.status, actor=actor, source="own")
+    _append_rule(books, session, account, rule, actor=actor, source="own")
     books.audit(session, actor=actor, action="budget", about=account, detail=rule_detail(rule), now=rule.since)
 
 
@@ -85,14 +86,15 @@ def set_status(books: Books, ref: AccountRef, status: Status, *, reason: str, ac
     """
 
     def change(session: Session) -> None:
+        refuse_off(ref)
         account = ensure_account(books, session, ref, now)
         row = budget_rules.rules(session, account.id)[-1]
         if row.status == status:
             return
         _refuse_stale(account, row, None)
         since = not_before(row.rule, now)
-        rule = replace(row.rule, since=since, open=status == "active", used="counts")
-        _append_rule(books, session, account, rule, status, actor=actor, source=row.source)
+        rule = replace(row.rule, since=since, status=status, used="counts")
+        _append_rule(books, session, account, rule, actor=actor, source=row.source)
         detail = {"status": status, "reason": reason}
         books.audit(session, actor=actor, action="status", about=account, detail=detail, now=since)
 
@@ -100,9 +102,9 @@ def set_status(books: Books, ref: AccountRef, status: Status, *, reason: str, ac
 
 
 def _append_rule(
-    books: Books, session: Session, account: BudgetAccount, rule: Rule, status: Status, *, actor: str, source: str
+    books: Books, session: Session, account: BudgetAccount, rule: Rule, *, actor: str, source: str
 ) -> None:
-    budget_rules.add_rule(session, account.id, rule, source=source, actor=actor, now=rule.since, status=status)
+    budget_rules.add_rule(session, account.id, rule, source=source, actor=actor, now=rule.since)
     settle_in(books, session, account.id, rule.since, rule.since)
 
 
@@ -146,8 +148,8 @@ def fall_back(
     row = budget_rules.rules(session, account.id)[-1]
     if row.source != "own" or row.status == "closed":
         return None
-    rule = replace(policy_rule(policy.budget, not_before(row.rule, now)), open=row.rule.open)
-    _append_rule(books, session, account, rule, row.status, actor=actor, source="policy")
+    rule = replace(policy_rule(policy.budget, not_before(row.rule, now)), status=row.status)
+    _append_rule(books, session, account, rule, actor=actor, source="policy")
     return rule
 
 
@@ -168,9 +170,9 @@ def follow_policy(
             policy, row = policies.get(account.name), rules[account.id][-1]
             if policy is None or row.source == "own" or row.status == "closed":
                 continue
-            rule = replace(policy_rule(policy.budget, not_before(row.rule, now)), open=row.rule.open)
+            rule = replace(policy_rule(policy.budget, not_before(row.rule, now)), status=row.status)
             if not row.rule.says_the_same(rule):
-                _append_rule(books, session, account, rule, row.status, actor="policy", source="policy")
+                _append_rule(books, session, account, rule, actor="policy", source="policy")
                 detail = {**rule_detail(rule), "source": "policy", **_origin_detail(origin_of(account.name))}
                 books.audit(session, actor="policy", action="policy", about=account, detail=detail, now=rule.since)
 

@@ -16,7 +16,7 @@ from slicekeeper.units import Instant
 from timekeeper.core.budget_record import Rule
 from timekeeper.core.refusal import ObjectOutdated, VersionMismatch
 from timekeeper.ledger import hierarchy
-from timekeeper.ledger.account import AccountRef, ensure_account
+from timekeeper.ledger.account import AccountRef, ensure_account, refuse_off
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import change_budget, fall_back
 from timekeeper.store import accounts, budget_objects
@@ -56,6 +56,7 @@ def keep(books: Books, ref: AccountRef, desired: Desired) -> None:
     def change(session: Session) -> None:
         account = ensure_account(books, session, ref, desired.now)
         if _is_new(session, account, desired):
+            refuse_off(ref)
             _note(books, session, account, desired)
             change_budget(books, session, account, desired.rule, actor=desired.actor, if_match=None)
             _move(books, session, account, desired)

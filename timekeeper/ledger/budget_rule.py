@@ -10,7 +10,7 @@ from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.config.policy import BudgetPolicy
 from slicekeeper.units import Instant
 from timekeeper.core.budget_record import Rule
-from timekeeper.store.budget_rules import RuleRow, Status
+from timekeeper.store.budget_rules import RuleRow
 
 ANY_VERSION: Final = "*"
 """One of the versions that a budget may have: any version, but the budget must exist."""
@@ -58,10 +58,10 @@ def not_before(rule: Rule, now: Instant) -> Instant:
 
 def version_of(row: RuleRow) -> str:
     """Return the entity tag of a budget: it changes when the rule does, not when time is spent."""
-    return policy_version(row.rule, row.status) if row.source == "policy" else f'"{row.source}-{row.id}"'
+    return policy_version(row.rule) if row.source == "policy" else f'"{row.source}-{row.id}"'
 
 
-def policy_version(rule: Rule, status: Status = "active") -> str:
+def policy_version(rule: Rule) -> str:
     """Return the entity tag of a budget that follows the policy: the same before its account is opened as after."""
-    parts = (status, rule.amount, rule.period, rule.zone, rule.credit, rule.rollover, rule.anchor)
+    parts = (rule.status, rule.amount, rule.period, rule.zone, rule.credit, rule.rollover, rule.anchor)
     return f'"policy-{"-".join(map(str, parts))}"'

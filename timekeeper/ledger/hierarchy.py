@@ -17,7 +17,7 @@ from timekeeper.core.budget_record import Link, Rule
 from timekeeper.core.hierarchy import IN_FORCE, MOST_LEVELS, Tree, parents_at
 from timekeeper.core.refusal import HierarchyCycle, HierarchyTooDeep, ParentRefused, VersionMismatch
 from timekeeper.ledger import settlement
-from timekeeper.ledger.account import AccountRef, ensure_account
+from timekeeper.ledger.account import AccountRef, ensure_account, refuse_off
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import change_budget, refuse_kept
 from timekeeper.ledger.budget_rule import Change, rule_detail
@@ -103,6 +103,8 @@ def set_parent(books: Books, ref: AccountRef, above: str | None, *, reason: str,
     """
 
     def change(session: Session) -> bool:
+        if above is not None:
+            refuse_off(ref)
         account = ensure_account(books, session, ref, now)
         refuse_kept(session, account, what="parent")
         return move_below(books, session, account, above, reason=reason, actor=actor, now=now)

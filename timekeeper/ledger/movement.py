@@ -30,7 +30,7 @@ from timekeeper.core.refusal import (
     TransferRefused,
 )
 from timekeeper.ledger import coverage, settlement
-from timekeeper.ledger.account import AccountRef, ensure_account
+from timekeeper.ledger.account import AccountRef, ensure_account, refuse_off
 from timekeeper.ledger.books import Books
 from timekeeper.store import budget_rules, hierarchy_links, idempotent_rows, movements
 from timekeeper.store.accounts import BudgetAccount
@@ -72,6 +72,7 @@ def grant(
     """
 
     def book(session: Session, account: BudgetAccount) -> None:
+        refuse_off(ref)
         start = _start_of(order.now, valid_from, valid_to)
         append(books, session, account, order, "grant", valid_from=start, valid_to=valid_to, priority=priority)
 
@@ -127,6 +128,7 @@ def adjust(books: Books, ref: AccountRef, order: Order) -> bool:
     """
 
     def book(session: Session, account: BudgetAccount) -> None:
+        refuse_off(ref)
         if order.amount < 0:
             _refuse_beyond_rest(books, session, account, GpuMilliseconds(-order.amount), order.now)
         append(books, session, account, order, "adjustment")
@@ -147,6 +149,8 @@ def transfer(books: Books, source: AccountRef, target: AccountRef, order: Order,
     def book(session: Session, giver: BudgetAccount) -> None:
         if valid_to is not None and valid_to <= order.now:
             raise InstantPast("validTo is in the past", "validTo")
+        refuse_off(source)
+        refuse_off(target, "to")
         taker = ensure_account(books, session, target, order.now)
         _refuse_if_related(session, giver, taker)
         _refuse_beyond_rest(books, session, giver, order.amount, order.now)

@@ -5,18 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import cast
 
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
 from timekeeper.core.account import AccountId
-from timekeeper.core.budget_record import Rule, Used
+from timekeeper.core.budget_record import Rule, Status, Used
 from timekeeper.core.period import PeriodName
 from timekeeper.store.db.models import BudgetRule, Namespace
-
-Status = Literal["active", "suspended", "closed"]
 
 
 @dataclass(frozen=True)
@@ -26,11 +24,14 @@ class RuleRow:
     id: int
     rule: Rule
     source: str
-    status: Status = "active"
+
+    @property
+    def status(self) -> Status:
+        """Whether the budget may be spent."""
+        return self.rule.status
 
 
 def _rule_row(row: BudgetRule) -> RuleRow:
-    status = cast(Status, row.status)
     rule = Rule(
         row.effective_at,
         row.amount_ms,
@@ -38,23 +39,14 @@ def _rule_row(row: BudgetRule) -> RuleRow:
         row.time_zone,
         row.credit_ms,
         row.rollover_ms,
-        status == "active",
+        cast(Status, row.status),
         row.anchor_at,
         cast(Used, row.used),
     )
-    return RuleRow(row.id, rule, row.source, status)
+    return RuleRow(row.id, rule, row.source)
 
 
-def add_rule(
-    session: Session,
-    budget: AccountId,
-    rule: Rule,
-    *,
-    source: str,
-    actor: str,
-    now: Instant,
-    status: Status = "active",
-) -> None:
+def add_rule(session: Session, budget: AccountId, rule: Rule, *, source: str, actor: str, now: Instant) -> None:
     """Append a rule."""
     values = {
         "namespace_id": budget,
@@ -67,7 +59,7 @@ def add_rule(
         "booked_at": now,
         "credit_ms": rule.credit,
         "rollover_ms": rule.rollover,
-        "status": status,
+        "status": rule.status,
         "anchor_at": rule.anchor,
         "used": rule.used,
     }

@@ -45,7 +45,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     upgrade(engine)
     engine.dispose()
     with serving(folder, url, clock) as (service, _):
-        for name in ("team", "other", LONG):
+        for name in ("team", "other", "closing", LONG):
             service.controller.namespaces.on_event("ADDED", {"metadata": {"name": name, "uid": f"uid-{name}"}})
         pod = opening("uid-p", start=T0)
         policies = {"team": service.policy.of("team")}
@@ -88,6 +88,16 @@ def test_tables_have_80_columns_whatever_they_show(run: Run) -> None:
         assert not too_long, command
     assert "1234567h0m0s" not in run("list")
     assert "GRANTED" in run("list", "-o", "wide")
+
+
+def test_a_budget_is_closed_only_if_that_is_confirmed(run: Run) -> None:
+    for answer in ("", "n\n"):
+        assert "cannot be opened again" in run("status", "closing", "closed", code=1, stdin=answer)
+    assert json.loads(run("get", "closing", "-o", "json"))["status"] == "active"
+    run("status", "closing", "suspended")
+    run("status", "closing", "active")
+    shown = run("status", "closing", "closed", "-o", "json", stdin="y\n")
+    assert '"state": "closed"' in shown
 
 
 def test_unset_gives_the_policys_budget_back(run: Run) -> None:

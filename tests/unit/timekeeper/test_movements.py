@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
-from timekeeper.core.budget_record import Rule
+from timekeeper.core.budget_record import Rule, Status
 from timekeeper.core.refusal import Conflicting, InstantOrder, Unknown
 from timekeeper.ledger import hierarchy, movement, rate, reservation, seal, workload
 from timekeeper.ledger.account import AccountRef
@@ -24,7 +24,7 @@ from timekeeper.ledger.movement import Order
 from timekeeper.ledger.refund import refund_pod
 from timekeeper.ledger.verify import verify
 from timekeeper.ledger.workload import Closing
-from timekeeper.store import accounts, audit_chain, bookings, budget_rules, idempotent_rows
+from timekeeper.store import accounts, audit_chain, bookings, idempotent_rows
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 from timekeeper.store.db.models import AuditRecord, BudgetGrant
@@ -220,7 +220,7 @@ def test_what_a_period_leaves_goes_over_up_to_its_cap(books: Books) -> None:
 
 
 def test_a_suspended_budget_is_not_spent_and_a_closed_one_stays_closed(books: Books) -> None:
-    def turn(status: budget_rules.Status, now: int) -> None:
+    def turn(status: Status, now: int) -> None:
         set_status(books, TEAM, status, reason="why", actor="me", now=now)
 
     run(books, "a", T0)

@@ -205,6 +205,37 @@ def test_a_grant_moves_what_lies_ahead_and_a_lowered_amount_tells_what_it_crosse
     assert stage.after(1) == [50, 80]
 
 
+def test_a_percentage_is_one_of_what_was_not_moved_away(stage: Stage) -> None:
+    stage.run("a")
+    assert stage.after(30) == []
+    order = Order(50_000, "r", "k", b"", "me", stage.clock.now_ms())
+    other = AccountRef("uid-other", "other", stage.place.policy)
+    movement.transfer(stage.books, stage.place, other, order, valid_to=None)
+    assert stage.after(1) == [50]
+    assert stage.events()[0]["message"].startswith("50 % of the budget is used: 31s of 50s ")
+    stage.clock.advance(5_000)
+    movement.adjust(stage.books, stage.place, replace(order, amount=-10_000, key="l", now=stage.clock.now_ms()))
+    assert stage.after(1) == [50, 80], "37 s of 40 s"
+    assert stage.after(1) == [50, 80, 95]
+
+
+def test_a_percentage_is_one_of_what_has_not_expired(stage: Stage) -> None:
+    stage.run("a")
+    now = stage.clock.now_ms()
+    order = Order(100_000, "r", "k", b"", "me", now)
+    movement.grant(stage.books, stage.place, order, valid_from=now, valid_to=now + 60_000, priority=1)
+    assert stage.after(59) == [], "of 200 s"
+    assert stage.after(2) == [50], "of 100 s"
+    assert stage.events()[0]["message"].startswith("50 % of the budget is used: 1m1s of 1m40s ")
+
+
+def test_a_budget_from_which_all_was_moved_tells_nothing(stage: Stage) -> None:
+    order = Order(-100_000, "r", "k", b"", "me", stage.clock.now_ms())
+    movement.adjust(stage.books, stage.place, order)
+    stage.run("a")
+    assert stage.after(10) == []
+
+
 def test_a_budget_of_nothing_and_a_suspended_one_tell_nothing(stage: Stage) -> None:
     stage.file.write_text("default: {budget: {amount: 0s, period: hour}}")
     stage.controllers[0]._policy.refresh()

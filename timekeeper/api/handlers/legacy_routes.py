@@ -8,6 +8,7 @@ import uuid
 from flask import Response
 
 from slicekeeper.units import MS_PER_MINUTE, GpuMilliseconds
+from slicekeeper.wire.timekeeper import OVER_BUDGET
 from timekeeper.api import answers, parse, usage_reporter
 from timekeeper.api.budget_owner import BudgetOwner, owner_of
 from timekeeper.api.handler_context import HandlerContext
@@ -30,8 +31,8 @@ def _answer(owner: BudgetOwner) -> Response:
     budget, _ = owner.current()
     return answers.json(
         LegacyBudget(
-            budget_available=budget.state not in ("exhausted", "suspended"),
-            budget=(budget.amount_ms + budget.granted_ms) / MS_PER_MINUTE,
+            budget_available=budget.state not in OVER_BUDGET,
+            budget=budget.to_spend_ms / MS_PER_MINUTE,
             budget_remaining=budget.balance_ms / MS_PER_MINUTE,
         )
     )

@@ -17,6 +17,7 @@ from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.reservation import ReservationBody
 from timekeeper.core.refusal import ReservationUnknown
+from timekeeper.ledger.account import refuse_off
 from timekeeper.ledger.reservation import open_by_hand, outcome_of, release
 from timekeeper.store import reservations as store
 from timekeeper.store.db.models import ReservationRow
@@ -38,6 +39,7 @@ def opened(context: HandlerContext, namespace: str) -> Response:
     order = order_of(context, caller, given.amount_ms, given.reason)
     end = parse.instant(given.expires_at, "expiresAt")
     ref = owner.account_ref()
+    refuse_off(ref)
     if not ref.policy.reserves:
         raise Problem(
             409,

@@ -66,6 +66,8 @@ def _figures(
         used_ms=state.used,
         over_budget_ms=state.over,
         granted_ms=state.granted,
+        withdrawn_ms=state.withdrawn,
+        to_spend_ms=state.to_spend,
         state=state_name(standing, state, policy),
         period_start=None if around is None else format_instant(around[0]),
         period_end=None if around is None else format_instant(around[1]),

@@ -9,7 +9,7 @@ from slicekeeper.wire.timekeeper import State
 from timekeeper.core import timeline
 from timekeeper.core.budget_record import Records
 from timekeeper.core.budget_state import BudgetState, rule_at
-from timekeeper.core.threshold_crossing import crossed, limit_of
+from timekeeper.core.threshold_crossing import crossed
 from timekeeper.ledger.budget_rule import policy_rule
 from timekeeper.ledger.standing import BudgetStanding
 from timekeeper.store.accounts import BudgetAccount
@@ -25,16 +25,16 @@ def state_at(standing: BudgetStanding | None, policy: NamespacePolicy, now: Inst
 def state_name(standing: BudgetStanding | None, state: BudgetState, policy: NamespacePolicy) -> State:
     """Return the state's name on the wire."""
     if standing is not None and standing.rule.status != "active":
-        return "suspended"
+        return standing.rule.status
     if standing is not None and state.barred is not None:
         above = rule_at(standing.tree_standing.forest.records[state.barred].rules, state.at)
-        return "exhausted" if above.open else "suspended"
+        return "exhausted" if above.status == "active" else above.status
     if state.over_budget:
         return "exhausted"
     if state.balance <= 0:
         return "overdraft"
     percent = min(policy.budget.thresholds, default=0)
-    return "warning" if percent and state.used * 100 >= limit_of(state) * percent else "ok"
+    return "warning" if percent and state.used * 100 >= state.to_spend * percent else "ok"
 
 
 def state_reason(
@@ -42,14 +42,12 @@ def state_reason(
 ) -> str:
     """Return why a budget is in a state, empty if it is `ok`; `bound` is the budget that has the least left."""
     since = format_instant(state.since)
-    if state.barred is not None and name == "suspended" and standing.rule.status == "active":
-        return f"the budget of {bound.title} is not active since {since}"
-    if state.barred is not None and name == "exhausted":
-        return f"nothing is left of the budget of {bound.title} since {since}"
-    if name == "suspended":
-        return f"the budget is {standing.rule.status} since {since}"
+    above = state.barred is not None and standing.rule.status == "active"
+    whose = f"the budget of {bound.title}" if above else "the budget"
+    if name in ("suspended", "closed"):
+        return f"{whose} is {name} since {since}"
     if name == "exhausted":
-        return f"nothing is left of the budget since {since}"
+        return f"nothing is left of {whose} since {since}"
     if name == "overdraft":
         return f"the budget is used up; {standing.rule.rule.credit + state.balance} GPU-ms of credit are left"
     if name == "warning":

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from support.budget_objects import T0, TEAM, ObjectWorld
 from support.operators import Operator
@@ -36,9 +38,10 @@ def test_an_object_becomes_a_budget_and_its_status_tells_how_it_stands(world: Ob
     assert found.kept_by is not None
     assert (found.kept_by.uid, found.kept_by.generation) == (made["metadata"]["uid"], 1)
     status = world.status()
-    assert {key: status[key] for key in ("state", "amount", "used", "left")} == {
+    assert {key: status[key] for key in ("state", "amount", "toSpend", "used", "left")} == {
         "state": "ok",
         "amount": "2h30m",
+        "toSpend": "2h30m",
         "used": "0s",
         "left": "2h30m",
     }
@@ -86,6 +89,21 @@ def test_figures_are_written_at_most_twice_a_minute_and_what_matters_at_once(wor
     status = world.status()
     assert (status["amount"], status["observedGeneration"]) == ("9h", 2)
     assert status["conditions"][0]["lastTransitionTime"] == format_seconds(T0)
+
+
+def test_a_namespace_to_which_no_budget_applies_says_so_in_the_status(world: ObjectWorld) -> None:
+    file = Path(world.service.settings.policy.file)
+    file.write_text("default: {mode: off}")
+    world.service.policy.refresh()
+    world.apply(SPEC)
+    world.keeper().keep()
+    [ready] = world.status()["conditions"]
+    assert (ready["status"], ready["reason"]) == ("False", "NamespaceOff")
+    assert "no budget applies to team" in ready["message"]
+    file.write_text("default: {mode: observe}")
+    world.service.policy.refresh()
+    world.keeper().keep()
+    assert world.status()["conditions"][0]["reason"] == "Synced"
 
 
 def test_the_ledger_names_who_wrote_an_object(world: ObjectWorld) -> None:

@@ -72,6 +72,53 @@ def test_a_refund_is_shown_with_the_end_that_its_period_has_now(world: World) ->
         assert refund["validTo"] == (None if end is None else format_instant(end)), change
 
 
+def test_what_there_is_to_spend_is_what_is_used_and_what_is_left(world: World) -> None:
+    def figures() -> tuple[int, ...]:
+        found = world.get("/api/v1/budgets/team")
+        return tuple(found[f"{key}Ms"] // 60_000 for key in ("amount", "granted", "withdrawn", "toSpend", "balance"))
+
+    def post(what: str, body: Any, key: str) -> None:
+        answer = world.call("POST", f"/api/v1/budgets/team/{what}", body, {"Idempotency-Key": key})
+        assert answer.status_code == 201, answer.data
+
+    assert figures() == (150, 0, 0, 150, 150), "it has no account yet"
+    post("adjustments", {"amountMs": -HOUR, "reason": "r"}, "a")
+    assert figures() == (150, 0, 60, 90, 90)
+    post("transfers", {"to": "other", "amountMs": HOUR // 2, "reason": "r"}, "b")
+    assert figures() == (150, 0, 90, 60, 60)
+    assert world.get("/api/v1/budgets/other")["toSpendMs"] == 3 * HOUR
+    world.clock.advance(1)
+    post("grants", {"amountMs": HOUR, "reason": "r", "validTo": format_instant(T0 + 2 * HOUR)}, "c")
+    world.pod("a")
+    world.clock.advance(HOUR // 2)
+    assert figures() == (150, 60, 90, 120, 90)
+    assert 'gpu_budget_limit_seconds{namespace="team"} 7200.0' in world.metrics()
+    world.end("a")
+    world.clock.advance(2 * HOUR)
+    assert figures() == (150, 60, 90, 90, 60), "the rest of the grant has expired"
+    world.clock.advance(24 * HOUR)
+    assert figures() == (150, 0, 0, 150, 150), "another period"
+
+
+def test_a_closed_budget_is_shown_as_closed_in_it_and_under_it(world: World) -> None:
+    world.pod("a")
+    world.pod("b", "other")
+    world.call("PUT", "/api/v1/parents/lab", {"amountMs": 9 * HOUR, "period": "day", "kind": "team"})
+    world.call("PUT", "/api/v1/budgets/other/parent", {"parent": "lab", "reason": "r"})
+    for status in ("suspended", "closed"):
+        for path in ("budgets/team", "parents/lab"):
+            answer = world.call("PUT", f"/api/v1/{path}/status", {"status": status, "reason": "r"})
+            assert (answer.json["status"], answer.json["state"]) == (status, status)
+        decisions = {one["namespace"]: one for one in world.get("/api/v1/decisions")["items"]}
+        assert {one["state"] for one in decisions.values()} == {status}
+        assert decisions["team"]["reason"].startswith(f"the budget is {status} since ")
+        assert decisions["other"]["reason"].startswith(f"the budget of team lab is {status} since ")
+        assert {one["priorityClassName"] for one in decisions.values()} == {"gpu-lower-priority"}
+        (child,) = world.get("/api/v1/parents/lab/children")["items"]
+        assert (world.get("/api/v1/budgets/other")["state"], child["state"]) == (status, status)
+        assert world.get("/budget/team")["budget_available"] is False
+
+
 def test_a_grant_that_has_not_begun_is_withdrawn(world: World) -> None:
     world.call("PUT", "/api/v1/parents/lab", {**GOOD_BUDGET, "kind": "team"})
     for path in ("/api/v1/budgets/team", "/api/v1/parents/lab"):

@@ -50,7 +50,7 @@ def test_teams_and_organisations_are_made_put_above_each_other_and_bind(world: W
     budget, decision = world.get("/api/v1/budgets/team"), world.get("/api/v1/decisions/team")
     assert (budget["boundBy"], budget["state"], budget["status"]) == ("science", "suspended", "active")
     assert decision["state"] == "suspended"
-    assert decision["reason"].startswith("the budget of organisation science is not active since")
+    assert decision["reason"].startswith("the budget of organisation science is suspended since")
     assert [item["name"] for item in world.get("/api/v1/parents")["items"]] == ["physics", "science"]
     audited = world.get("/api/v1/audit")["items"]
     assert [entry["action"] for entry in audited] == [
