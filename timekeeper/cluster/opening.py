@@ -115,7 +115,7 @@ class Openings:
             book=book,
             weight=self._settings.timekeeper.weight,
             background=policy.background_fraction,
-            quota=self._quota(namespace_of(pod)),
+            quota=self._quota(pod),
             now=now,
             device_nodes=self._nodes.all_device_labels(),
         )
@@ -140,17 +140,17 @@ class Openings:
             inventory=self._inventory,
             weight=self._settings.timekeeper.weight,
             background=policy.background_fraction,
-            quota=self._quota(namespace_of(pod)),
+            quota=self._quota(pod),
             device_model=self._nodes.device_model(node),
             device_labels=self._nodes.device_labels(node) or {},
         )
 
-    def _quota(self, namespace: str) -> quota_weight.Quota | None:
-        """Return a namespace's quota if pods are weighted by it."""
+    def _quota(self, pod: Object) -> quota_weight.Quota | None:
+        """Return the quota of a pod if pods are weighted by it."""
         if self._settings.timekeeper.weight != "quota":
             return None
-        quotas, _ = self._client.list(RESOURCE_QUOTAS, namespace=namespace)
-        return quota_weight.quota_of(quotas, self._settings.resources)
+        quotas, _ = self._client.list(RESOURCE_QUOTAS, namespace=namespace_of(pod))
+        return quota_weight.quota_of(quotas, pod, self._settings.resources)
 
     def _look_at(self, node: str) -> bool:
         """Ask for a node whose GPUs the watch has not shown; return whether the answer has new ones."""

@@ -111,7 +111,7 @@ def run_timekeeper(server: Server) -> None:
     controller.stop()
     openings = Openings(settings, client, mock.MagicMock(), ClusterNodes(), Namespaces())
     attempt(lambda: openings._look_at("n"))
-    attempt(lambda: openings._quota(TEAM))
+    attempt(lambda: openings._quota({"metadata": {"namespace": TEAM}}))
     attempt(lambda: NodeClocks(client).ahead(pod(), NOW))
     strays = StrayPods(client, Pods(mock.Mock()), mock.Mock(spec=Executor))
     strays.add(pod())

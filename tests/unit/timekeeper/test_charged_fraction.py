@@ -157,10 +157,81 @@ def test_without_a_quota_the_larger_share_is_charged_and_flagged() -> None:
     assert (found.rate, found.flags) == (Fraction(1, 2), (MISSING,))
 
 
-def test_the_tightest_quota_counts() -> None:
-    def quota(**hard: str) -> dict[str, Any]:
-        return {"spec": {"hard": {f"requests.tencent.com/vcuda-{k}": v for k, v in hard.items()}}}
+def resource_quota(core: str = "", memory: str = "", **spec: Any) -> dict[str, Any]:
+    given = {"core": core, "memory": memory}
+    hard = {f"requests.tencent.com/vcuda-{name}": amount for name, amount in given.items() if amount}
+    return {"spec": {"hard": hard, **spec}}
 
-    assert quota_of([quota(core="50"), quota(core="40", memory="15")], RESOURCES) == Quota(Fraction(40), Fraction(15))
-    assert quota_of([quota(core="50")], RESOURCES) is None
-    assert quota_of([quota(core="0", memory="x"), {}], RESOURCES) is None
+
+def test_the_tightest_quota_counts() -> None:
+    two = [resource_quota("50"), resource_quota("40", "15")]
+    assert quota_of(two, {}, RESOURCES) == Quota(Fraction(40), Fraction(15))
+    assert quota_of([resource_quota("50")], {}, RESOURCES) is None
+    assert quota_of([resource_quota("0", "x"), {}], {}, RESOURCES) is None
+
+
+def by_class(operator: str, *values: str) -> dict[str, Any]:
+    selector = {"scopeName": "PriorityClass", "operator": operator, "values": list(values)}
+    return {"scopeSelector": {"matchExpressions": [selector]}}
+
+
+def affinity(kind: str, **term: Any) -> dict[str, Any]:
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "x", **term}]}
+    return {"spec": {"affinity": {kind: required}}}
+
+
+CPU = {"spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "50m"}}}]}}
+CLASSES: dict[str, dict[str, Any]] = {name: {"spec": {"priorityClassName": name}} for name in ("low", "high")}
+
+
+@pytest.mark.parametrize(
+    ("scopes", "selected", "others"),
+    [
+        (by_class("In", "low"), [CLASSES["low"]], [CLASSES["high"], {}, {"spec": {"priorityClassName": ""}}]),
+        (by_class("NotIn", "low"), [CLASSES["high"], {}], [CLASSES["low"]]),
+        (by_class("Exists"), [CLASSES["low"]], [{}]),
+        (by_class("DoesNotExist"), [{}], [CLASSES["low"]]),
+        (by_class("Like", "low"), [], [{}, CLASSES["low"]]),
+        ({"scopes": ["PriorityClass"]}, [CLASSES["low"]], [{}]),
+        ({"scopes": ["Terminating"]}, [{"spec": {"activeDeadlineSeconds": 60}}], [{}]),
+        ({"scopes": ["NotTerminating"]}, [{}], [{"spec": {"activeDeadlineSeconds": 60}}]),
+        ({"scopes": ["BestEffort"]}, [{}, {**CPU, "status": {"qosClass": "BestEffort"}}], [CPU]),
+        ({"scopes": ["NotBestEffort"]}, [CPU, {"status": {"qosClass": "Burstable"}}], [{}, {"status": {}}]),
+        ({"scopes": ["NotBestEffort"]}, [{"spec": {"resources": {"limits": {"memory": "1Gi"}}}}], []),
+        ({"scopes": ["NotBestEffort"]}, [{"spec": {"initContainers": CPU["spec"]["containers"]}}], []),
+        (
+            {"scopes": ["CrossNamespacePodAffinity"]},
+            [affinity("podAffinity", namespaces=["b"]), affinity("podAntiAffinity", namespaceSelector={})],
+            [{}, affinity("podAffinity"), affinity("podAntiAffinity", namespaces=[])],
+        ),
+        (
+            {"scopes": ["CrossNamespacePodAffinity"]},
+            [
+                {
+                    "spec": {
+                        "affinity": {
+                            "podAffinity": {
+                                "preferredDuringSchedulingIgnoredDuringExecution": [
+                                    {"weight": 1, "podAffinityTerm": {"namespaces": ["b"]}}
+                                ]
+                            }
+                        }
+                    }
+                }
+            ],
+            [],
+        ),
+        ({"scopes": ["VolumeAttributesClass"]}, [], [{}, CPU]),
+        ({"scopes": ["OfALaterKubernetes"]}, [], [{}]),
+        ({"scopes": ["Terminating"], **by_class("In", "low")}, [], [CLASSES["low"]]),
+        ({"scopes": [], "scopeSelector": None}, [{}], []),
+    ],
+)
+def test_a_quota_counts_for_the_pods_that_its_scopes_select(
+    scopes: dict[str, Any], selected: list[dict[str, Any]], others: list[dict[str, Any]]
+) -> None:
+    quotas = [resource_quota("6400", "6400"), resource_quota("400", **scopes)]
+    for given in selected:
+        assert quota_of(quotas, given, RESOURCES) == Quota(Fraction(400), Fraction(6400))
+    for given in others:
+        assert quota_of(quotas, given, RESOURCES) == Quota(Fraction(6400), Fraction(6400))

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from slicekeeper.config.policy import NamespacePolicy
-from slicekeeper.config.settings import Resources, Settings
+from slicekeeper.config.settings import Resources, Settings, TimekeeperSettings
 from slicekeeper.errors import NotFound
+from slicekeeper.gpu.inventory import Gpu
 from timekeeper.cluster.opening import Openings, charged_request
 from timekeeper.cluster.watches import ClusterNodes, Namespaces
 from timekeeper.core import interval
@@ -22,7 +23,9 @@ H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-SHARED", "nvidia.com/gp
 
 
 class Client:
-    """An API server with one node."""
+    """An API server with one node, and the ResourceQuotas of one namespace."""
+
+    quotas: tuple[dict[str, Any], ...] = ()
 
     def __init__(self, labels: dict[str, str] | None) -> None:
         self.labels = labels
@@ -33,6 +36,9 @@ class Client:
         if self.labels is None:
             raise NotFound("gone")
         return {"metadata": {"name": name, "labels": self.labels}}
+
+    def list(self, _resource: object, *, namespace: str) -> tuple[list[dict[str, Any]], str]:
+        return (list(self.quotas) if namespace == "team" else []), "1"
 
 
 def pod(**devices: int) -> dict[str, Any]:
@@ -106,6 +112,31 @@ def test_what_is_no_device_by_the_settings_is_not_charged(books: Books) -> None:
     start = interval.Start(T0, exact=True)
     assert found.opening(pod(**{"mig-1g.10gb": 1}), start, NamespacePolicy()) is None
     assert found.opening(pod(gpu=1), start, NamespacePolicy()) is not None
+
+
+@pytest.mark.parametrize(("priority_class", "parts"), [("gpu-lower-priority", Fraction(3, 4)), ("", Fraction(3, 64))])
+def test_a_scoped_quota_weighs_and_sets_aside_only_for_the_pods_that_it_selects(
+    books: Books, priority_class: str, parts: Fraction
+) -> None:
+    def quota(amount: str, **spec: Any) -> dict[str, Any]:
+        hard = {f"requests.tencent.com/vcuda-{name}": amount for name in ("core", "memory")}
+        return {"spec": {"hard": hard, **spec}}
+
+    selector = {"scopeName": "PriorityClass", "operator": "In", "values": ["gpu-lower-priority"]}
+    client = Client({})
+    client.quotas = (quota("64"), quota("4", scopeSelector={"matchExpressions": [selector]}))
+    asking = pod()
+    limits = {f"tencent.com/vcuda-{name}": 3 for name in ("core", "memory")}
+    asking["spec"]["containers"][0]["resources"]["limits"] = limits
+    asking["spec"]["priorityClassName"] = priority_class
+    found = openings(books, client, Settings(timekeeper=TimekeeperSettings(weight="quota")))
+    made = found.opening(asking, interval.Start(T0, exact=True), NamespacePolicy())
+    assert made is not None
+    assert sum(made.shares.values()) == parts
+    found._inventory = {"a": Gpu("a", "A100", 40960)}
+    need = found.need(asking, NamespacePolicy(), 64, RateBook({}), T0)
+    assert need is not None
+    assert need.amount == 64 * parts
 
 
 @pytest.mark.parametrize(("labels", "amount"), [({"nvidia.com/gpu.replicas": "4"}, 2500), ({}, 10_000)])
