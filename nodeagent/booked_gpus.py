@@ -33,7 +33,7 @@ class ContainerHold:
     alone: bool = False
     """Whether the scheduler reserves its GPUs for its pod, however little the pod requested."""
     limited: bool = False
-    """Whether the webhook makes it load the limiter, as it does for fractions in enforced namespaces."""
+    """Whether the webhook has it load the limiter, as it does for fractions in enforced namespaces."""
     preload: str | None = None
     """LD_PRELOAD without the limiter, if the container has one and does not need it: on a MIG slice."""
 
@@ -47,7 +47,7 @@ def holds(pod: Mapping[str, Any], resources: Resources) -> dict[str, ContainerHo
     """Return the holds of a bound pod by container; containers without chosen GPUs are left out."""
     annotations = annotations_of(pod)
     requests = parse_admitted(pod, resources)[0].requests
-    preloads, alone = _preloads(pod), sharing_mode(pod) == names.EXCLUSIVE
+    preloads, alone = _with_limiter(pod), sharing_mode(pod) == names.EXCLUSIVE
     found = {}
     for request in requests:
         chosen = annotations.get(names.gpu_annotation(request.container), "")
@@ -56,20 +56,23 @@ def holds(pod: Mapping[str, Any], resources: Resources) -> dict[str, ContainerHo
             core = request.core if request.is_fraction else CORES_PER_GPU
             memory = request.memory_mib // len(gpus)
             hold = ContainerHold(gpus, core, memory, alone)
-            rest = preloads.get(request.container)
-            limited = rest is not None and not hold.on_slice
-            found[request.container] = replace(hold, limited=limited, preload=None if limited else rest)
+            limited = request.container in preloads and not hold.on_slice
+            rest = None if limited else preloads.get(request.container)
+            found[request.container] = replace(hold, limited=limited, preload=rest)
     return found
 
 
-def _preloads(pod: Mapping[str, Any]) -> dict[str, str]:
-    """Return the containers whose LD_PRELOAD names the limiter, with what else it names."""
-    found = {}
+def _with_limiter(pod: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the containers that load the limiter, with what else its LD_PRELOAD names; None if that is the user's."""
+    found: dict[str, str | None] = {}
     for _, _, container in containers(as_map(pod.get("spec"))):
         for entry in map(as_map, as_list(container.get("env"))):
-            parts = str(entry.get("value")).replace(" ", ":").split(":") if entry.get("name") == "LD_PRELOAD" else []
-            if names.LIBRARY_PATH in parts:
+            name, value = entry.get("name"), str(entry.get("value"))
+            parts = value.replace(" ", ":").split(":")
+            if name == "LD_PRELOAD" and names.LIBRARY_PATH in parts:
                 found[container_name(container)] = ":".join(part for part in parts if part != names.LIBRARY_PATH)
+            elif name == names.LIMITER_VARIABLE and value == names.LIBRARY_PATH:
+                found.setdefault(container_name(container), None)
     return found
 
 

@@ -24,6 +24,8 @@ GATE: Final = "slicekeeper.io/reservation"
 SIDECAR: Final = "gpu-sidecar"
 ENV_PREFIX: Final = "SLICEKEEPER_"
 LIBRARY_PATH: Final = "/usr/local/slicekeeper/lib/libvcuda.so"
+LIMITER_VARIABLE: Final = "SLICEKEEPER_LIMITER"
+"""Names the limiter in a container whose `LD_PRELOAD` is the user's own; the seat loads it by `/etc/ld.so.preload`."""
 
 # Written by the webhook on GpuBudgets and ClusterGpuBudgets.
 CHANGED_BY: Final = "slicekeeper.io/changed-by"

@@ -19,6 +19,7 @@ from slicekeeper.gpu.request import PodRequest
 from slicekeeper.untyped_json import show
 from slicekeeper.wire.json_patch import JsonPatch
 from webhook import (
+    applied_again,
     ephemeral_containers,
     mutation,
     pod_rules,
@@ -122,6 +123,10 @@ class Admission:
     def forges_mirror(self, pod: Mapping[str, Any], case: Case) -> bool:
         """Whether a GPU pod, or a template of one, says that it mirrors a static pod, as only a kubelet's pods do."""
         return relevant_pods.forges_mirror(pod, case, self._cluster)
+
+    def mutate_update(self, pod: Mapping[str, Any], old: Mapping[str, Any], case: Case) -> Verdict:
+        """Return the patch that keeps what a pod got at its admission when its manifest is applied again."""
+        return applied_again.keep(pod, old, case, self._cluster)
 
     def mutate_ephemeral(self, pod: Mapping[str, Any], old: Mapping[str, Any], case: Case) -> Verdict:
         """Return the patch for ephemeral containers that were added to a running pod; /validate checks them."""

@@ -68,6 +68,11 @@ class Request:
         return self.kind == "Pod" and not self.group and self.operation == "CREATE" and not self.subresource
 
     @property
+    def changes_pod(self) -> bool:
+        """Whether a pod is changed, other than by a subresource."""
+        return self.kind == "Pod" and not self.group and self.operation == "UPDATE" and not self.subresource
+
+    @property
     def adds_ephemeral_containers(self) -> bool:
         """Whether a running pod gets containers, as by `kubectl debug`."""
         of_pod = self.kind == "Pod" and not self.group
@@ -104,7 +109,7 @@ class Reviewer:
         self._case_of = case_of
 
     def mutate(self, body: bytes | bytearray) -> Answer:
-        """Answer `/mutate`: a patch for a new pod, its ephemeral containers or a budget, otherwise nothing."""
+        """Answer `/mutate`: a patch for a pod, its ephemeral containers or a budget, otherwise nothing."""
         return _answer(body, self._mutate)
 
     def validate(self, body: bytes | bytearray) -> Answer:
@@ -116,6 +121,8 @@ class Reviewer:
             if request.forges_mirror:
                 return Verdict(violations=[reserved_names.not_by_kubelet(request.object)])
             return self._admission.mutate(request.object, self._case_of(request.namespace))
+        if request.changes_pod:
+            return self._admission.mutate_update(request.object, request.old, self._case_of(request.namespace))
         if request.adds_ephemeral_containers:
             return self._admission.mutate_ephemeral(request.object, request.old, self._case_of(request.namespace))
         if request.is_budget:

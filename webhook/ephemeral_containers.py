@@ -51,7 +51,7 @@ def check(pod: Mapping[str, Any], old: Mapping[str, Any], case: Case, cluster: C
         if on_gpu_pod:
             yield from host_access.of_container(path, name, container, cluster.webhook)
             yield from legacy_runtime.of_container(path, name, container, None, cluster)
-            yield from reserved_names.of_env(path, name, container, preload=False)
+            yield from reserved_names.of_env(path, name, container, limited=False)
             if legacy_runtime.needs_void(container, cluster):
                 yield Violation(
                     code="not-as-admitted",

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which containers load the limiter, and the variable that makes the dynamic linker do so."""
+"""Which containers load the limiter, and the variables that make them do so.
+
+A user's own `LD_PRELOAD` is left alone, since Kubernetes would refuse a second `kubectl apply` of a pod whose value was
+changed. Such a container gets a variable that tells the node agent to load the limiter by `/etc/ld.so.preload` alone.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from slicekeeper import names
-from webhook.json_patch import PatchBuilder
 from webhook.review_inputs import Case, ClusterContext
 
 PRELOAD: Final = "LD_PRELOAD"
+BESIDE_OWN: Final = {"name": names.LIMITER_VARIABLE, "value": names.LIBRARY_PATH}
 
 
 def is_wanted(case: Case, cluster: ClusterContext) -> bool:
@@ -18,17 +22,15 @@ def is_wanted(case: Case, cluster: ClusterContext) -> bool:
     return cluster.webhook.injection == "limiter" and case.policy.mode == "enforce"
 
 
-def variables(patch: PatchBuilder, env: Sequence[Mapping[str, Any]], pointer: str) -> list[Mapping[str, Any]]:
-    """Return what a container's `env` lacks; if it preloads a library of its own, put ours before that instead.
-
-    `pointer` is where `env` is in the pod.
-    """
-    # The last of several entries is the one that counts; another injector may have put its library first.
-    last = max((index for index, entry in enumerate(env) if entry.get("name") == PRELOAD), default=-1)
-    if last < 0:
+def variables(env: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return what a container's `env` lacks; a value with our library in it is one that an earlier release wrote."""
+    own = [entry for entry in env if entry.get("name") == PRELOAD]
+    if not own:
         return [{"name": PRELOAD, "value": names.LIBRARY_PATH}]
-    own = env[last].get("value") or ""
-    if names.LIBRARY_PATH not in own.replace(" ", ":").split(":"):
-        value = f"{names.LIBRARY_PATH}:{own}" if own else names.LIBRARY_PATH
-        patch.member(env[last], f"{pointer}/{last}", "value", value)
-    return []
+    if BESIDE_OWN in env or any(_loads_ours(entry.get("value") or "") for entry in own):
+        return []
+    return [BESIDE_OWN]
+
+
+def _loads_ours(value: str) -> bool:
+    return names.LIBRARY_PATH in value.replace(" ", ":").split(":")

@@ -110,5 +110,5 @@ def _env(
     if not has_devices:
         added.append(devices)
     if preload:
-        added += limiter_preload.variables(patch, entries, pointer)
+        added += limiter_preload.variables(entries)
     patch.append(container.get("env"), pointer, added)

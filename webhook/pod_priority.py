@@ -27,12 +27,17 @@ def class_name(case: Case, cluster: ClusterContext, *, over: bool) -> str:
     return case.policy.in_budget_class or cluster.default_classes.in_budget.name
 
 
+def may_be_replaced(name: str, case: Case, cluster: ClusterContext) -> bool:
+    """Whether admission takes a pod that names this class, and may give it another one."""
+    ours = (class_name(case, cluster, over=False), class_name(case, cluster, over=True))
+    return not name or name in ours or name in case.policy.allowed_priority_classes or cluster.classes.is_default(name)
+
+
 def of_spec(spec: Mapping[str, Any], case: Case, cluster: ClusterContext) -> Iterator[Violation]:
     """Check the class that the user names, and whether the classes that the webhook would set exist."""
-    ours = (class_name(case, cluster, over=False), class_name(case, cluster, over=True))
     allowed = case.policy.allowed_priority_classes
-    named = spec.get("priorityClassName")
-    if named and named not in ours and named not in allowed and not cluster.classes.is_default(named):
+    named = spec.get("priorityClassName") or ""
+    if not may_be_replaced(named, case, cluster):
         yield Violation(
             code="priority-class-not-allowed",
             field="spec.priorityClassName",
@@ -41,7 +46,8 @@ def of_spec(spec: Mapping[str, Any], case: Case, cluster: ClusterContext) -> Ite
             + (", ".join(allowed) if allowed else "no other"),
             example=f"priorityClassName: {allowed[0]}" if allowed else "no priorityClassName",
         )
-    for name in ours:
+    for over in (False, True):
+        name = class_name(case, cluster, over=over)
         if cluster.classes.get(name) is None:
             yield Violation(
                 code="priority-class-unknown",

@@ -126,7 +126,7 @@ def _containers(
                 yield from reserved_names.of_sidecar(path, kind, container, case, cluster, holds_gpu=gpu is not None)
             else:
                 limited = preload and gpu is not None and request.is_limited(gpu)
-                yield from reserved_names.of_env(path, name, container, preload=limited)
+                yield from reserved_names.of_env(path, name, container, limited=limited)
     if request.requests:
         yield from reserved_names.of_volumes(spec, cluster)
 

@@ -17,7 +17,7 @@ from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.pod import gate_index
 from slicekeeper.untyped_json import as_list, as_map, show
-from webhook.limiter_preload import PRELOAD
+from webhook.limiter_preload import BESIDE_OWN
 from webhook.review_inputs import Case, ClusterContext
 from webhook.sidecar_container import covers, is_ours
 
@@ -154,22 +154,11 @@ def of_seat(
         )
 
 
-def of_env(path: str, name: str, container: Mapping[str, Any], *, preload: bool) -> Iterator[Violation]:
-    """Yield variables that are ours, and a preload that ours cannot be prepended to."""
+def of_env(path: str, name: str, container: Mapping[str, Any], *, limited: bool) -> Iterator[Violation]:
+    """Yield variables that are ours, except those of a container that gets the limiter."""
     for index, entry in enumerate(as_list(container.get("env"))):
         variable = entry.get("name")
-        if variable == PRELOAD:
-            indirect = entry.get("valueFrom")
-            if preload and indirect:
-                yield Violation(
-                    code="preload-not-literal",
-                    container=name,
-                    field=f"{path}.env[{index}].valueFrom",
-                    value=show(indirect),
-                    rule=f"the limiter is put before your {PRELOAD}, which needs a literal value",
-                    example="value: /opt/lib/own.so",
-                )
-        elif variable.startswith(names.ENV_PREFIX):
+        if variable.startswith(names.ENV_PREFIX) and not (limited and entry == BESIDE_OWN):
             yield Violation(
                 code="reserved-env",
                 container=name,

@@ -22,8 +22,8 @@ from slicekeeper.config.yaml_file import check_keys, convert, lookup, read_yaml
 from slicekeeper.errors import SettingsError
 
 _OTHER_VARIABLES = (names.ENV_PREFIX + "CONFIG", names.ENV_PREFIX + "HOME", names.ENV_PREFIX + "CACHE")
-_IN_CONTAINERS = re.compile(names.ENV_PREFIX + "(SEAT|FAKE_.*)")
-"""What a container with a slice has in its environment: the limiter's seat, the fake driver's variables."""
+_IN_CONTAINERS = re.compile(names.ENV_PREFIX + "(SEAT|LIMITER|FAKE_.*)")
+"""What a container with a slice has in its environment: the limiter and its seat, the fake driver's variables."""
 
 _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)")
 """What kubelet adds to a container's environment for each Service of its namespace."""

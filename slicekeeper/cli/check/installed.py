@@ -77,7 +77,8 @@ def differences(
             text = " ".join(condition["expression"] for condition in hook.get("matchConditions") or [])
             if text:
                 what = f"{plural} slicekeeper, webhook {hook.get('name')}, is asked about"
-                yield from _compared(what, manifests.found(manifests.ASKS, text), manifests.names_of(resources))
+                if not hook.get("objectSelector"):  # otherwise it is asked about pods with our label
+                    yield from _compared(what, manifests.found(manifests.ASKS, text), manifests.names_of(resources))
                 for shape, wanted in (
                     (manifests.ANNOTATIONS, manifests.annotations_of(resources)),
                     (manifests.LABELS, manifests.labels_of(resources)),

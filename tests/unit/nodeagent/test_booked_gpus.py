@@ -101,17 +101,24 @@ def test_a_pod_that_has_ended_holds_nothing(bench: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "limited"),
-    [(names.LIBRARY_PATH, True), (f"/opt/own.so:{names.LIBRARY_PATH}", True), ("/opt/own.so", False), (None, False)],
+    ("value", "marked", "limited"),
+    [
+        (names.LIBRARY_PATH, False, True),
+        (f"/opt/own.so:{names.LIBRARY_PATH}", False, True),
+        ("/opt/own.so", False, False),
+        ("/opt/own.so", True, True),
+        (None, False, False),
+    ],
 )
 def test_a_container_is_limited_if_the_webhook_had_it_load_the_limiter(
-    bench: Any, value: str | None, limited: bool
+    bench: Any, value: str | None, marked: bool, limited: bool
 ) -> None:
     pod = bench.pods.add("one", gpu=0)
     if value is not None:
         pod["spec"]["containers"][0]["env"] = [
             {"name": "OTHER", "value": names.LIBRARY_PATH},
             {"name": "LD_PRELOAD", "value": value},
+            *([{"name": names.LIMITER_VARIABLE, "value": names.LIBRARY_PATH}] if marked else []),
         ]
     if limited:
         with pytest.raises(grpc.RpcError, match="the node's arbiter does not answer.*kubelet tries again"):
