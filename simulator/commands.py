@@ -19,7 +19,8 @@ from simulator.initial_objects import MODELS
 from simulator.local import Interrupted, LocalCluster, Options
 from simulator.narrator import Narrator
 from slicekeeper import threads
-from slicekeeper.cli.main import EXIT_FAILED, Context, home
+from slicekeeper.cli.local_home import home
+from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.cli.plain_text import plain
 from slicekeeper.kube.client import KubeClient

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,8 @@ from simulator.kubescheduler import KubeScheduler
 from simulator.part_processes import Part, Parts
 from simulator.processes import Spawner
 from slicekeeper import clock as clocks
-from slicekeeper.config.load import load
+from slicekeeper.cli import local_home
+from slicekeeper.config.load import keys, load
 from slicekeeper.config.settings import ClockSettings, Settings, TimekeeperSettings
 from slicekeeper.errors import SettingsError
 from slicekeeper.kube.client import KubeClient
@@ -40,8 +42,9 @@ from slicekeeper.net.timekeeper_client import TimekeeperClient
 from slicekeeper.units import format_instant
 
 LEDGER: Final = ("timekeeper.sqlite", "timekeeper.sqlite-wal", "timekeeper.sqlite-shm")
-STATE: Final = ("config.yaml", "policy.yaml", "operator.token", "certificates", "logs", "pods", *LEDGER)
+STATE: Final = (local_home.SETTINGS, "policy.yaml", "operator.token", "certificates", "logs", "pods", *LEDGER)
 """The files that local mode keeps in its home, and removes when it starts."""
+LOCK_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class LocalCluster:
     def __init__(
         self, home: Path, options: Options, tell: Callable[[str], None], interrupted: threading.Event | None = None
     ) -> None:
-        self.home = home.absolute()
+        self.home = home
         self.options = options
         self._tell = tell
         self.interrupted = interrupted or threading.Event()
@@ -103,8 +106,8 @@ class LocalCluster:
 
         Raises SlicekeeperError; what was started is stopped again.
         """
-        self._take_home()
         try:
+            self._take_home()
             self._start()
         except BaseException:
             self.stop()
@@ -138,7 +141,8 @@ class LocalCluster:
         initial_objects.fill(self.cluster.store, settings, wanted.nodes, wanted.gpus, wanted.model, wanted.mig)
         server = ApiServer(Api(self.cluster), extra={"/simulator/processes": self.processes})
         self.config = self._write_config(settings, server.url, addresses, files)
-        self.settings = load(self.config, os.environ).settings
+        environ = _without_ours(os.environ, self.config)
+        self.settings = load(self.config, environ).settings
         logs = self.home / "logs"
         self.kubelet = Kubelet(self.cluster, self.settings, self._spawner, self.home / "pods", logs)
         self.parts = Parts(
@@ -148,6 +152,7 @@ class LocalCluster:
                 Part("webhook", f"https://{addresses['webhook']}", listeners["webhook"], str(files.ca)),
             ],
             self.config,
+            environ,
             logs,
             self._spawner,
             self._tell,
@@ -182,23 +187,56 @@ class LocalCluster:
         return {"parts": self.parts.pids(), "sidecars": self.kubelet.sidecar_pids()}
 
     def _take_home(self) -> None:
-        self.home.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        """Lock the home, and remove what an earlier local mode has left in it.
+
+        Raises SettingsError if another one runs there, or if it is no folder for this.
+        """
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.home = self.home.absolute()
+            self.home.mkdir(parents=True, exist_ok=True)
+            self._check_no_others_files()
+            self._lock = os.open(self.home / local_home.LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            self._take_lock(self._lock)
+            self._remove_state()
         except OSError as error:
-            owner = os.pread(self._lock, 20, 0).decode().strip() or "unknown"
-            os.close(self._lock)
-            self._lock = None
+            why = "it is not a folder" if isinstance(error, (FileExistsError, NotADirectoryError)) else error.strerror
             raise SettingsError(
-                f"local mode already runs in {self.home} (process {owner}); end it with Ctrl-C there, "
-                "or give this one another home: SLICEKEEPER_HOME=DIR slicekeeper local"
+                f"local mode cannot keep its state in {self.home}: {why}; "
+                "name a folder that you may write to: SLICEKEEPER_HOME=DIR slicekeeper local"
             ) from error
-        os.truncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def _check_no_others_files(self) -> None:
+        """Raise SettingsError if starting would remove files that no local mode has written."""
+        found = [name for name in STATE if os.path.lexists(self.home / name)]
+        if found and not os.path.lexists(self.home / local_home.LOCK):
+            raise SettingsError(
+                f"SLICEKEEPER_HOME is {str(self.home)!r}, which has its own {', '.join(found)}: local mode would "
+                "remove that; name an empty folder or a new one"
+            )
+
+    def _take_lock(self, lock: int) -> None:
+        # Commands that look whether local mode runs hold it for an instant.
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() < deadline:
+                    time.sleep(0.02)
+                    continue
+                owner = os.pread(lock, 20, 0).decode().strip() or "unknown"
+                raise SettingsError(
+                    f"local mode already runs in {self.home} (process {owner}); end it with Ctrl-C there, "
+                    "or give this one another home: SLICEKEEPER_HOME=DIR slicekeeper local"
+                ) from error
+            break
+        os.truncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+
+    def _remove_state(self) -> None:
         for name in STATE:
             path = self.home / name
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
@@ -227,9 +265,21 @@ class LocalCluster:
             "tls": {"certificateFile": str(files.certificate), "keyFile": str(files.key)},
         }
         tree["scheduler"] |= {"bind": addresses["scheduler"]}
-        config = self.home / "config.yaml"
+        config = self.home / local_home.SETTINGS
         config.write_text("# Written by `slicekeeper local` for all parts.\n" + yaml.safe_dump(tree), "utf-8")
         return config
+
+
+def _without_ours(environ: Mapping[str, str], config: Path) -> dict[str, str]:
+    """Return an environment without variables that would lead the parts to other servers, ledgers or files than ours.
+
+    In a shell that is set up for a real cluster they would otherwise act on that.
+    """
+    written = load(config, {}).origin
+    ours = {
+        key.variable for key in keys() if key.dotted in written or key.path[0] in ("kubernetes", "timekeeperClient")
+    }
+    return {name: value for name, value in environ.items() if name not in ours}
 
 
 def _settings_tree(settings: Settings, paced: float) -> dict[str, Any]:

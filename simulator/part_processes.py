@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -52,6 +52,7 @@ class Parts:
         self,
         parts: list[Part],
         config: Path,
+        environ: Mapping[str, str],
         logs: Path,
         spawner: Spawner,
         tell: Callable[[str], None],
@@ -59,6 +60,7 @@ class Parts:
     ) -> None:
         self.parts = parts
         self._config = config
+        self._environ = environ
         self._logs = logs
         self._spawner = spawner
         self._tell = tell
@@ -91,7 +93,7 @@ class Parts:
 
     def _start(self, part: Part, listener: socket.socket | None = None) -> None:
         argv = [*COMMAND, "--config", str(self._config), part.name, "serve"]
-        part.process = self._spawner.start(argv, log=self._log(part), listener=listener)
+        part.process = self._spawner.start(argv, log=self._log(part), env=self._environ, listener=listener)
 
     def _log(self, part: Part) -> Path:
         return self._logs / f"{part.name}.log"

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How properties are searched: judged by what they find, never by how long a shared machine takes for an example.
+"""Where tests start, and how properties are searched.
 
+No test sees the folder, the home or the variables of whoever runs it: a cluster that is named there is not meant.
+
+Properties are judged by what they find, never by how long a shared machine takes for an example.
 A counterexample must not be lost: it is kept in `build/counterexamples`, with the command that finds it again. That
 collects what this run did, for Hypothesis draws from the constants of all modules that are loaded.
 Shrinking is bounded, because Hypothesis's own bound of five minutes for each failure is a third of the unit suite.
@@ -8,8 +11,9 @@ Shrinking is bounded, because Hypothesis's own bound of five minutes for each fa
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, core, settings
 from hypothesis.internal.conjecture import engine
 from hypothesis.vendor.pretty import RepresentationPrinter
+
+LEADING = re.compile(
+    "SLICEKEEPER_(?!CLUSTER_|CACHE$).*|KUBE.*|PG.*|GIT_(DIR|WORK_TREE|INDEX_FILE)|LISTEN_.*|GUNICORN_.*|PROMETHEUS_.*|"
+    "(CUDA|NVIDIA)_VISIBLE_.*|MAKEFLAGS|MAKELEVEL|LD_PRELOAD|WEB_CONCURRENCY|NO_COLOR|FORCE_COLOR|COLUMNS|LINES"
+)
+"""Variables that lead what a test starts to something else than the test means; the suites' own are kept."""
 
 SHRINKING_SECONDS = 30
 
@@ -32,6 +42,23 @@ settings.register_profile(
 )
 settings.load_profile("project")
 settings.register_profile("few", settings.get_profile("project"), max_examples=5)
+
+
+def pytest_configure() -> None:
+    """Forget variables before any test module or fixture reads them."""
+    for name in filter(LEADING.fullmatch, list(os.environ)):
+        del os.environ[name]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Work in an empty folder with an empty home; what was built or downloaded once stays where it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, folder in (("XDG_CACHE_HOME", ".cache"), ("XDG_CONFIG_HOME", ".config"), ("GOPATH", "go")):
+            patch.setenv(name, os.environ.get(name) or str(Path.home() / folder))
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        patch.chdir(tmp_path_factory.mktemp("here"))
+        yield
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

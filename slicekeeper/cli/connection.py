@@ -9,6 +9,7 @@ from typing import Any
 import click
 import msgspec
 
+from slicekeeper.cli import local_home
 from slicekeeper.cli.main import Context
 from slicekeeper.errors import SettingsError
 from slicekeeper.kube import kubeconfig
@@ -58,13 +59,21 @@ def timekeeper(context: Context) -> TimekeeperClient:
     try:
         connection = _connection(context, settings.timeout_seconds)
     except SettingsError as error:
-        if _is_named(context):
+        if kubeconfig_of(context):
             raise
         raise SettingsError(
             f"neither a timekeeper nor a cluster is configured: set timekeeperClient.url, for example "
             f"http://127.0.0.1:8444; or: {error}"
         ) from error
     return TimekeeperClient(settings, connection)
+
+
+def kubeconfig_of(context: Context) -> str:
+    """Return the kubeconfig by which a command reaches its cluster; empty if it does not use one."""
+    named = context.kube_kubeconfig or kubeconfig.named(os.environ)
+    if _is_named(context):
+        return named or kubeconfig.USUAL
+    return "" if context.loaded.settings.kubernetes.server else named
 
 
 def _is_named(context: Context) -> bool:
@@ -79,12 +88,13 @@ def _connection(context: Context, timeout_seconds: float) -> JsonClient:
     """
     settings = context.loaded.settings.kubernetes
     timeout = timeout_seconds or settings.timeout_seconds
-    files = context.kube_kubeconfig or kubeconfig.named(os.environ)
-    if _is_named(context) or (files and not settings.server):
-        return kubeconfig.connect(files or kubeconfig.USUAL, context.kube_context, timeout=timeout)
+    if files := kubeconfig_of(context):
+        return kubeconfig.connect(files, context.kube_context, timeout=timeout)
     if not settings.server and not os.environ.get("KUBERNETES_SERVICE_HOST"):
+        ended = local_home.home() / local_home.SETTINGS
         raise SettingsError(
             f"no cluster is configured: there is no {kubeconfig.USUAL}; name one by --kubeconfig or $KUBECONFIG, or "
             "the API server's URL by kubernetes.server"
+            + (f"; the local mode in {ended.parent} has ended" if os.access(ended, os.F_OK) else "")
         )
     return connect(msgspec.structs.replace(settings, timeout_seconds=timeout))

@@ -11,10 +11,12 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 import click
 
 from slicekeeper import __version__
+from slicekeeper.cli import local_home
 from slicekeeper.cli.plain_text import indented
 from slicekeeper.config.load import Loaded, load
 from slicekeeper.config.settings import Settings
@@ -29,18 +31,10 @@ EXIT_USAGE = 2
 """The command line or a setting is wrong."""
 
 
-def home() -> Path:
-    """Return the folder in which local mode keeps its state: `$SLICEKEEPER_HOME`, or `.slicekeeper` here."""
-    return Path(os.environ.get("SLICEKEEPER_HOME", ".slicekeeper"))
+_OF_ALL: Final = Path("/etc/slicekeeper/config.yaml")
 
-
-def config_file(given: Path | None) -> Path | None:
-    """Return the settings file: the one given, `$SLICEKEEPER_CONFIG`, /etc's, local mode's, or none."""
-    named = given or (Path(os.environ["SLICEKEEPER_CONFIG"]) if os.environ.get("SLICEKEEPER_CONFIG") else None)
-    if named is not None:
-        return named
-    usual = (Path("/etc/slicekeeper/config.yaml"), home() / "config.yaml")
-    return next((file for file in usual if file.is_file()), None)
+_SERVERS: Final = ("SLICEKEEPER_KUBERNETES_SERVER", "SLICEKEEPER_TIMEKEEPER_CLIENT_URL", "KUBECONFIG")
+"""Variables that name a cluster or a timekeeper."""
 
 
 class Context:
@@ -53,8 +47,26 @@ class Context:
 
     @cached_property
     def loaded(self) -> Loaded:
-        """Settings and where they came from."""
-        return load(config_file(self.config), os.environ)
+        """Settings and where they came from. If local mode runs here and there is a choice, say what is used."""
+        file, named = self._file()
+        local = local_home.settings_file()
+        if local is not None and named:
+            if file is None or not _same(file, local):
+                _say(f"using {named}, not the local mode in {local.parent}; for that, set SLICEKEEPER_CONFIG={local}")
+        elif local is not None:
+            file = local
+            if other := _usual_cluster():
+                _say(f"using the local mode in {local.parent}, not {other}")
+        return load(file, os.environ)
+
+    def _file(self) -> tuple[Path | None, str]:
+        """Return the settings file that is named, or that of /etc, and what comes before local mode."""
+        variable = os.environ.get("SLICEKEEPER_CONFIG")
+        file = self.config or (Path(variable) if variable else _OF_ALL if _exists(_OF_ALL) else None)
+        options = {"context": self.kube_context, "kubeconfig": self.kube_kubeconfig, "config": self.config}
+        named = [f"--{option} {value}" for option, value in options.items() if value]
+        named += [f"${name}" for name in ("SLICEKEEPER_CONFIG", *_SERVERS) if os.environ.get(name)]
+        return file, (named or [str(file) if file else ""])[0]
 
     def begin(self) -> Settings:
         """Send the log where the settings say, and return them: the first thing that a part's process does."""
@@ -63,6 +75,35 @@ class Context:
         settings = self.loaded.settings
         log.configure(settings.log.level, settings.log.style)
         return settings
+
+
+def _exists(file: Path) -> bool:
+    """Whether a file exists; one that we may not look for does, so that the error names it."""
+    try:
+        file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _usual_cluster() -> str:
+    """Return the cluster of a command for which nothing is named, and how to name it; empty if there is none."""
+    from slicekeeper.kube import kubeconfig  # noqa: PLC0415 - only needed beside local mode
+
+    if kubeconfig.named(os.environ):
+        return f"{kubeconfig.USUAL}; for that, set KUBECONFIG={kubeconfig.USUAL}"
+    pod = os.environ.get("KUBERNETES_SERVICE_HOST")
+    return f"the cluster of this pod; for that, set SLICEKEEPER_CONFIG={os.devnull}" if pod else ""
+
+
+def _same(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _say(text: str) -> None:
+    click.echo(f"slicekeeper: {indented(text)}", err=True)
 
 
 class PartGroup(click.Group):
@@ -115,7 +156,7 @@ def _first_line(point: EntryPoint) -> str:
 @click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Settings (YAML). Default: $SLICEKEEPER_CONFIG, /etc/slicekeeper/config.yaml, or local mode's.",
+    help="Settings (YAML). Default: $SLICEKEEPER_CONFIG, /etc/slicekeeper/config.yaml, or local mode's while it runs.",
 )
 @click.pass_context
 def cli(ctx: click.Context, config: Path | None) -> None:
@@ -133,5 +174,5 @@ def run(command: Callable[[], object]) -> None:
     try:
         command()
     except SlicekeeperError as error:
-        click.echo(f"slicekeeper: {indented(str(error))}", err=True)
+        _say(str(error))
         sys.exit(EXIT_USAGE if isinstance(error, SettingsError) else EXIT_FAILED)

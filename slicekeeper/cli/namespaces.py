@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import io
 from typing import Any, Final
 
 import click
 
-from slicekeeper.cli.connection import ClusterGroup, timekeeper
+from slicekeeper.cli.connection import ClusterGroup, kubeconfig_of, timekeeper
 from slicekeeper.cli.main import Context
 from slicekeeper.errors import SlicekeeperError
 from slicekeeper.kube import kubeconfig
@@ -56,10 +57,10 @@ def _of_context(ctx: click.Context, _param: click.Parameter, value: str | None) 
 def current(context: Context | None) -> str:
     """Return the namespace of the kubeconfig's context.
 
-    Raises UsageError if there is no kubeconfig.
+    Raises UsageError if the command does not use a kubeconfig.
     """
     asked = context or Context(None)
-    files = asked.kube_kubeconfig or kubeconfig.named(os.environ)
+    files = kubeconfig_of(asked)
     if not files:
         raise click.UsageError("give a NAMESPACE, as an argument or with -n: no kubeconfig names one")
     return kubeconfig.namespace(files, asked.kube_context)
@@ -67,9 +68,10 @@ def current(context: Context | None) -> str:
 
 def known_namespaces(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Return namespaces that have budgets, for a shell to complete."""
-    context = ctx.find_object(Context)
+    context = ctx.find_object(Context) or Context(None)  # while a shell completes, no command has made one
     try:
-        names = [] if context is None else [one.namespace for one in timekeeper(context).budgets(Budget)]
+        with contextlib.redirect_stderr(io.StringIO()):  # the shell would show it in the middle of what is typed
+            names = [one.namespace for one in timekeeper(context).budgets(Budget)]
     except SlicekeeperError:
         return []
     return sorted({name for name in names if name.startswith(incomplete)})

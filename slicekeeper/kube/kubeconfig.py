@@ -25,9 +25,8 @@ USUAL: Final = "~/.kube/config"
 
 
 def named(environ: Mapping[str, str]) -> str:
-    """Return the kubeconfig that kubectl would read, $KUBECONFIG or the usual file; empty if no such file exists."""
-    files = environ.get("KUBECONFIG") or USUAL
-    return files if _exist(files) else ""
+    """Return the kubeconfig that kubectl would read: $KUBECONFIG, or the usual file if it exists; otherwise empty."""
+    return environ.get("KUBECONFIG", "").strip(os.pathsep) or (USUAL if _exist(USUAL) else "")
 
 
 def connect(files: str, context: str = "", *, timeout: float = 10.0) -> JsonClient:
@@ -45,10 +44,7 @@ def connect(files: str, context: str = "", *, timeout: float = 10.0) -> JsonClie
         raise SettingsError(
             f"kubeconfig is {files!r}: reading it needs {error.name}; install it by pip install 'slicekeeper[cli]'"
         ) from error
-    for file in filter(None, files.split(os.pathsep)):
-        _check_readable(file)
-    if not _exist(files):
-        raise SettingsError(_wrong(files, context, "there is no such file"))
+    _check_readable(files, context)
     configuration = Configuration()
     with _complaints() as complaints:
         try:
@@ -83,6 +79,7 @@ def namespace(files: str, context: str = "") -> str:
 
     Raises SettingsError if it cannot be read.
     """
+    _check_readable(files, context)
     try:
         from kubernetes.config import ConfigException, list_kube_config_contexts  # noqa: PLC0415
 
@@ -117,25 +114,41 @@ def _impersonation(config: Any, context: str) -> urllib3.HTTPHeaderDict:
     return headers
 
 
-def _exist(files: str) -> bool:
-    """Whether at least one of the files exists."""
-    return any(Path(file).expanduser().exists() for file in files.split(os.pathsep) if file)
-
-
-def _check_readable(file: str) -> None:
+def _exist(file: str) -> bool:
+    """Whether a file exists; one that we may not look for does, so that the error names it."""
     try:
-        with Path(file).expanduser().open("rb"):
-            pass
-    except FileNotFoundError:
-        return  # kubectl also ignores a missing file among several
-    except OSError as error:
-        raise SettingsError(f"kubeconfig is {file!r}: it cannot be read: {error.strerror}") from error
+        return _path(file).exists()
+    except PermissionError:
+        return True
+
+
+def _path(file: str) -> Path:
+    try:
+        return Path(file).expanduser()
+    except RuntimeError:  # this user has no home
+        return Path(file)
+
+
+def _check_readable(files: str, context: str) -> None:
+    """Raise SettingsError unless there is a file, and all that there are can be read."""
+    found = False
+    for file in filter(None, files.split(os.pathsep)):
+        try:
+            with _path(file).open("rb"):
+                found = True
+        except FileNotFoundError:
+            pass  # kubectl also ignores a missing file among several
+        except OSError as error:
+            raise SettingsError(_wrong(file, context, f"it cannot be read: {error.strerror}")) from error
+    if not found:
+        raise SettingsError(_wrong(files, context, "there is no such file"))
 
 
 def _wrong(files: str, context: str, why: str) -> str:
+    name = "$KUBECONFIG" if files == os.environ.get("KUBECONFIG") else "kubeconfig"
     chosen = f", context {context!r}" if context else ""
     return (
-        f"kubeconfig is {files!r}{chosen}: {' '.join(why.split())}; name another file or context by --kubeconfig and "
+        f"{name} is {files!r}{chosen}: {' '.join(why.split())}; name another file or context by --kubeconfig and "
         "--context, or check it with: kubectl config view"
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One real cluster for the whole suite: this machine's own, or the one that KUBECONFIG names."""
+"""One real cluster for the whole suite: this machine's own, or the one that SLICEKEEPER_CLUSTER_KUBECONFIG names."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A cluster with Slicekeeper installed."""
     folder = tmp_path_factory.mktemp("site")
-    own = os.environ.get("KUBECONFIG")
+    own = os.environ.get("SLICEKEEPER_CLUSTER_KUBECONFIG")
     if own:
         program = shutil.which("kubectl")
         if program is None:
-            pytest.skip("KUBECONFIG names a cluster, and there is no kubectl on PATH")
+            pytest.skip("SLICEKEEPER_CLUSTER_KUBECONFIG names a cluster, and there is no kubectl on PATH")
         kubectl = Kubectl(Path(program), Path(own))
         install.install(kubectl)
         ours = [cluster for cluster in clusters.living() if cluster.kubeconfig == Path(own)]

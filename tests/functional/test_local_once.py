@@ -21,8 +21,7 @@ PATIENCE = 240
 
 
 def environment(home: Path) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("SLICEKEEPER_")}
-    return {**kept, "SLICEKEEPER_HOME": str(home), "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, "SLICEKEEPER_HOME": str(home), "PYTHONUNBUFFERED": "1"}
 
 
 def run(home: Path, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -161,9 +160,13 @@ def test_nothing_outlives_local_mode_that_is_killed(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with staying(home, told="ran out") as (process, _):
         assert len(processes_of(home)) >= 5
+        assert run(home, "budget", "list").returncode == 0
         process.kill()
         process.wait()
         wait_for(lambda: not processes_of(home), "the end of all processes")
+    left = run(home, "budget", "list")
+    assert left.returncode == 2
+    assert f"the local mode in {home} has ended" in left.stderr
 
 
 def test_one_that_is_stopped_while_it_starts_leaves_nothing(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def start(*, stay: bool = False) -> Cluster:
 def unfit() -> str:
     """Return why this machine cannot run a cluster, empty if it can; checked before anything is built."""
     if os.geteuid() != 0:
-        return "a cluster of our own needs root, for namespaces and containers; or name one by KUBECONFIG"
+        return "a cluster of our own needs root; or name one by SLICEKEEPER_CLUSTER_KUBECONFIG"
     with tempfile.TemporaryDirectory() as folder:
         command = [*_UNSHARE, "sh", "-ec", _PROBE, folder]
         try:

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from support.quiet_handler import QuietHandler
+from support.answering_server import AnsweringServer
 
 from slicekeeper import names
 from slicekeeper.cli.main import cli
@@ -20,29 +18,11 @@ from slicekeeper.cli.main import cli
 EMPTY = b'{"items": [], "asOf": "2026-01-01T00:00:00Z", "nextCursor": null}'
 
 
-class Server:
-    """Answers every request alike, and keeps what was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []
-        self.status, self.answer = 200, EMPTY
-        served = self
-
-        class Handler(QuietHandler):
-            def do_GET(self) -> None:
-                served.asked.append((self.path, self.headers.get("Authorization", "")))
-                self.send(served.answer, served.status)
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-
-
 class Commands:
     """The command line of a user whose kubeconfig has two contexts."""
 
     def __init__(self, folder: Path) -> None:
-        self.own, self.cluster, self.second = Server(), Server(), Server()
+        self.own, self.cluster, self.second = (AnsweringServer(EMPTY) for _ in range(3))
         config = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -75,8 +55,7 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
     commands = Commands(tmp_path)
     yield commands
     for server in (commands.own, commands.cluster, commands.second):
-        server.http.shutdown()
-        server.http.server_close()
+        server.close()
 
 
 def test_without_a_url_the_api_server_of_the_kubeconfig_is_asked_as_its_user(commands: Commands) -> None:
