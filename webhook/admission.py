@@ -21,6 +21,7 @@ from slicekeeper.wire.json_patch import JsonPatch
 from webhook import (
     applied_again,
     ephemeral_containers,
+    impossible_request,
     mutation,
     pod_rules,
     pod_templates,
@@ -88,10 +89,12 @@ class Admission:
             return Verdict(violations=violations)
         if not request.holds_gpus:
             return Verdict()
-        warnings = spent_budget.warnings(pod, request, case, self._cluster)
-        return Verdict(
-            mutation.patch_pod(pod, request, case, self._cluster), [*reserved_names.unknown_annotations(pod), *warnings]
-        )
+        warnings = [
+            *reserved_names.unknown_annotations(pod),
+            *impossible_request.warnings(request, case.gpus),
+            *spent_budget.warnings(pod, request, case, self._cluster),
+        ]
+        return Verdict(mutation.patch_pod(pod, request, case, self._cluster), warnings)
 
     def validate(self, pod: Mapping[str, Any], case: Case) -> Verdict:
         """Return whether a new pod is as `mutate` would make it, in the budget's state or, after a flip, the other."""

@@ -82,7 +82,7 @@ def make_app(
 
     def case_of(namespace: str) -> Case:
         policy = policies.of(namespace)
-        return Case(namespace, policy, decisions.standing(namespace, policy))
+        return Case(namespace, policy, decisions.standing(namespace, policy), decisions.gpus)
 
     reviewer = Reviewer(Admission(settings, classes), case_of)
     return make_shell(reviewer, settings.webhook.max_body_bytes, lambda: _state(decisions, policies), turn)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from slicekeeper.config.policy import NamespacePolicy
-from slicekeeper.wire.timekeeper import Decision
+from slicekeeper.wire.timekeeper import NO_GPUS, ClusterGpus, Decision
 
 NEVER: Final = -(1 << 62)
 """An instant before all others, in nanoseconds of the monotonic clock."""
@@ -50,6 +50,7 @@ class CachedDecisions:
     decisions: dict[str, Decision] = field(default_factory=dict)
     flipped_ns: dict[str, int] = field(default_factory=dict)
     """When a namespace's standing last changed; namespaces that flipped long ago are dropped."""
+    gpus: ClusterGpus = NO_GPUS
 
 
 def standing(

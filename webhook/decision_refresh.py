@@ -16,7 +16,7 @@ from slicekeeper.clock import Clock
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import WebhookSettings
 from slicekeeper.errors import ServiceError
-from slicekeeper.wire.timekeeper import Decision, DecisionList
+from slicekeeper.wire.timekeeper import ClusterGpus, Decision, DecisionList
 from webhook.budget_standing import NEVER, CachedDecisions, Standing, standing
 from webhook.shared_decisions import SharedDecisions
 
@@ -84,6 +84,11 @@ class Decisions:
         """Whether the decisions are too old to be used."""
         return self._clock.monotonic_ns() - self._snapshot.fetched_ns > self._stale_ns
 
+    @property
+    def gpus(self) -> ClusterGpus:
+        """The GPUs of the cluster, as the timekeeper last named them."""
+        return self._snapshot.gpus
+
     def standing(self, namespace: str, policy: NamespacePolicy) -> Standing:
         """Return a namespace's budget state now. A namespace without a decision is in budget."""
         return standing(
@@ -117,7 +122,8 @@ class Decisions:
         if changed:
             self._shared.publish(self._clock.monotonic_ns(), asked, decisions)
         returned = asked if back else before.returned_ns
-        self._snapshot = CachedDecisions(asked, returned, decisions, flipped)
+        gpus = before.gpus if fetched is None else fetched.gpus
+        self._snapshot = CachedDecisions(asked, returned, decisions, flipped, gpus)
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from slicekeeper.errors import Violation
 from slicekeeper.untyped_json import as_map
-from webhook import pod_rules, relevant_pods, reserved_names, spent_budget
+from webhook import impossible_request, pod_rules, relevant_pods, reserved_names, spent_budget
 from webhook.foreign.conversion import convert
 from webhook.json_patch import apply
 from webhook.review_inputs import Case, ClusterContext
@@ -73,8 +73,8 @@ def validate(template: Mapping[str, Any], case: Case, prefix: str, cluster: Clus
         return Verdict()
     # The template itself is admitted: its pods may be created when there is budget again.
     later = [f"pods of this template will be refused: {refusal}" for refusal in spent_budget.refusal(case)]
-    now = [*reserved_names.unknown_annotations(template), *spent_budget.warnings(template, request, case, cluster)]
-    return Verdict(warnings=later or now)
+    always = [*reserved_names.unknown_annotations(template), *impossible_request.warnings(request, case.gpus)]
+    return Verdict(warnings=[*always, *(later or spent_budget.warnings(template, request, case, cluster))])
 
 
 def _below(prefix: str, violations: Iterable[Violation]) -> list[Violation]:

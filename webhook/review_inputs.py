@@ -13,6 +13,7 @@ import msgspec
 
 from slicekeeper.config.policy import NamespacePolicy, SidecarPolicy
 from slicekeeper.config.settings import Settings
+from slicekeeper.wire.timekeeper import NO_GPUS, ClusterGpus
 from webhook.budget_standing import IN_BUDGET, Standing
 from webhook.host_access import protected_paths
 from webhook.priority_class_watch import PriorityClasses
@@ -26,6 +27,8 @@ class Case:
     namespace: str
     policy: NamespacePolicy
     standing: Standing = IN_BUDGET
+    gpus: ClusterGpus = NO_GPUS
+    """The GPUs of the cluster, as far as they are known."""
 
     @property
     def over_budget(self) -> bool:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,23 @@ _AMOUNTS: Final = {"amount": "amountMs", "credit": "creditMs", "rollover": "roll
 """Shorter for people: `amount: 25h`."""
 
 _SHOWN: Final = frozenset(field.encode_name for field in msgspec.structs.fields(Budget)) - {*_RULE, "namespace"}
-"""Fields of `get` other than the rule: they describe a past state, and are not read."""
+"""Fields of `get` other than the rule."""
+
+_SET_ELSEWHERE: Final = {
+    "status": "`slicekeeper budget status` sets it",
+    "parent": "`slicekeeper budget move` sets it",
+    "enforcement": "the policy sets it (budget.enforcement)",
+}
+"""How those of them are set that are not figures."""
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A document, where it is from, and the fields of its rule, as the wire has them."""
+
+    source: str
+    document: Mapping[str, object]
+    rule: dict[str, object]
 
 
 def changes(client: TimekeeperClient, files: Iterable[Path]) -> list[tuple[str, dict[str, object]]]:
@@ -30,21 +47,31 @@ def changes(client: TimekeeperClient, files: Iterable[Path]) -> list[tuple[str, 
 
     Raises SettingsError if a file does not hold budgets.
     """
-    wanted: dict[str, tuple[str, dict[str, object]]] = {}
+    wanted: dict[str, _Wanted] = {}
     for source, document in _documents(files):
-        name, rule = _rule(source, document)
+        name, one = _read(source, document)
         if name in wanted:
-            raise SettingsError(f"{source}: namespace {name} is in {wanted[name][0]} too; keep one of the two")
-        wanted[name] = source, rule
+            raise SettingsError(f"{source}: namespace {name} is in {wanted[name].source} too; keep one of the two")
+        wanted[name] = one
     if not wanted:
         raise SettingsError("-f: no budget found; in a folder, only files that end in .yaml, .yml or .json are read")
-    compared = ((name, _missing(client.budget(Budget, name), rule)) for name, (_, rule) in wanted.items())
+    compared = ((name, _missing(client.budget(Budget, name), one)) for name, one in wanted.items())
     return [(name, missing) for name, missing in gathered(compared, "budgets compared") if missing]
 
 
-def _missing(there: Budget, rule: dict[str, object]) -> dict[str, object]:
+def _missing(there: Budget, wanted: _Wanted) -> dict[str, object]:
+    """Return the part of a rule that differs from a budget.
+
+    Raises SettingsError if something else does that is not a figure: it would have no effect.
+    """
     shown: dict[str, Any] = msgspec.to_builtins(there)
-    return {key: value for key, value in rule.items() if shown.get(key) != value}
+    for key, how in _SET_ELSEWHERE.items():
+        if key in wanted.document and wanted.document[key] != shown[key]:
+            raise SettingsError(
+                f"{wanted.source}: {key} of namespace {there.namespace} is {wanted.document[key]!r}, but a file cannot "
+                f"change it from {shown[key]!r}: {how}; leave it out"
+            )
+    return {key: value for key, value in wanted.rule.items() if shown.get(key) != value}
 
 
 def _documents(files: Iterable[Path]) -> Iterator[tuple[str, object]]:
@@ -59,8 +86,11 @@ def _documents(files: Iterable[Path]) -> Iterator[tuple[str, object]]:
                     yield source, one
 
 
-def _rule(source: str, document: object) -> tuple[str, dict[str, object]]:
-    """Return a namespace and the fields of its rule, as the wire has them; what only `get` shows is ignored."""
+def _read(source: str, document: object) -> tuple[str, _Wanted]:
+    """Return a namespace, and what its document asks for. Figures are read only in what `get` has written: not at all.
+
+    Raises SettingsError if a field has no effect, or is there twice.
+    """
     if isinstance(document, dict) and "kind" in document and "apiVersion" in document:
         raise SettingsError(f"{source}: kind is {document['kind']}, an object of the cluster: use kubectl apply -f")
     if not isinstance(document, dict) or not isinstance(document.get("namespace"), str):
@@ -69,8 +99,11 @@ def _rule(source: str, document: object) -> tuple[str, dict[str, object]]:
             "{namespace: vision, amount: 25h, period: month}"
         )
     rule: dict[str, object] = {}
+    exported = "uid" in document
     for key, value in document.items():
         if key in _AMOUNTS:
+            if _AMOUNTS[key] in document:
+                raise SettingsError(f"{source}: both {key} and {_AMOUNTS[key]} are set; keep one of the two")
             try:
                 rule[_AMOUNTS[key]] = parse_duration(str(value))
             except ValueError as error:
@@ -79,6 +112,8 @@ def _rule(source: str, document: object) -> tuple[str, dict[str, object]]:
             rule[key] = value
         elif key not in _SHOWN and key != "namespace":
             raise SettingsError(f"{source}: unknown key {key}; use {', '.join((*_AMOUNTS, *_RULE))}")
+        elif key not in (*_SET_ELSEWHERE, "namespace") and not exported:
+            raise SettingsError(f"{source}: {key} is only shown, and cannot be set; leave it out")
     if not rule:
         raise SettingsError(f"{source}: nothing is set for namespace {document['namespace']}; for example amount: 25h")
-    return document["namespace"], rule
+    return document["namespace"], _Wanted(source, document, rule)

@@ -276,6 +276,8 @@ def _add_rates(group: click.Group) -> None:
         if model and rate:
             made = client.set_rate(model, rate, reason, instant_of(start, lambda: "UTC") if start else None)
             show_one(made, output, columns, lambda r: str(r["model"]))
+            if made.get("warning"):
+                click.echo(f"warning: {made['warning']}", err=True)
             return
         found = gathered(client.records("rates", query={"model": model} if model else {}), "prices")
         show_list(found, output, columns, lambda r: str(r["model"]))

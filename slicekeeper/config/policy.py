@@ -87,7 +87,10 @@ class BudgetPolicy(Section, frozen=True):
     @property
     def rollover_ms(self) -> GpuMilliseconds:
         """The maximum of unused time that carries over to the next period, in GPU-milliseconds."""
-        return _gpu_time(self.rollover)
+        found = _gpu_time(self.rollover)
+        if found and self.period == "none":
+            raise ValueError("a budget without periods has nothing to roll over; set it to 0s")
+        return found
 
     @property
     def anchor_ms(self) -> Instant | None:

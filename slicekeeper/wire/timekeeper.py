@@ -51,11 +51,24 @@ class Decision(Wire, frozen=True, kw_only=True):
         return self.state in OVER_BUDGET
 
 
+class ClusterGpus(Wire, frozen=True, kw_only=True):
+    """The GPUs of the cluster that a request can get; empty until the nodes' agents have published some."""
+
+    memory_mib: dict[str, int] = {}
+    """By model: the memory of its largest GPU; if these are divided, of its largest MIG slice."""
+    most_on_node: int = 0
+    """The most whole GPUs on one node."""
+
+
+NO_GPUS: Final = ClusterGpus()
+
+
 class DecisionList(Wire, frozen=True, kw_only=True):
     """The decisions of all namespaces; a namespace that is not listed is in budget, with its policy's default."""
 
     items: list[Decision]
     as_of: str
+    gpus: ClusterGpus = NO_GPUS
 
 
 class UsageReport(Wire, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ from typing import TypeVar
 from msgspec import UNSET, UnsetType
 
 from slicekeeper.config.policy import LAST_ANCHOR
-from slicekeeper.units import Instant
+from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
 from timekeeper.api import parse
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.problems import Problem
@@ -26,6 +26,7 @@ def rule_of(context: HandlerContext, given: BudgetBody) -> Rule:
     Raises Problem if there is no such time zone or anchor.
     """
     zone = parse.time_zone(given.time_zone)
+    _refuse_rollover(given.rollover_ms, given.period)
     anchor = None if given.anchor is None else _anchor(given.anchor, given.period)
     return Rule(
         context.clock.now_ms(),
@@ -52,6 +53,8 @@ def patched(context: HandlerContext, given: BudgetPatch) -> Change:
 
     def change(rule: Rule) -> Rule:
         period = _or(given.period, rule.period)
+        rollover = _or(given.rollover_ms, NO_TIME if period == "none" else rule.rollover)
+        _refuse_rollover(rollover, period)
         anchor = rule.anchor if given.anchor is UNSET else None
         if isinstance(given.anchor, str):
             anchor = _anchor(given.anchor, period)
@@ -62,7 +65,7 @@ def patched(context: HandlerContext, given: BudgetPatch) -> Change:
             period=period,
             zone=_or(given.time_zone, rule.zone),
             credit=_or(given.credit_ms, rule.credit),
-            rollover=_or(given.rollover_ms, rule.rollover),
+            rollover=rollover,
             anchor=None if period == "none" else anchor,
             used="reset" if given.new_period else "counts",
         )
@@ -72,6 +75,13 @@ def patched(context: HandlerContext, given: BudgetPatch) -> Change:
 
 def _or(given: T | UnsetType, before: T) -> T:
     return before if isinstance(given, UnsetType) else given
+
+
+def _refuse_rollover(rollover: GpuMilliseconds, period: str) -> None:
+    """Refuse a rollover that has no effect."""
+    if rollover and period == "none":
+        detail = "rolloverMs: a budget without periods has nothing to roll over; leave it out"
+        raise Problem(422, "body-invalid", detail, "rolloverMs")
 
 
 def _anchor(text: str, period: str) -> Instant:

@@ -94,7 +94,7 @@ class Controller:
         self._stop = threading.Event()
         self.pods = Pods(self._wake)
         self.namespaces = Namespaces()
-        nodes = ClusterNodes()
+        self.nodes = nodes = ClusterNodes()
         self._openings = Openings(settings, client, books.database, nodes, self.namespaces)
         self._watches = (
             Watch(client, NAMESPACES, self.namespaces),

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from slicekeeper.gpu import devices, inventory
 from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.kube.client import Object
+from slicekeeper.wire.timekeeper import ClusterGpus
 
 
 class Pods:
@@ -89,18 +90,23 @@ class ClusterNodes:
         self._lock = threading.Lock()
         self._by_node: dict[str, list[Gpu]] = {}
         self._labels: dict[str, dict[str, str]] = {}
+        self._there: set[str] = set()
         self._changed: dict[str, Gpu] = {}
 
     def on_list(self, objects: list[Object]) -> None:
         """Store the GPUs of all nodes; those of a node that is missing stay known, as after its deletion."""
+        with self._lock:
+            self._there.intersection_update(node["metadata"]["name"] for node in objects)
         for node in objects:
             self.on_event("ADDED", node)
 
     def on_event(self, kind: str, obj: Object) -> None:
         """Store the GPUs of one node; a deleted one's stay known, because its pods are still charged."""
+        name = obj["metadata"]["name"]
+        with self._lock:
+            (self._there.discard if kind == "DELETED" else self._there.add)(name)
         if kind == "DELETED":
             return
-        name = obj["metadata"]["name"]
         try:
             gpus = [one for gpu in inventory.of_node(obj) for one in inventory.by_uuid(gpu).values()]
         except ValueError:
@@ -116,6 +122,25 @@ class ClusterNodes:
         with self._lock:
             changed, self._changed = self._changed, {}
             return list(changed.values())
+
+    def gpus(self) -> ClusterGpus:
+        """Return the models that the nodes have now, and the largest amounts of each."""
+        memory: dict[str, int] = {}
+        most = 0
+        with self._lock:
+            for name in self._there:
+                whole = [gpu for gpu in self._by_node.get(name, []) if not inventory.is_slice(gpu.uuid)]
+                for gpu in whole:
+                    largest = max(part.memory_mib for part in gpu.parts)
+                    memory[gpu.model] = max(memory.get(gpu.model, 0), largest)
+                most = max(most, sum(not gpu.mig for gpu in whole))
+        return ClusterGpus(memory_mib=dict(sorted(memory.items())), most_on_node=most)
+
+    def models(self) -> list[str]:
+        """Return the models that a rate can apply to: of GPUs, and of devices of NVIDIA's plugin."""
+        with self._lock:
+            labelled = {devices.model_of(self._labels.get(name, {})) for name in self._there}
+        return sorted({*self.gpus().memory_mib, *labelled} - {""})
 
     def device_model(self, node: str) -> str:
         """Return the model of the GPUs that NVIDIA's plugin allocates on a node; empty if there is not exactly one."""

@@ -211,14 +211,23 @@ def test_budgets_in_files_are_set_where_they_differ(run: Run, tmp_path: Path) ->
         ("{namespace: team, amount: 30}", "for example 25h"),
         ("{amount: 30h}", "names its namespace"),
         ("{namespace: team}", "nothing is set for namespace"),
+        ("{namespace: team, amount: 30h, enforcement: hard}", "the policy sets it (budget.enforcement); leave it out"),
+        ("{namespace: team, amount: 30h, status: closed}", "from 'active': `slicekeeper budget status` sets it"),
+        ("{namespace: team, amount: 30h, parent: lab}", "`slicekeeper budget move` sets it"),
+        ("{namespace: team, amount: 30h, usedMs: 0}", "usedMs is only shown, and cannot be set"),
+        ("{namespace: team, amount: 30h, state: ok}", "state is only shown, and cannot be set"),
+        ("{namespace: team, amount: 30h, amountMs: 1}", "both amount and amountMs are set"),
+        ("{namespace: team, amount: 30h, period: none, rollover: 1h}", "has nothing to roll over"),
         ("[{namespace: x, amount: 1h}, {namespace: x, amount: 2h}]", "keep one of the two"),
         ("{", "cannot be read"),
         ("", "no budget found"),
         ("{apiVersion: slicekeeper.io/v1alpha1, kind: GpuBudget, spec: {amount: 1h}}", "use kubectl apply -f"),
     ):
         assert told in run("set", "-f", "-", stdin=text, code=1), text
+    assert json.loads(run("get", "team", "-o", "json"))["amountMs"] == 108_000_000
     run("set", "team", "-f", str(folder), code=2)
     run("set", code=2)
+    assert run("set", "-f", "-", "-o", "name", stdin="{namespace: team, amount: 30h, enforcement: soft}") == ""
 
 
 def test_use_reasons_and_periods_are_told(run: Run) -> None:

@@ -10,7 +10,7 @@ from support.manual_clock import ManualClock
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import WebhookSettings
 from slicekeeper.errors import Unavailable
-from slicekeeper.wire.timekeeper import Decision, DecisionList, State
+from slicekeeper.wire.timekeeper import ClusterGpus, Decision, DecisionList, State
 from webhook.budget_standing import Standing
 from webhook.decision_refresh import Decisions
 from webhook.shared_decisions import SharedDecisions
@@ -38,6 +38,7 @@ class Upstream:
     def __init__(self, **states: State) -> None:
         self.up = True
         self.version = 0
+        self.gpus = ClusterGpus()
         self.asked: list[str] = []
         self.say(**states)
 
@@ -50,7 +51,7 @@ class Upstream:
         if not self.up:
             raise Unavailable("no answer")
         tag = f'"{self.version}"'
-        return (None if etag == tag else DecisionList(items=self.items, as_of="")), tag
+        return (None if etag == tag else DecisionList(items=self.items, as_of="", gpus=self.gpus)), tag
 
 
 def cache(upstream: Upstream, clock: ManualClock, shared: SharedDecisions | None = None) -> Decisions:
@@ -62,6 +63,20 @@ def later(clock: ManualClock, decisions: Decisions, seconds: int) -> None:
     for _ in range(seconds // 2):
         clock.advance(2000)
         decisions.refresh()
+
+
+def test_the_clusters_gpus_are_those_of_the_last_answer_that_had_any() -> None:
+    upstream, clock = Upstream(a="ok"), ManualClock()
+    decisions = cache(upstream, clock)
+    assert decisions.gpus == ClusterGpus()
+    upstream.gpus = ClusterGpus(memory_mib={"A100": 40_960}, most_on_node=8)
+    decisions.refresh()
+    assert decisions.gpus == upstream.gpus
+    later(clock, decisions, 4)
+    upstream.up = False
+    with pytest.raises(Unavailable):
+        decisions.refresh()
+    assert decisions.gpus == upstream.gpus
 
 
 def test_states_and_namespaces_without_a_decision() -> None:

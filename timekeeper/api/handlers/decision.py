@@ -29,8 +29,10 @@ def listed(context: HandlerContext) -> Response:
         for p in context.books.standings()
         if _is_there(context, p)
     ]
-    etag = decision_views.decisions_tag(items)
-    return answers.not_modified(etag) or answers.json(DecisionList(items=items, as_of=format_instant(now)), etag=etag)
+    gpus = context.controller.nodes.gpus()
+    etag = decision_views.decisions_tag(items, gpus)
+    found = DecisionList(items=items, as_of=format_instant(now), gpus=gpus)
+    return answers.not_modified(etag) or answers.json(found, etag=etag)
 
 
 def shown(context: HandlerContext, namespace: str) -> Response:

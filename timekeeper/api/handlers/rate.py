@@ -53,7 +53,14 @@ def put(context: HandlerContext) -> Response:
         row = rates.at(session, given.model, since)
     if row is None:
         raise Problem(503, "database-unavailable", "the rate was set but cannot be read; try again")
+    models = context.controller.nodes.models()
+    unmatched = f"no GPU of the cluster is of the model {row.model}; there are {', '.join(models)}"
     answer = GpuRate(
-        id=row.id, model=row.model, rate=str(row.rate), effective_at=format_instant(since), source=row.source
+        id=row.id,
+        model=row.model,
+        rate=str(row.rate),
+        effective_at=format_instant(since),
+        source=row.source,
+        warning=unmatched if models and row.model not in models else "",
     )
     return answers.json(answer, 201 if made else 200)

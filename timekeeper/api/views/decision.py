@@ -6,10 +6,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+import msgspec
+
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Settings
 from slicekeeper.units import GpuMilliseconds, Instant, format_if_known, format_instant
-from slicekeeper.wire.timekeeper import Decision
+from slicekeeper.wire.timekeeper import NO_GPUS, ClusterGpus, Decision
 from timekeeper.api.views.budget_state import state_name, state_reason
 from timekeeper.ledger.standing import BudgetStanding
 
@@ -47,9 +49,9 @@ def decision(
     )
 
 
-def decisions_tag(decisions: Sequence[Decision]) -> str:
+def decisions_tag(decisions: Sequence[Decision], gpus: ClusterGpus = NO_GPUS) -> str:
     """Return the entity tag of decisions: it changes when one is decided otherwise, not with each millisecond spent."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(msgspec.json.encode(gpus))
     for one in decisions:
         parts = (
             one.namespace,

@@ -57,7 +57,7 @@ def test_an_entry_lays_its_keys_over_the_default(tmp_path: Path) -> None:
 def test_a_default_budget_has_credit_rollover_and_an_anchor(tmp_path: Path) -> None:
     text = """
 default: {budget: {amount: 20h, period: year, credit: 2h, rollover: 30m, anchor: 2026-04-01T00:00:00+02:00}}
-namespaces: [{match: once, budget: {period: none, anchor: ""}}]
+namespaces: [{match: once, budget: {period: none, anchor: "", rollover: 0s}}]
 """
     book = read_book(settings(tmp_path, text))
     budget = book.of("any").budget
@@ -106,6 +106,7 @@ def test_a_bare_off_is_the_mode_and_not_yaml_false(tmp_path: Path) -> None:
         ("default: {budget: {amount: 99999999999999h}}", "budget.amount: more than 27777777h"),
         ("default: {budget: {credit: -1h}}", "budget.credit: not a duration; for example 2h"),
         ("default: {budget: {rollover: some}}", "budget.rollover: not a duration; for example 5h"),
+        ("default: {budget: {rollover: 1h, period: none}}", "budget.rollover: a budget without periods has nothing to"),
         ("default: {budget: {anchor: 2026-04-01}}", "budget.anchor"),
         ("default: {budget: {anchor: 2026-04-01T00:00:00}}", "budget.anchor: not an RFC 3339 instant with a zone"),
         ("default: {budget: {anchor: '9999-01-01T00:00:00Z'}}", "budget.anchor: 9999-01-01T00:00:00Z is not between"),

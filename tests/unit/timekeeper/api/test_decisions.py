@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from support.timekeeper_service import HOUR, T0, World
 
+from slicekeeper import names
+from slicekeeper.gpu.inventory import Gpu, MigSlice, encode
+from slicekeeper.kube.client import Object
 from slicekeeper.units import format_instant
 
 
@@ -35,6 +38,43 @@ def test_a_namespace_runs_out_and_a_grant_gives_it_more(world: World) -> None:
     assert world.get("/api/v1/decisions/team")["state"] == "ok"
     (listed,) = world.get("/api/v1/budgets/team/grants")["items"]
     assert (listed["reason"], listed["actor"]) == ("a deadline", "operator")
+
+
+def test_decisions_name_the_gpus_that_the_cluster_has(world: World) -> None:
+    nodes = world.service.controller.nodes
+    first = world.call("GET", "/api/v1/decisions")
+    assert first.json["gpus"] == {"memoryMib": {}, "mostOnNode": 0}
+
+    def node(name: str, *gpus: Gpu) -> Object:
+        return {"metadata": {"name": name, "annotations": {names.NODE_GPUS: encode(list(gpus))}}}
+
+    divided = tuple(MigSlice(f"MIG-{size}", size, size, 7) for size in (10, 20))
+    small = [Gpu(f"GPU-{one}", "T4", 15_360) for one in "abc"]
+    for one in (
+        node("a", *small),
+        node("b", Gpu("GPU-d", "A100", 81_920)),
+        node("c", Gpu("GPU-e", "H100", 80, mig=divided)),
+    ):
+        nodes.on_event("ADDED", one)
+    changed = world.call("GET", "/api/v1/decisions", headers={"If-None-Match": first.headers["ETag"]})
+    assert changed.json["gpus"] == {"memoryMib": {"A100": 81_920, "H100": 20, "T4": 15_360}, "mostOnNode": 3}
+    nodes.on_event("DELETED", node("a"))
+    nodes.on_list([node("b", Gpu("GPU-d", "A100", 81_920))])
+    assert world.get("/api/v1/decisions")["gpus"] == {"memoryMib": {"A100": 81_920}, "mostOnNode": 1}
+
+
+def test_a_rate_of_a_model_that_no_gpu_is_comes_with_a_warning(world: World) -> None:
+    def warning(model: str) -> str:
+        body = {"model": model, "rate": "4", "reason": "r"}
+        return str(world.call("POST", "/api/v1/rates", body).json["warning"])
+
+    assert warning("A100") == "", "no GPU is known yet"
+    gpus = encode([Gpu("GPU-a", "A100-80GB", 81_920)])
+    nodes = world.service.controller.nodes
+    nodes.on_event("ADDED", {"metadata": {"name": "a", "annotations": {names.NODE_GPUS: gpus}}})
+    nodes.on_event("ADDED", {"metadata": {"name": "b", "labels": {"nvidia.com/gpu.product": "Tesla-T4-SHARED"}}})
+    assert warning("a100") == "no GPU of the cluster is of the model a100; there are A100-80GB, Tesla-T4"
+    assert [warning(model) for model in ("A100-80GB", "Tesla-T4")] == ["", ""]
 
 
 def test_a_budget_warns_then_overdraws_its_credit(world: World) -> None:

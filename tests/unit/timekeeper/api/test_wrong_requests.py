@@ -104,6 +104,8 @@ def test_every_body_is_checked(one_pod: OnePod, route: Any, body: Any, status: i
         ("PUT", "", {**GOOD_BUDGET, "anchor": "2026-02-30T00:00:00Z"}, 422, "instant-invalid", "anchor"),
         ("PUT", "", {**GOOD_BUDGET, "anchor": "9999-12-31T23:59:59Z"}, 422, "instant-invalid", "anchor"),
         ("PUT", "", {**GOOD_BUDGET, "period": "none", "anchor": "2026-01-01T00:00:00Z"}, 422, "body-invalid", "anchor"),
+        ("PUT", "", {**GOOD_BUDGET, "period": "none", "rolloverMs": 1}, 422, "body-invalid", "rolloverMs"),
+        ("PATCH", "", {"period": "none", "rolloverMs": 1}, 422, "body-invalid", "rolloverMs"),
         ("PUT", "/status", {"status": "open", "reason": "r"}, 422, "body-invalid", "status"),
         ("POST", "/grants", {**GOOD_GRANT, "reason": " "}, 422, "body-invalid", "reason"),
         ("POST", "/transfers", {**GOOD_TRANSFER, "toKind": "parent"}, 404, "parent-unknown", "to"),
