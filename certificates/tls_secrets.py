@@ -25,6 +25,8 @@ from slicekeeper.kube.client import KubeClient, Object, Resource
 log = logging.getLogger(__name__)
 
 SECRETS: Final = Resource("/api/v1", "secrets")
+FORWARDED: Final = {"timekeeper": ("timekeeper-forwarder",)}
+"""Services whose connections end, still encrypted, at another one's pods."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,10 @@ class CertificateKeeper:
         )
 
     def _hosts(self, service: str) -> tuple[str, ...]:
-        """Return the DNS names of a Service; `localhost` is for people who forward a port to it."""
-        full = f"{service}.{self.settings.namespace}"
-        return (f"{full}.svc", full, f"{full}.svc.cluster.local", "localhost")
+        """Return the DNS names at which a Service's pods are reached; `localhost` is for people who forward a port."""
+        services = (service, *FORWARDED.get(service, ()))
+        full = [f"{name}.{self.settings.namespace}" for name in services]
+        return (*(f"{name}{end}" for name in full for end in (".svc", "", ".svc.cluster.local")), "localhost")
 
     def _write(self, found: Object | None, name: str, data: dict[str, bytes], kind: str) -> None:
         encoded = {key: b64encode(value).decode() for key, value in data.items()}

@@ -259,6 +259,9 @@ class TimekeeperSettings(Section, frozen=True):
 
     bind: Annotated[str, about("Address and port to listen on.")] = "127.0.0.1:8444"
     threads: Annotated[int, Meta(ge=1, le=256), about("Threads of the one worker process.")] = 8
+    forwarder_bind: Annotated[
+        str, about("Address and port at which `forwarder` listens for the API server; see docs/timekeeper.md.")
+    ] = "0.0.0.0:8448"
     tls: TlsSettings = TlsSettings()
     metrics_bind: Annotated[str, about("Address and port of /metrics, in plain HTTP. Empty: none.")] = ""
     database: Annotated[str, about("SQLAlchemy URL.")] = "sqlite:///timekeeper.sqlite"

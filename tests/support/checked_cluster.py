@@ -112,7 +112,7 @@ class Server:
         threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
     def install(self) -> None:
-        for part in ("certificates", "timekeeper", "webhook", "scheduler"):
+        for part in ("certificates", "timekeeper", "timekeeper-forwarder", "webhook", "scheduler"):
             metadata = {"name": part, "namespace": "slicekeeper-system", "labels": {"app.kubernetes.io/part-of": "x"}}
             self.objects[f"{DEPLOYMENTS}/{part}"] = {"metadata": metadata, "status": {"readyReplicas": 1}}
             self.objects[ALL_DEPLOYMENTS].append(self.objects[f"{DEPLOYMENTS}/{part}"])

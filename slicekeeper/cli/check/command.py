@@ -52,7 +52,7 @@ from slicekeeper.untyped_json import as_map
 _STORAGE_CLASSES: Final = Resource("/apis/storage.k8s.io/v1", "storageclasses", namespaced=False)
 _DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
 _ON_NODES: Final = ("nodeagent", "arbiter")
-_PARTS: Final = ("certificates", "timekeeper", "webhook", "scheduler")
+_PARTS: Final = ("certificates", "timekeeper", "timekeeper-forwarder", "webhook", "scheduler")
 _BY_COMPONENTS: Final = ("objects", "sharepods")
 """Deployments that not every installation has."""
 _OURS: Final = "app.kubernetes.io/part-of=slicekeeper"

@@ -26,8 +26,12 @@ class BackgroundServer:
     tls: ssl.SSLContext | None = None
     """Context for encrypted connections. None: plain HTTP."""
 
-    def __init__(self, bind: str, app: Callable[..., Any], limits: ServingSettings, *, shared: bool = False) -> None:
+    def __init__(
+        self, bind: str, app: Callable[..., Any], limits: ServingSettings, *, shared: bool = False, **options: Any
+    ) -> None:
         """Listen at `bind` (host:port); with `shared`, several processes may listen on one port.
+
+        `options` are gunicorn settings.
 
         Raises OSError if the address is not available.
         """
@@ -38,7 +42,7 @@ class BackgroundServer:
         )
         self.port: int = self._socket.getsockname()[1]
         self.cfg = Config()
-        for key, value in GUNICORN.items():
+        for key, value in {**GUNICORN, **options}.items():
             self.cfg.set(key, value)
         self.log = RootLogger(self.cfg)
         self.asgi = app

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answer to Kubernetes' discovery: a `metav1.APIResourceList`."""
+"""The answers to the API server's discovery, by path. They need no identity, and are the same at any time."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -21,9 +22,19 @@ class ApiResource(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ResourceList(msgspec.Struct, frozen=True, rename="camel"):
-    """The list of resources."""
+    """A `metav1.APIResourceList`."""
 
     resources: tuple[ApiResource, ...]
     kind: Literal["APIResourceList"] = "APIResourceList"
     api_version: Literal["v1"] = "v1"
     group_version: str = names.API
+
+
+DOCUMENTS: Final[Mapping[str, Any]] = {
+    # One resource is listed, because client-go treats an empty list as an error. It is a subresource: kubectl offers
+    # none of those as a kind, and ours are routes, not objects that it could show.
+    f"/apis/{names.API}": ResourceList((ApiResource("budgets/statement", "Statement"),)),
+    # Ours is an OpenAPI 3.1 document, of routes that are no objects.
+    "/openapi/v2": {"swagger": "2.0", "info": {"title": names.API, "version": "v1"}, "paths": {}},
+    "/openapi/v3": {"paths": {}},
+}

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slicekeeper forwarder`: where the API server reaches the timekeeper's aggregated API.
+
+The API server must always get an answer to discovery: while one aggregated API gives none, no namespace of the cluster
+can be deleted. So its connections end here, in a part that keeps nothing and runs twice. Each is forwarded unchanged,
+encrypted from the API server to the timekeeper, which still sees the API server's own certificate. While no timekeeper
+accepts connections, a server in this process answers instead, with the timekeeper's certificate: discovery as the
+timekeeper does, and everything else with 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import click
+import msgspec
+
+from slicekeeper.cli.main import Context
+from slicekeeper.config.settings import ServingSettings, TlsSettings
+from slicekeeper.errors import SettingsError
+from slicekeeper.net import problem_document
+from slicekeeper.net.probes import THREADS
+from slicekeeper.net.serving.background import BackgroundServer
+from slicekeeper.net.serving.process import prepare
+from slicekeeper.net.serving.wsgi import WsgiBridge
+from slicekeeper.net.tls import ReloadingContext
+from timekeeper.api.schemas.discovery import DOCUMENTS
+
+CONNECT_SECONDS: Final = 2.0
+"""How long a connection to the timekeeper may take, its name's look-up included. The API server waits five."""
+
+CHUNK_BYTES: Final = 64 << 10
+
+_ANSWERS: Final = {path: msgspec.json.encode(document) for path, document in DOCUMENTS.items()}
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@click.command()
+@click.pass_obj
+def forwarder(context: Context) -> None:
+    """Forward the API server's connections to the timekeeper; answer discovery while there is none."""
+    settings = context.begin()
+    prepare(settings.serving)
+    target = urlsplit(settings.timekeeper_client.url)
+    if not target.hostname:
+        raise SettingsError(
+            "timekeeperClient.url is empty: connections are forwarded to it; "
+            "for example https://timekeeper.slicekeeper-system.svc:8444"
+        )
+    address = (target.hostname, target.port or 443)
+    standby = Standby(settings.timekeeper.tls, settings.serving)
+    try:
+        asyncio.run(_serve(settings.timekeeper.forwarder_bind, Forwarder(address, standby.port, settings.serving)))
+    finally:
+        standby.close()
+
+
+async def _serve(bind: str, forwarding: Forwarder) -> None:
+    """Accept connections at `bind` (host:port) until SIGTERM."""
+    host, _, port = bind.rpartition(":")
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    server = await asyncio.start_server(forwarding.forward, host.strip("[]"), int(port), limit=CHUNK_BYTES)
+    try:
+        await stop.wait()
+    finally:
+        server.close()
+
+
+class Forwarder:
+    """Forwards connections to the timekeeper at `address`, or to the standby at a port of this machine."""
+
+    def __init__(self, address: tuple[str, int], standby: int, limits: ServingSettings) -> None:
+        self._address = address
+        self._standby = standby
+        self._limits = limits
+        self._open: Counter[str] = Counter()
+
+    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forward one connection until both ends have closed it."""
+        client = str((writer.get_extra_info("peername") or ("",))[0])
+        limits = self._limits
+        if self._open[client] >= limits.connections_per_address or self._open.total() >= limits.connections:
+            writer.close()
+            return
+        self._open[client] += 1
+        try:
+            with contextlib.suppress(OSError, asyncio.CancelledError):  # gone, late, or this process is to stop
+                await self._between((reader, writer))
+        finally:
+            self._open -= Counter((client,))
+            writer.close()
+
+    async def _between(self, client: Streams) -> None:
+        # A probe connects and sends nothing: it concerns this process alone.
+        first = await asyncio.wait_for(client[0].read(CHUNK_BYTES), self._limits.request_seconds)
+        if not first:
+            return
+        server = await self._connected()
+        server[1].write(first)
+        there = asyncio.create_task(_copy(client[0], server[1]))
+        try:
+            await _copy(server[0], client[1])
+        finally:
+            there.cancel()
+            server[1].close()
+
+    async def _connected(self) -> Streams:
+        try:
+            return await asyncio.wait_for(asyncio.open_connection(*self._address, limit=CHUNK_BYTES), CONNECT_SECONDS)
+        except OSError:
+            return await asyncio.open_connection("127.0.0.1", self._standby, limit=CHUNK_BYTES)
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    """Copy what arrives, until one of the ends has gone, and pass on the end."""
+    with contextlib.suppress(OSError):
+        while data := await source.read(CHUNK_BYTES):
+            target.write(data)
+            await target.drain()
+        target.write_eof()
+
+
+class Standby(BackgroundServer):
+    """The server that answers while there is no timekeeper, on a port of its own of this machine."""
+
+    def __init__(self, tls: TlsSettings, limits: ServingSettings) -> None:
+        # Every connection comes from this process, and each serves one request, so that the next one asks the
+        # timekeeper again.
+        own = msgspec.structs.replace(limits, connections_per_address=limits.connections)
+        self.tls = ReloadingContext(tls).context if tls.certificate_file else None
+        super().__init__("127.0.0.1:0", WsgiBridge(_answer, threads=THREADS), own, keepalive=0)
+
+
+def _answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    path = environ.get("PATH_INFO", "")
+    if environ["REQUEST_METHOD"] == "GET" and path in _ANSWERS:
+        status, media, body = "200 OK", "application/json", _ANSWERS[path]
+    else:
+        status, media = "503 Service Unavailable", problem_document.MEDIA_TYPE
+        detail = "the timekeeper does not answer at present; nothing was changed: try again"
+        body = problem_document.encode(status=503, code="timekeeper-away", detail=detail, path=path)
+    start_response(status, [("Content-Type", media), ("Content-Length", str(len(body))), ("Retry-After", "5")])
+    return [body]
