@@ -18,7 +18,7 @@ from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option
 from slicekeeper.cli.plain_text import plain
 from slicekeeper.config.policy import PolicyBook
-from slicekeeper.config.policy_file import read_book
+from slicekeeper.config.policy_file import read_book, read_first_book
 from slicekeeper.config.settings import Settings
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from webhook import offline_review
@@ -46,7 +46,7 @@ def serve_webhook(context: Context) -> None:
     settings = context.loaded.settings
     # Errors of address or policy file are reported once at the start, and not by each worker.
     TimekeeperClient(settings.timekeeper_client)
-    book = read_book(settings.policy)
+    book, _ = read_first_book(settings.policy)
     log.configure(settings.log.level, settings.log.style)
     # In memory if possible: each count is written to a file, and the root may be read-only.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108

@@ -51,6 +51,7 @@ _EACH_SHARD: Final = (
     '{{- range $shard := (include "slicekeeper.settings" . | fromYaml).scheduler.shards }}\n{{- with $ }}'
 )
 _KUBECTL_SECONDS: Final = 60
+_NAME_OR_PATTERN: Final = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?|[-a-z0-9!\]]*[*?\[][-a-z0-9*?!\[\]]*)$"
 
 
 def kubectl(folder: Path) -> str:
@@ -227,8 +228,13 @@ def schema(folder: Path) -> dict[str, Any]:
         "enum": [*policy["properties"]["mode"]["enum"], False]
     }  # YAML 1.1 reads `off` as false
     entry = {**policy, "properties": {**rule["properties"], **policy["properties"]}, "required": ["match"]}
-    entry["properties"]["match"] = {"anyOf": [{"type": "string"}, rule["properties"]["match"]]}
-    # Helm must refuse what the parts would refuse after it has installed them.
+    # Helm must refuse what the parts would refuse after it has installed them; `_helpers.tpl` has what a schema cannot.
+    for path, bounds in _bounds_of_policies(folder):
+        _field(known, "NamespacePolicy", path).update(bounds)
+    name = {**rule["properties"]["match"]["items"], "pattern": _NAME_OR_PATTERN}
+    entry["properties"]["match"] = {
+        "anyOf": [name, {"type": "array", "items": name, "minItems": 1, "uniqueItems": True}]
+    }
     known["SchedulerSettings"]["properties"]["shards"] |= {
         "items": {"type": "string", "pattern": f"^{SHARD.pattern}$"},
         "uniqueItems": True,
@@ -260,6 +266,35 @@ def schema(folder: Path) -> dict[str, Any]:
         "global": {"type": "object"},
     }
     return {"$schema": "http://json-schema.org/draft-07/schema#", **_closed(**properties), "$defs": known}
+
+
+def _bounds_of_policies(folder: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Yield the path of each text of a GpuPolicy that has a pattern, with what limits it."""
+    file = folder / "components/objects/gpupolicies.yaml"
+    if not file.is_file():
+        return
+    [version] = yaml.safe_load(file.read_text("utf-8"))["spec"]["versions"]
+    waiting: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+        ((), version["schema"]["openAPIV3Schema"]["properties"]["spec"])
+    ]
+    while waiting:
+        path, below = waiting.pop()
+        if "pattern" in below:
+            yield path, {key: below[key] for key in ("pattern", "minLength", "maxLength") if key in below}
+        waiting += [((*path, key), one) for key, one in below.get("properties", {}).items()]
+        if "items" in below:
+            waiting.append(((*path, "items"), below["items"]))
+
+
+def _field(known: dict[str, Any], name: str, path: tuple[str, ...]) -> dict[str, Any]:
+    """Return the schema of one field of a type of the settings."""
+    found: dict[str, Any] = known[name]
+    for key in path:
+        found = found["items"] if key == "items" else found["properties"][key]
+        reference = next((one["$ref"] for one in [found, *found.get("allOf", [])] if "$ref" in one), "")
+        if reference:
+            found = known[reference.rpartition("/")[2]]
+    return found
 
 
 def _closed(**properties: Any) -> dict[str, Any]:

@@ -234,6 +234,7 @@ class PolicyBook:
         warnings: tuple[str, ...] = (),
         base: Mapping[str, Any] | None = None,
         origins: Mapping[str, Origin] | None = None,
+        text: str = "",
     ) -> None:
         self.default = default or NamespacePolicy()
         self.exact = dict(exact or {})
@@ -243,6 +244,8 @@ class PolicyBook:
         """The entries of the file that never apply."""
         self.base = base or {}
         """The keys of the file's `default`, which those of an entry override."""
+        self.text = text
+        """The file's text; empty without a file."""
         self._origins = dict(origins or {})
         self._off = msgspec.structs.replace(self.default, mode="off")
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the file with the namespaces' policies, and follow its changes while a part runs.
 
-A file that cannot be read or breaks a rule changes nothing: the previous policy stays in force.
+A file that cannot be read or breaks a rule changes nothing: the previous policy stays in force, also in a part that
+starts meanwhile, if it has the accepted file.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from slicekeeper import threads
 from slicekeeper.config.patterns import is_pattern, leave_nothing, problem_of
@@ -42,8 +46,11 @@ def read_book(settings: PolicySettings) -> PolicyBook:
             raise SettingsError(f"policy.exemptNamespaces (is {name!r}): {problem}; for example infra-*")
     if not settings.file:
         return PolicyBook(exempt=settings.exempt_namespaces)
-    file = Path(settings.file)
-    document = read_yaml(file)
+    return book_of(read_yaml(Path(settings.file)), settings.file, settings.exempt_namespaces)
+
+
+def book_of(document: Document, file: str, exempt: tuple[str, ...]) -> PolicyBook:
+    """Return the book of a policy file that was read. Raises SettingsError as `read_book` does."""
     tree = {key: value for key, value in document.tree.items() if value is not None}
 
     def place(*path: str | int) -> str:
@@ -65,10 +72,29 @@ def read_book(settings: PolicySettings) -> PolicyBook:
         default,
         {rule.match: rule.policy for rule in rules if not is_pattern(rule.match)},
         tuple((rule.match, rule.policy) for rule in rules if is_pattern(rule.match)),
-        settings.exempt_namespaces,
-        tuple(_never_applied(file, rules, settings.exempt_namespaces)),
+        exempt,
+        tuple(_never_applied(file, rules, exempt)),
         base,
+        text=document.text,
     )
+
+
+def read_first_book(settings: PolicySettings, last: PolicyBook | None = None) -> tuple[PolicyBook, str]:
+    """Return the book to start with, and why it is not the file's, empty if it is.
+
+    If the file is broken, the book is that of the accepted file, or else `last`. Raises SettingsError if there is
+    neither.
+    """
+    try:
+        return read_book(settings), ""
+    except SettingsError as error:
+        accepted = msgspec.structs.replace(settings, file=settings.accepted_file)
+        if accepted.file and Path(accepted.file).is_file():
+            with suppress(SettingsError):
+                return read_book(accepted), str(error)
+        if last is None:
+            raise
+        return last, str(error)
 
 
 def _rules_of(
@@ -88,7 +114,7 @@ def _rules_of(
         yield _PolicyRule(document.line("namespaces", index, "match", position), index, match, policy)
 
 
-def _check_matches(file: Path, rules: list[_PolicyRule]) -> None:
+def _check_matches(file: str, rules: list[_PolicyRule]) -> None:
     """Refuse names and patterns that no namespace can have, and those that appear twice."""
     seen: dict[str, tuple[int, int]] = {}
     for line, index, match, _ in rules:
@@ -101,7 +127,7 @@ def _check_matches(file: Path, rules: list[_PolicyRule]) -> None:
         seen[match] = line, index
 
 
-def _never_applied(file: Path, rules: list[_PolicyRule], exempt: tuple[str, ...]) -> Iterator[str]:
+def _never_applied(file: str, rules: list[_PolicyRule], exempt: tuple[str, ...]) -> Iterator[str]:
     """Yield a warning for each name and pattern whose matches are all taken by others.
 
     These are no errors, because the file is still unambiguous, and a server must be able to start.
@@ -128,10 +154,7 @@ class PolicyFile:
     """
 
     def __init__(self, settings: PolicySettings, last: PolicyBook | None = None) -> None:
-        """Read the file; if it is broken, `last` stays in force.
-
-        Raises SettingsError if the file is broken and there is no `last`.
-        """
+        """Start with what `read_first_book` returns. Raises SettingsError as it does."""
         self._settings = settings
         self._stop = threading.Event()
         self._seen = self._mark()
@@ -144,18 +167,15 @@ class PolicyFile:
         self._lock = threading.Lock()
         self._over: Callable[[PolicyBook], PolicyBook] = lambda book: book
         self.unread = False
-        """Whether the file has been broken since the start, so that `last` is in force."""
+        """Whether the file has been broken since the start, and the last one without errors is unknown."""
         self.on_change: Callable[[], None] = lambda: None
         """Called whenever another book comes into force."""
         self.objects_trouble: Callable[[], str] = lambda: ""
         """Returns why changes of the entries over the file may have been missed; empty while they are followed."""
-        try:
-            self._file = read_book(settings)
-        except SettingsError as error:
-            if last is None:
-                raise
-            self._file, self.unread = last, True
-            self._refuse(error)
+        self._file, wrong = read_first_book(settings, last)
+        if wrong:
+            self.unread = self._file is last
+            self._refuse(wrong)
         else:
             self._warn()
         self.book = self._file
@@ -163,6 +183,11 @@ class PolicyFile:
     def of(self, namespace: str) -> NamespacePolicy:
         """Return the policy in force for a namespace."""
         return self.book.of(namespace)
+
+    @property
+    def text(self) -> str:
+        """The text of the file in force, which need not be the current file's."""
+        return self._file.text
 
     def apply_over(self, over: Callable[[PolicyBook], PolicyBook]) -> None:
         """Let `over` compute the book in force from the file's, now and whenever the file changes."""
@@ -190,7 +215,7 @@ class PolicyFile:
         try:
             file = read_book(self._settings)
         except SettingsError as error:
-            self._refuse(error)
+            self._refuse(str(error))
             return False
         with self._lock:
             self._file, self.book = file, self._over(file)
@@ -204,8 +229,8 @@ class PolicyFile:
         for warning in self._file.warnings:
             log.warning("policy file: %s", warning)
 
-    def _refuse(self, error: SettingsError) -> None:
-        self.error = str(error)
+    def _refuse(self, error: str) -> None:
+        self.error = error
         log.error("policy file refused, the old policy stays in force: %s", error)
 
     def _mark(self) -> tuple[int, int, int]:

@@ -184,6 +184,9 @@ class PolicySettings(Section, frozen=True):
     """The namespaces' policy, in a file of its own (see docs/policy.md)."""
 
     file: Annotated[str, about("YAML file. Empty: every namespace has the defaults.")] = ""
+    accepted_file: Annotated[
+        str, about("The last version of the file without errors: a part that starts while the file is broken uses it.")
+    ] = ""
     reload_seconds: Annotated[Positive, about("How often the file is checked for changes.")] = 2.0
     objects: Annotated[
         bool, about("Use GpuPolicies, which take precedence over the file. The component `objects` sets it.")

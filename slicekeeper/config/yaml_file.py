@@ -29,6 +29,7 @@ class Document(NamedTuple):
 
     tree: dict[str, Any]
     root: yaml.Node | None
+    text: str
 
     def line(self, *path: str | int) -> int:
         """Return the line, from 1, of the deepest part of a path that exists."""
@@ -80,24 +81,33 @@ def read_yaml(file: Path) -> Document:
     Raises SettingsError if it cannot be read, a key appears twice, or it is no mapping.
     """
     try:
-        loader = yaml.SafeLoader(file.read_text("utf-8"))
+        text = file.read_text("utf-8")
+    except OSError as error:
+        raise SettingsError(f"{file}: cannot be read ({error.strerror}); name a readable file") from error
+    except ValueError as error:
+        raise SettingsError(f"{file}: not valid YAML: {error}") from error
+    return parse_yaml(text, str(file))
+
+
+def parse_yaml(text: str, name: str) -> Document:
+    """Return what `read_yaml` does for a text, which errors call by its name."""
+    try:
+        loader = yaml.SafeLoader(text)
         try:
             root = loader.get_single_node()
             twice = _repeated_key(root)
             tree = None if root is None or twice else loader.construct_document(root)
         finally:
             loader.dispose()
-    except OSError as error:
-        raise SettingsError(f"{file}: cannot be read ({error.strerror}); name a readable file") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or no such number or date
-        raise SettingsError(f"{file}: not valid YAML: {error}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no such number or date
+        raise SettingsError(f"{name}: not valid YAML: {error}") from error
     if twice:
-        raise SettingsError(f"{file}: {twice}; keep one of the two")
+        raise SettingsError(f"{name}: {twice}; keep one of the two")
     if tree is None:
-        return Document({}, None)
+        return Document({}, None, text)
     if not isinstance(tree, dict):
-        raise SettingsError(f"{file}: the file must contain a mapping, not a {type(tree).__name__}")
-    return Document(tree, root)
+        raise SettingsError(f"{name}: the file must contain a mapping, not a {type(tree).__name__}")
+    return Document(tree, root, text)
 
 
 def _at(where: Where, path: tuple[str, ...]) -> str:

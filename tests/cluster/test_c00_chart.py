@@ -134,6 +134,14 @@ def test_the_first_command_observes(default: list[Object]) -> None:
         ({"config": {"timekeeper": {"wieght": "max"}}}, "config/timekeeper.*wieght"),
         ({"policy": {"default": {"budget": {"period": "days"}}}}, "policy/default/budget/period.*'day'"),
         ({"policy": {"namespaces": [{"mode": "off"}]}}, "policy/namespaces/0.*match"),
+        ({"policy": {"default": {"budget": {"amount": "20x"}}}}, "policy/default/budget/amount.*does not match"),
+        ({"policy": {"default": {"budget": {"anchor": "monday"}}}}, "policy/default/budget/anchor.*does not match"),
+        ({"policy": {"default": {"backgroundRate": "abc"}}}, "policy/default/backgroundRate.*does not match"),
+        ({"policy": {"default": {"budget": {"timeZone": "Mars/Base"}}}}, "Mars/Base, which is no IANA time zone"),
+        ({"policy": {"namespaces": [{"match": "a", "budget": {"timeZone": "Europe/Berlinn"}}]}}, "Europe/Berlinn"),
+        ({"policy": {"namespaces": [{"match": "Team_A"}]}}, "policy/namespaces/0/match"),
+        ({"policy": {"namespaces": [{"match": ["a", "a"]}]}}, "policy/namespaces/0/match"),
+        ({"policy": {"namespaces": [{"match": "a"}, {"match": ["b", "a"]}]}}, "has two entries for a: keep one"),
         ({"policy": {"default": {"mode": "enforce"}}}, "policy.default.mode is set: the chart's own value `mode`"),
         ({"policy": {"default": {"budget": {"enforcement": "hard"}}}}, "set components.hardBudgets=true"),
         ({"policy": {"namespaces": [{"match": ["a"], "audit": "evict"}]}}, "set components.auditEvictions=true"),
@@ -148,6 +156,16 @@ def test_the_first_command_observes(default: list[Object]) -> None:
 def test_wrong_values_are_refused_with_what_is_wrong(helm: Helm, values: dict[str, Any], told: str) -> None:
     with pytest.raises(Refused, match=f"(?s){told}"):
         helm.render(values)
+
+
+@pytest.mark.parametrize(
+    "zone", ["UTC", "Etc/UTC", "Zulu", "Europe/London", "Africa/Abidjan", "Asia/Kolkata", "Etc/GMT+5"]
+)
+def test_a_time_zone_that_there_is_is_accepted(helm: Helm, zone: str) -> None:
+    rule = {"match": ["team-*", "a"], "budget": {"timeZone": zone}}
+    objects = helm.render({"policy": {"default": {"budget": {"timeZone": zone}}, "namespaces": [rule]}})
+    [policy] = [o for o in objects if o["metadata"]["name"] == "slicekeeper-policy"]
+    assert yaml.safe_load(policy["data"]["policy.yaml"])["namespaces"] == [rule]
 
 
 def test_what_settings_decide_in_manifests_is_refused_as_a_value() -> None:

@@ -163,6 +163,50 @@ def _answers(site: Site) -> bool:
         return False
 
 
+@pytest.mark.parametrize("way", ["gone", "killed", "upgraded", "evicted"])
+def test_namespaces_are_deleted_without_the_timekeeper(site: Site, cluster: Cluster, way: str) -> None:
+    name = f"spare-{way}"
+    site.kubectl("create", "namespace", name)
+    try:
+        if way == "gone":
+            site.rollout(TIMEKEEPER, 0)
+            wait_for(lambda: not site.pods(NAMESPACE, PART), "end of the timekeeper")
+        elif way == "killed":
+            cluster.run("pkill", "-KILL", "-f", "slicekeeper timekeeper [s]erve")
+        elif way == "upgraded":
+            site.kubectl("rollout", "restart", TIMEKEEPER, "-n", NAMESPACE)
+        else:
+            [pod] = site.pods(NAMESPACE, PART)
+            path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}/eviction"
+            body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod["metadata"]["name"]}}
+            site.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
+        begun = time.monotonic()
+        site.kubectl("delete", "namespace", name, "--timeout=90s")
+        say(f"a namespace was deleted in {time.monotonic() - begun:.1f} s with the timekeeper {way}")
+        for path in (f"/apis/{names.API}", "/openapi/v3"):
+            assert site.kubectl("get", "--raw", path)
+        if way == "gone":
+            with pytest.raises(Refused, match="the timekeeper does not answer at present"):
+                site.kubectl("get", "--raw", f"/apis/{names.API}/budgets")
+    finally:
+        site.rollout(TIMEKEEPER, 1)
+        wait_for(lambda: _serves(site), "a timekeeper that answers")
+
+
+def _serves(site: Site) -> bool:
+    try:
+        return bool(site.kubectl("get", "--raw", f"/apis/{names.API}/budgets"))
+    except Refused:
+        return False
+
+
+def test_kubectl_offers_no_kind_that_it_cannot_show(site: Site) -> None:
+    told = site.kubectl("api-resources", f"--api-group={names.API.partition('/')[0]}", "--no-headers")
+    assert not told.strip()
+    with pytest.raises(Refused, match="doesn't have a resource type"):
+        site.kubectl("get", "budgets")
+
+
 def test_pods_that_a_broken_timekeeper_holds_are_let_go_and_charged_later(site: Site) -> None:
     team = site.namespace()
     site.kubectl.create(job("known", gpu_container(script="sleep 600", core=5, blocks=4), count=2), namespace=team)

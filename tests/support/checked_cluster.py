@@ -181,7 +181,7 @@ class Server:
 
 
 def check(server: Server, *arguments: str, **settings: str) -> Result:
-    environ = {"SLICEKEEPER_KUBERNETES_SERVER": server.url, **settings}
+    environ = {"SLICEKEEPER_KUBERNETES_SERVER": server.url, "COLUMNS": "1000", **settings}
     return CliRunner().invoke(cli, ["check", *arguments], env=environ)
 
 

@@ -27,6 +27,7 @@ from slicekeeper.kube.pod import full_name, has_ended, has_finalizer
 from slicekeeper.kube.watch import Watch
 from slicekeeper.units import MS_PER_HOUR, Instant
 from timekeeper.cluster import pod_patch
+from timekeeper.cluster.accepted_policy import AcceptedPolicy
 from timekeeper.cluster.break_glass_records import ReleasedPods
 from timekeeper.cluster.budget_state import BudgetStates
 from timekeeper.cluster.charge_booking import Intervals
@@ -103,6 +104,7 @@ class Controller:
         )
         self._patches = ThreadPoolExecutor(8, thread_name_prefix="patch")
         self._released = ReleasedPods(client, settings.certificates.namespace, self.pods, nodes)
+        self._accepted = AcceptedPolicy(client, settings.certificates.namespace, policy)
         self.strays = StrayPods(client, self.pods, self._patches)
         self._intervals = Intervals(
             settings, books, policy, self.pods, self._openings, self.strays, NodeClocks(client), self._fail
@@ -272,6 +274,8 @@ class Controller:
         if book is before and time.monotonic() - self._followed < FOLLOW_SECONDS:
             return
         namespaces = [standing.account.name for standing in self._books.standings()]
+        if self._settings.policy.accepted_file:
+            self._accepted.keep()
         follow_policy(self._books, {name: book.of(name) for name in namespaces}, now, book.origin_of)
         self._followed = time.monotonic()
         if book is not before:

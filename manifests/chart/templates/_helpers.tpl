@@ -73,7 +73,21 @@
 {{- fail "policy.default.mode is set: the chart's own value `mode` says it" -}}
 {{- end -}}
 {{- $policy := include "slicekeeper.policy" . | fromYaml -}}
+{{- $matches := dict -}}
+{{- range $entry := $policy.namespaces -}}
+{{- range $match := kindIs "string" $entry.match | ternary (list $entry.match) $entry.match -}}
+{{- if hasKey $matches $match }}{{ fail (printf "policy.namespaces has two entries for %s: keep one of them" $match) }}{{ end -}}
+{{- $_ := set $matches $match true -}}
+{{- end -}}
+{{- end -}}
 {{- range $entry := prepend ($policy.namespaces | default list) $policy.default -}}
+{{- /* dateInZone takes an unknown zone for UTC, whose own zones are all below Etc or have one of these names; a machine
+without time zones knows none. */ -}}
+{{- $zone := dig "budget" "timeZone" "UTC" $entry -}}
+{{- $known := eq (dateInZone "MST" now "Asia/Tokyo") "JST" -}}
+{{- if and $known (eq (dateInZone "MST" now $zone) "UTC") (not (regexMatch "^(Etc/.+|UTC|UCT|Universal|Zulu)$" $zone)) -}}
+{{- fail (printf "policy: budget.timeZone is %s, which is no IANA time zone; for example Europe/Berlin" $zone) -}}
+{{- end -}}
 {{- if and (eq (dig "budget" "enforcement" "" $entry) "hard") (not $.Values.components.hardBudgets) -}}
 {{- fail "policy has `enforcement: hard`, for which the timekeeper evicts pods: set components.hardBudgets=true, which gives it the right" -}}
 {{- end -}}

@@ -7,7 +7,10 @@ pods that a broken timekeeper holds, `--repair` removes what an uninstalled Slic
 
 from __future__ import annotations
 
+import functools
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Final
 
@@ -32,7 +35,7 @@ from slicekeeper.cli.check import (
 from slicekeeper.cli.check.remedies import Finding
 from slicekeeper.cli.connection import cluster, cluster_options
 from slicekeeper.cli.main import EXIT_FAILED, Context
-from slicekeeper.cli.output import output_option, show, table
+from slicekeeper.cli.output import output_option, show
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import NotFound, SettingsError
 from slicekeeper.kube import break_glass_record, node_lease
@@ -111,10 +114,21 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glas
     show(
         [{"problem": problem, "remedy": remedy} for problem, remedy in rows],
         output,
-        lambda: table(("PROBLEM", "REMEDY"), rows) if rows else "nothing is missing, nothing is unmetered",
+        lambda: _listing(rows) if rows else "nothing is left" if repair else "nothing is missing, nothing is unmetered",
     )
     if findings:
         sys.exit(EXIT_FAILED)
+
+
+def _listing(rows: list[tuple[str, str]]) -> str:
+    """Return problems with their remedies as paragraphs, none wider than the terminal."""
+    width = shutil.get_terminal_size().columns
+    wrapped = functools.partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(
+        wrapped(text, initial_indent=first, subsequent_indent="    ")
+        for problem, remedy in rows
+        for first, text in (("- ", problem), ("    remedy: ", remedy))
+    )
 
 
 def _repaired(
@@ -122,7 +136,8 @@ def _repaired(
 ) -> list[Finding]:
     """Remove what an uninstallation has left; return what could not be removed, and what is still unmetered."""
     failed = [thing for thing in left if not thing.strip()]
-    click.echo(f"{len(left) - len(failed)} things removed", err=True)
+    removed = len(left) - len(failed)
+    click.echo(f"{removed} thing{'' if removed == 1 else 's'} removed", err=True)
     findings: list[Finding] = [thing.finding for thing in failed]
     if homes:
         return [*findings, *unmetered_pods.unmetered(client, settings)]
@@ -184,6 +199,7 @@ def _missing(
     running = {name: workload for name, workload in workloads.items() if workload is not None}
     yield from installed.differences(client, namespace, settings, running, webhooks, guards)
     policy = installed.mounted(client, namespace, running.values(), "slicekeeper-policy", "policy.yaml")
+    yield from installed.policy_errors(policy or "", settings)
     yield from rights.lacking(client, namespace, settings, policy or "")
     # One that is not ready is reported already.
     servers = (workloads[f"deployment {part}"] for part in ("webhook", "timekeeper"))

@@ -9,10 +9,12 @@ from typing import Any, Final
 
 import yaml
 
-from slicekeeper.cli.check.remedies import KUBE_SCHEDULER, REGISTRY, RENDER, Finding
+from slicekeeper.cli.check.remedies import KUBE_SCHEDULER, POLICY, REGISTRY, RENDER, Finding
 from slicekeeper.config import manifests
 from slicekeeper.config.load import keys
+from slicekeeper.config.policy_file import book_of
 from slicekeeper.config.settings import PARTS, UNSET_REGISTRY, PriorityClassSettings, Settings
+from slicekeeper.config.yaml_file import parse_yaml
 from slicekeeper.errors import NotFound, SettingsError
 from slicekeeper.kube.client import CONFIG_MAPS, KubeClient, Object
 
@@ -104,6 +106,17 @@ def differences(
     yield from _tokens(workloads, settings)
     yield from _scheduler(client, namespace, settings, workloads)
     yield from _skew(client, workloads)
+
+
+def policy_errors(text: str, settings: Settings) -> Iterator[Finding]:
+    """Yield what is wrong with the installed policy file, and which of its entries never apply."""
+    name = "configmap slicekeeper-policy"
+    try:
+        book = book_of(parse_yaml(text, name), name, settings.policy.exempt_namespaces)
+    except SettingsError as error:
+        yield f"the policy is refused, the last one without errors stays in force: {error}", POLICY
+    else:
+        yield from ((warning, POLICY) for warning in book.warnings)
 
 
 def class_differences(installed: Object, settings: PriorityClassSettings) -> Iterator[Finding]:

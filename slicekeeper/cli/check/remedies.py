@@ -37,6 +37,10 @@ REGISTRY: Final = Remedy(
     "set images.registry in manifests/base/config/config.yaml; slicekeeper config manifests; apply the overlay",
     f"{_UPGRADE} --set images.registry=REGISTRY",
 )
+POLICY: Final = Remedy(
+    "correct the policy file of your overlay, and apply it: docs/policy.md",
+    f"correct the value `policy`, docs/policy.md; {_UPGRADE}",
+)
 KUBE_SCHEDULER: Final = Remedy(
     "set its newTag in manifests/base/kustomization.yaml, and apply the overlay",
     f"{_UPGRADE}, which takes the API server's version unless kubeScheduler.version is set",

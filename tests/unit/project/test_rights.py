@@ -49,6 +49,7 @@ from slicekeeper.wire.timekeeper import Budget, KeptBy, Parent
 from timekeeper.api.front_proxy import FrontProxy
 from timekeeper.api.identity import Identity
 from timekeeper.cluster import pod_patch
+from timekeeper.cluster.accepted_policy import AcceptedPolicy
 from timekeeper.cluster.break_glass_records import ReleasedPods
 from timekeeper.cluster.lost_label import StrayPods
 from timekeeper.cluster.node_clock import NodeClocks
@@ -129,6 +130,9 @@ def run_timekeeper(server: Server) -> None:
     let_go = ReleasedPods(client, HOME, Pods(mock.Mock()), ClusterNodes())
     attempt(let_go.gone)
     attempt(lambda: let_go.settle(["uid-p"]))
+    accepted = AcceptedPolicy(client, HOME, PolicyFile(PolicySettings()))
+    attempt(lambda: accepted._write("a"))  # makes it
+    attempt(lambda: accepted._write("b"))  # changes it
 
 
 def run_scheduler(server: Server) -> None:

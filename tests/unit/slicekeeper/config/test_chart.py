@@ -16,6 +16,8 @@ from click.testing import CliRunner
 
 from slicekeeper.cli.main import cli
 from slicekeeper.config import chart
+from slicekeeper.config.patterns import problem_of
+from slicekeeper.config.policy_entry import policy_of
 from slicekeeper.errors import SettingsError
 
 ROOT = Path(__file__).parents[4] / "manifests"
@@ -143,6 +145,64 @@ def test_the_checkouts_chart_is_that_of_its_manifests() -> None:
     ours, theirs = by_name("\n".join(map(without_components, made))), by_name((ROOT / "install.yaml").read_text())
     stale = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
     assert stale == [], "make it again: slicekeeper config chart"
+
+
+ENTRIES = [
+    ("budget.amount", "20h"), ("budget.amount", "1d2h3m4s5ms"), ("budget.credit", "0s"), ("budget.grace", "5m"),
+    ("budget.rollover", "90m"), ("budget.anchor", ""), ("budget.anchor", "2026-04-01T00:00:00+02:00"),
+    ("budget.anchor", "2026-04-01T00:00:00.5Z"), ("backgroundRate", "1/2"), ("backgroundRate", "0.5"),
+    ("sidecar.cpu", "50m"), ("sidecar.memory", "48Mi"), ("foreign.gpuMemory", ""), ("foreign.gpuMemory", "80Gi"),
+]  # fmt: skip
+WRONG_ENTRIES = [
+    ("budget.amount", "20x"), ("budget.amount", ""), ("budget.amount", "20"), ("budget.amount", "-5h"),
+    ("budget.credit", "2 h"), ("budget.grace", "soon"), ("budget.rollover", "1h30"), ("budget.anchor", "yesterday"),
+    ("budget.anchor", "2026-04-01"), ("backgroundRate", "abc"), ("backgroundRate", "1/"), ("backgroundRate", "-1"),
+    ("sidecar.cpu", "a lot"), ("sidecar.memory", "48 MB"), ("foreign.gpuMemory", "80 GB"),
+]  # fmt: skip
+
+
+def _field(path: str) -> dict[str, Any]:
+    return chart._field(chart.schema(ROOT)["$defs"], "NamespacePolicy", tuple(path.split(".")))
+
+
+def _as_parts_read(path: str, value: str) -> object:
+    tree: dict[str, Any] = {}
+    *above, last = path.split(".")
+    below = tree
+    for key in above:
+        below = below.setdefault(key, {})
+    below[last] = value
+    return policy_of({}, tree, lambda _: "here")
+
+
+def _fits(field: dict[str, Any], value: str) -> bool:
+    return len(value) >= field.get("minLength", 0) and re.search(field["pattern"], value) is not None
+
+
+@pytest.mark.parametrize(("path", "value"), ENTRIES)
+def test_the_schema_accepts_what_the_parts_do(path: str, value: str) -> None:
+    _as_parts_read(path, value)
+    assert _fits(_field(path), value)
+
+
+@pytest.mark.parametrize(("path", "value"), WRONG_ENTRIES)
+def test_the_schema_refuses_what_the_parts_do(path: str, value: str) -> None:
+    with pytest.raises(SettingsError):
+        _as_parts_read(path, value)
+    assert not _fits(_field(path), value)
+
+
+@pytest.mark.parametrize(
+    "match",
+    ["team-a", "team-*", "*", "a", "[ab]-x", "[!a]*", "team-?", "Team_A", "-a", "a-", "a.b", "", "team-A*", "é"],
+)
+def test_the_schema_knows_names_and_patterns_of_namespaces(match: str) -> None:
+    one, several = chart.schema(ROOT)["properties"]["policy"]["properties"]["namespaces"]["items"]["properties"][
+        "match"
+    ]["anyOf"]
+    assert several["items"] == one
+    assert several["uniqueItems"]
+    assert _fits(one, match) == (not problem_of(match))
 
 
 def test_the_checkouts_files_and_schema_are_todays() -> None:

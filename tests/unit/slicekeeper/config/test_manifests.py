@@ -297,8 +297,8 @@ def test_the_command_writes_and_tells(folder: Path) -> None:
     configure(folder, "images: {registry: registry.example}")
     run = CliRunner().invoke
     told = run(cli, ["config", "manifests", str(folder), "--check"])
-    assert (told.exit_code, told.output.count("is not as its settings say")) == (1, 8)
+    assert (told.exit_code, told.output.count("is not as its settings say")) == (1, 9)
     done = run(cli, ["config", "manifests", str(folder)])
-    assert (done.exit_code, done.output.count(": written")) == (0, 8)
+    assert (done.exit_code, done.output.count(": written")) == (0, 9)
     assert run(cli, ["config", "manifests", str(folder), "--check"]).exit_code == 0
     assert Images(registry="registry.example").of("webhook") in (folder / "base/webhook.yaml").read_text()

@@ -3,6 +3,7 @@ import logging
 from fractions import Fraction
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -271,6 +272,31 @@ def test_a_file_broken_at_the_start_is_an_error_unless_there_is_a_policy_to_keep
     policies = PolicyFile(kept, last)
     assert policies.of("x").ceiling == 30
     assert "ceiling (is 700)" in policies.error
+
+
+def test_a_part_starts_with_the_accepted_file_while_the_file_is_broken(tmp_path: Path) -> None:
+    accepted = tmp_path / "accepted.yaml"
+    accepted.write_text("default: {ceiling: 40}")
+    kept = msgspec.structs.replace(settings(tmp_path, "default: {ceiling: 700}"), accepted_file=str(accepted))
+    policies = PolicyFile(kept, PolicyBook(NamespacePolicy(ceiling=30)))
+    assert (policies.of("x").ceiling, policies.unread) == (40, False)
+    assert "ceiling (is 700)" in policies.error
+    assert policies.text == "default: {ceiling: 40}"
+    rewrite(kept, "default: {ceiling: 60}")
+    assert policies.refresh()
+    assert (policies.of("x").ceiling, policies.text, policies.error) == (60, "default: {ceiling: 60}", "")
+
+
+@pytest.mark.parametrize("accepted", [None, "default: {ceiling: 800}", "default: ["])
+def test_without_an_accepted_file_the_error_is_the_files_own(tmp_path: Path, accepted: str | None) -> None:
+    if accepted is not None:
+        (tmp_path / "accepted.yaml").write_text(accepted)
+    file = str(tmp_path / "accepted.yaml")
+    kept = msgspec.structs.replace(settings(tmp_path, "default: {ceiling: 700}"), accepted_file=file)
+    with pytest.raises(SettingsError, match=r"ceiling \(is 700\)"):
+        PolicyFile(kept)
+    policies = PolicyFile(kept, PolicyBook(NamespacePolicy(ceiling=30)))
+    assert (policies.of("x").ceiling, policies.unread) == (30, True)
 
 
 def test_the_thread_follows_the_file(tmp_path: Path) -> None:

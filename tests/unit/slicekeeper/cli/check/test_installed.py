@@ -8,6 +8,7 @@ import json
 import pytest
 from support.checked_cluster import DEPLOYMENTS, Server, check, problems, with_registry
 
+POLICY = "/api/v1/namespaces/slicekeeper-system/configmaps/slicekeeper-policy"
 IN_BUDGET = "classes: {inBudget: {name: gpu-default-priority, value: 7, preemptionPolicy: PreemptLowerPriority}}"
 
 
@@ -19,14 +20,45 @@ def test_the_manifests_are_as_their_settings_say_and_only_a_registry_is_missing(
     assert problems(check(server, "-o", "json")) == []
 
 
+@pytest.mark.parametrize(
+    ("policy", "wrong"),
+    [
+        ("default: {budget: {amount: 20x}}", "budget.amount: not a duration; for example 20h"),
+        ("default: {budget: {timeZone: Mars/Base}}", "'Mars/Base' is no IANA time zone"),
+        ("default: [", "not valid YAML"),
+        ("namespaces: [{match: a}, {match: a}]", "match a is in an entry above"),
+    ],
+)
+def test_a_policy_file_that_the_parts_refuse_is_named(server: Server, policy: str, wrong: str) -> None:
+    server.install_manifests(with_registry)
+    server.objects[POLICY]["data"]["policy.yaml"] = policy
+    [told] = problems(check(server, "-o", "json"))
+    assert told.startswith("the policy is refused, the last one without errors stays in force: configmap slicekeeper-")
+    assert wrong in told
+
+
+def test_an_entry_of_the_policy_that_never_applies_is_named(server: Server) -> None:
+    server.install_manifests(with_registry)
+    server.objects[POLICY]["data"]["policy.yaml"] = "namespaces: [{match: '*'}, {match: 'a-*'}]"
+    [told] = problems(check(server, "-o", "json"))
+    assert "match a-* never applies" in told
+
+
+def test_no_line_is_wider_than_the_terminal(server: Server) -> None:
+    told = check(server, COLUMNS="80").stdout
+    assert told.startswith("- ")
+    assert "    remedy: " in told
+    assert max(map(len, told.splitlines())) <= 80
+
+
 def test_images_that_are_not_those_of_the_settings_are_named(server: Server) -> None:
     def change(text: str) -> str:
         return with_registry(text).replace("registry.example/timekeeper:", "elsewhere.example/timekeeper:")
 
     server.install_manifests(change)
-    [told] = problems(check(server, "-o", "json"))
-    assert told.startswith("deployment timekeeper has the image elsewhere.example/timekeeper:")
-    assert "the settings say registry.example/timekeeper:" in told
+    for told, part in zip(problems(check(server, "-o", "json")), ("timekeeper", "timekeeper-forwarder"), strict=True):
+        assert told.startswith(f"deployment {part} has the image elsewhere.example/timekeeper:")
+        assert "the settings say registry.example/timekeeper:" in told
 
 
 def test_settings_that_were_renamed_without_the_manifests_are_named_place_by_place(server: Server) -> None:

@@ -74,4 +74,4 @@ def test_nothing_is_adopted_without_a_timekeeper(server: Server) -> None:
 def test_after_uninstalling_nobody_is_told_to_adopt(server: Server) -> None:
     server.pod("whole", {"nvidia.com/gpu": "1"})
     done = check(server, "--repair")
-    assert (done.exit_code, done.stdout) == (0, "nothing is missing, nothing is unmetered\n")
+    assert (done.exit_code, done.stdout) == (0, "nothing is left\n")
