@@ -14,6 +14,7 @@ from pathlib import Path
 
 from images import layers
 from images.oci import Image
+from images.programs import BEHIND, ENTRYPOINT
 from images.recipes import RECIPES, ROOT, packages_of_others
 from slicekeeper.config.settings import Images
 
@@ -42,20 +43,18 @@ def build_wheel(folder: Path) -> Path:
 def images(wheel: Path, parts: list[str], named: Images) -> list[Image]:
     """Return the images of the named parts; layers that are not cached are built."""
     runtime = layers.runtime(cache())
-    made = [
-        Image(
-            named.of(part),
-            (
-                runtime,
-                layers.dependencies(cache(), wheel, RECIPES[part]["extras"], ROOT / "constraints.txt"),
-                *([layers.programs(cache(), wanted)] if (wanted := RECIPES[part].get("programs")) else []),
-                layers.part(cache(), wheel, RECIPES[part]["packages"], packages_of_others(part)),
-            ),
-            ("/usr/local/bin/slicekeeper",),
-            f"{RECIPES[part]['user']}:{RECIPES[part]['user']}",
-            ENVIRON,
-        )
-        for part in parts
-    ]
+    made = []
+    for part in parts:
+        recipe = RECIPES[part]
+        contents = [runtime, layers.dependencies(cache(), wheel, recipe["extras"], ROOT / "constraints.txt")]
+        if wanted := recipe.get("programs"):
+            contents.append(layers.programs(cache(), wanted))
+        command = ENTRYPOINT
+        if recipe.get("first_process"):
+            contents.append(layers.first_process(cache()))
+            command = BEHIND
+        contents.append(layers.part(cache(), wheel, recipe["packages"], packages_of_others(part), command))
+        user = f"{recipe['user']}:{recipe['user']}"
+        made.append(Image(named.of(part), contents, (f"/{ENTRYPOINT}",), user, ENVIRON))
     layers.prune(cache())
     return made

@@ -12,7 +12,7 @@ import click
 import yaml
 
 from images import archive
-from images.oci import digests, write_archive
+from images.oci import digests, join_archives, write_archive
 from images.recipes import RECIPES
 from slicekeeper.config.settings import Images
 from slicekeeper.config.yaml_file import convert
@@ -55,6 +55,22 @@ def build(registry: str, out: Path, sbom: Path | None, parts: tuple[str, ...]) -
 
 
 @images.command()
+@click.option("--out", type=FILE, required=True, help="OCI archive to write.")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+def join(out: Path, files: tuple[Path, ...]) -> None:
+    """Join archives of the same images for several architectures, and print the settings that name the result.
+
+    Run `build` on a machine of each architecture first. A node takes the image of its own architecture.
+    """
+    try:
+        join_archives(out, files)
+        found = digests(out)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(_settings(next(iter(found)).rpartition("/")[0], found), nl=False)
+
+
+@images.command()
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--key", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Private key to sign with.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTION...]")
@@ -67,7 +83,7 @@ def push(file: Path, key: Path | None, options: tuple[str, ...]) -> None:
     skopeo = shutil.which("skopeo")
     if skopeo is None:
         raise click.ClickException("skopeo is missing; on Debian or Ubuntu: apt-get install skopeo")
-    copy = [skopeo, "copy", "--quiet", "--preserve-digests", *options]
+    copy = [skopeo, "copy", "--quiet", "--all", "--preserve-digests", *options]  # of all architectures
     try:
         found = digests(file)
         with tempfile.TemporaryDirectory() as folder:

@@ -119,9 +119,15 @@ def programs(cache: Path, wanted: list[str]) -> Path:
     return _layer(cache, key, lambda tree: native.copy(wanted, tree))
 
 
-def part(cache: Path, wheel: Path, packages: list[str], others: set[str]) -> Path:
-    """Return the layer with the wheel's kernel and the named packages, without those of other parts."""
-    key = _key("part-" + "-".join(packages), sys.version, Path(__file__).read_text(), _content(wheel))
+def first_process(cache: Path) -> Path:
+    """Return the layer with the first process of a container, which starts the command."""
+    key = _key("first", Path(native.__file__).read_text(), native.SOURCE.read_text())
+    return _layer(cache, key, native.copy_first_process)
+
+
+def part(cache: Path, wheel: Path, packages: list[str], others: set[str], command_path: str) -> Path:
+    """Return the layer with the wheel's kernel, the named packages and the command, without those of other parts."""
+    key = _key("part-" + "-".join(packages), sys.version, Path(__file__).read_text(), _content(wheel), command_path)
 
     def fill(tree: Path) -> None:
         site = tree / SITE
@@ -130,8 +136,8 @@ def part(cache: Path, wheel: Path, packages: list[str], others: set[str]) -> Pat
             content.extractall(site)
         for other in others:
             shutil.rmtree(site / other, ignore_errors=True)
-        command = tree / "usr/local/bin/slicekeeper"
-        command.parent.mkdir(parents=True)
+        command = tree / command_path
+        command.parent.mkdir(parents=True, exist_ok=True)
         command.write_text(COMMAND)
         command.chmod(0o755)
         _compile(site)

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 _MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
+_INDEX: Final = "application/vnd.oci.image.index.v1+json"
 _NAME: Final = "org.opencontainers.image.ref.name"
 
 
@@ -91,14 +92,27 @@ class Archive:
             "config": self.blob(_encoded(config), "application/vnd.oci.image.config.v1+json"),
             "layers": list(layers),
         }
-        known = {"io.containerd.image.name": name, _NAME: name}  # ctr; skopeo
-        self._manifests.append({**self.blob(_encoded(manifest), _MANIFEST), "annotations": known})
+        self._name(name, self.blob(_encoded(manifest), _MANIFEST))
+
+    def manifest_list(self, name: str, manifests: Sequence[dict[str, Any]]) -> None:
+        """Add an image for several architectures; `manifests` are the descriptors of one for each, with `platform`."""
+        self._name(name, self.blob(_encoded(_index(manifests)), _INDEX))
+
+    def blobs_of(self, other: tarfile.TarFile) -> None:
+        """Add everything that the images of another archive are made of."""
+        for member in other:
+            digest = member.name.removeprefix("blobs/sha256/")
+            if digest != member.name and member.isreg() and digest not in self._written:
+                self._written.add(digest)
+                self._tar.addfile(member, other.extractfile(member))
 
     def end(self) -> None:
         """Write the index of all images."""
-        media_type = "application/vnd.oci.image.index.v1+json"
-        index = {"schemaVersion": 2, "mediaType": media_type, "manifests": self._manifests}
-        self._add("index.json", json.dumps(index).encode())
+        self._add("index.json", json.dumps(_index(self._manifests)).encode())
+
+    def _name(self, name: str, descriptor: dict[str, Any]) -> None:
+        known = {"io.containerd.image.name": name, _NAME: name}  # ctr; skopeo
+        self._manifests.append({**descriptor, "annotations": known})
 
     def _add(self, name: str, data: bytes) -> None:
         info = tarfile.TarInfo(name)
@@ -110,11 +124,14 @@ class Archive:
 def writing(file: Path) -> Iterator[Archive]:
     """Write an archive, which replaces `file` once it is complete."""
     fresh = file.with_suffix(f".{os.getpid()}.new")
-    with tarfile.open(fresh, "w") as tar:
-        archive = Archive(tar)
-        yield archive
-        archive.end()
-    fresh.replace(file)
+    try:
+        with tarfile.open(fresh, "w") as tar:
+            archive = Archive(tar)
+            yield archive
+            archive.end()
+        fresh.replace(file)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def write_archive(file: Path, images: Iterable[Image]) -> None:
@@ -135,18 +152,75 @@ def write_archive(file: Path, images: Iterable[Image]) -> None:
             )
 
 
+def join_archives(file: Path, archives: Sequence[Path]) -> None:
+    """Write one archive of several that have the same images, each for another architecture.
+
+    Raises ValueError if they do not.
+    """
+    found: dict[str, dict[str, tuple[Path, dict[str, Any]]]] = {}
+    with writing(file) as joined:
+        for archive in archives:
+            with _opened(archive) as tar:
+                for name, descriptor in _images(tar).items():
+                    platform_ = _platform(tar, name, descriptor)
+                    by_platform = found.setdefault(name, {})
+                    key = "/".join(platform_.values())
+                    if key in by_platform:
+                        raise ValueError(
+                            f"{name} for {key} is in {by_platform[key][0]} and in {archive}: leave one out"
+                        )
+                    by_platform[key] = archive, {**descriptor, "platform": platform_}
+                joined.blobs_of(tar)
+        for name, by_platform in found.items():
+            if absent := set(archives) - {archive for archive, _ in by_platform.values()}:
+                raise ValueError(
+                    f"{name} is not in {min(absent)}: build the same parts, release and registry everywhere"
+                )
+            joined.manifest_list(name, [descriptor for _, descriptor in by_platform.values()])
+
+
 def digests(file: Path) -> dict[str, str]:
     """Return the digest of each image in an archive, by its name.
 
     Raises ValueError if it is not an archive of ours.
     """
+    with _opened(file) as tar:
+        return {name: descriptor["digest"] for name, descriptor in _images(tar).items()}
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[tarfile.TarFile]:
+    """Open an archive; raise ValueError for all that is wrong with it."""
     try:
         with tarfile.open(file) as tar:
-            index = tar.extractfile("index.json")
-            manifests = json.load(index)["manifests"] if index is not None else []
-        return {one["annotations"][_NAME]: one["digest"] for one in manifests}
-    except (tarfile.TarError, ValueError, KeyError, TypeError) as error:
+            yield tar
+    except (tarfile.TarError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is no archive of images: {error}") from error
+
+
+def _images(tar: tarfile.TarFile) -> dict[str, dict[str, Any]]:
+    """Return the descriptors of an archive's images by name."""
+    return {one["annotations"][_NAME]: {**one, "annotations": {}} for one in _json(tar, "index.json")["manifests"]}
+
+
+def _platform(tar: tarfile.TarFile, name: str, descriptor: dict[str, Any]) -> dict[str, str]:
+    if descriptor["mediaType"] != _MANIFEST:
+        raise ValueError(f"{name} in {tar.name} is joined already: name the archives that it was joined from")
+    config = _json(tar, _file(_json(tar, _file(descriptor))["config"]))
+    return {"os": config["os"], "architecture": config["architecture"]}
+
+
+def _file(descriptor: dict[str, Any]) -> str:
+    return "blobs/" + descriptor["digest"].replace(":", "/")
+
+
+def _json(tar: tarfile.TarFile, name: str) -> Any:
+    with tar.extractfile(name) as data:  # type: ignore[union-attr] # None for a folder alone, and then a TypeError
+        return json.load(data)
+
+
+def _index(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"schemaVersion": 2, "mediaType": _INDEX, "manifests": list(manifests)}
 
 
 def _encoded(content: object) -> bytes:

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+import os
 import platform
 import shutil
 import socket
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import urllib3
@@ -22,6 +26,7 @@ from support.ports import free_port
 from support.waiting import wait_for
 
 from images.oci import Image, digests, write_archive, write_layer
+from images.programs import BEHIND, ENTRYPOINT
 from slicekeeper import __version__
 from slicekeeper.cli.main import cli
 from slicekeeper.config.settings import Images
@@ -67,7 +72,79 @@ def run(*words: str | Path) -> Result:
     return CliRunner().invoke(cli, ["images", *map(str, words)])
 
 
-def test_what_is_pushed_has_the_digests_that_the_build_has_printed(tmp_path: Path) -> None:
+@pytest.fixture
+def compiler() -> None:
+    """Ensure that there is one for the sidecar's first process."""
+    debian.install("gcc", "libc6-dev")
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no gcc to build the first process of the sidecar with")
+
+
+def test_the_sidecars_image_starts_by_its_first_process(tmp_path: Path, compiler: None) -> None:
+    file, root = tmp_path / "images.tar", tmp_path / "root"
+    assert run("build", "--out", file, "sidecar").exit_code == 0
+    with tarfile.open(file) as archive:
+        manifest, config = _manifest_and_config(archive)
+        assert config["config"]["Entrypoint"] == [f"/{ENTRYPOINT}"]
+        for layer in manifest["layers"]:
+            with tarfile.open(fileobj=archive.extractfile(_blob(layer))) as tar:
+                tar.extractall(root, filter="fully_trusted")
+    assert (root / ENTRYPOINT).read_bytes()[:4] == b"\x7fELF"
+    assert (root / BEHIND).read_text().startswith("#!/usr/local/bin/python3")
+    if os.geteuid() == 0:
+        done = subprocess.run(
+            ["chroot", root, f"/{ENTRYPOINT}", "--version"], check=True, capture_output=True, text=True, timeout=60
+        )
+        assert __version__ in done.stdout
+
+
+def _manifest_and_config(archive: tarfile.TarFile) -> tuple[Any, Any]:
+    """Return those of the only image of an archive."""
+    [only] = _json(archive, "index.json")["manifests"]
+    manifest = _json(archive, _blob(only))
+    return manifest, _json(archive, _blob(manifest["config"]))
+
+
+def _blob(descriptor: dict[str, str]) -> str:
+    return "blobs/" + descriptor["digest"].replace(":", "/")
+
+
+def _json(archive: tarfile.TarFile, name: str) -> Any:
+    content = archive.extractfile(name)
+    assert content is not None
+    return json.load(content)
+
+
+def test_joined_archives_are_pushed_as_a_list_with_an_image_for_each_architecture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with registry(tmp_path) as where:
+        name = f"{where}/gpus/webhook:1"
+        for machine in ("x86_64", "aarch64"):
+            (tmp_path / f"tree-{machine}").mkdir()
+            (tmp_path / f"tree-{machine}/file").write_text(machine)
+            write_layer(tmp_path / f"{machine}.layer", tmp_path / f"tree-{machine}")
+            monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
+            write_archive(tmp_path / f"{machine}.tar", [Image(name, (tmp_path / f"{machine}.layer",), ("x",))])
+        joined = run("join", "--out", tmp_path / "all.tar", tmp_path / "x86_64.tar", tmp_path / "aarch64.tar")
+        assert joined.exit_code == 0, joined.output
+        images = convert(yaml.safe_load(joined.stdout)["images"], Images, "images")
+        pushed = run("push", tmp_path / "all.tar", *PLAIN)
+        assert pushed.exit_code == 0, pushed.output
+        assert pushed.stdout.split() == [images.of("webhook")]
+        for architecture, machine in (("amd64", "x86_64"), ("arm64", "aarch64")):
+            command = ["skopeo", f"--override-arch={architecture}", "inspect", "--tls-verify=false"]
+            done = subprocess.run(
+                [*command, f"docker://{images.of('webhook')}"], check=True, capture_output=True, text=True, timeout=60
+            )
+            told = json.loads(done.stdout)
+            assert (told["Architecture"], told["Layers"]) == (
+                architecture,
+                ["sha256:" + hashlib.sha256((tmp_path / f"{machine}.layer").read_bytes()).hexdigest()],
+            )
+
+
+def test_what_is_pushed_has_the_digests_that_the_build_has_printed(tmp_path: Path, compiler: None) -> None:
     with registry(tmp_path) as where:
         file, named = tmp_path / "images.tar", f"{where}/gpus"
         built = run("build", "--registry", named, "--out", file, "webhook", "sidecar")
@@ -139,7 +216,7 @@ def test_what_is_no_key_to_sign_with_is_named_before_anything_is_pushed(tmp_path
         assert said in refused.output or "skopeo is missing" in refused.output
 
 
-def test_a_list_names_what_is_in_an_image_in_the_versions_that_are_pinned(tmp_path: Path) -> None:
+def test_a_list_names_what_is_in_an_image_in_the_versions_that_are_pinned(tmp_path: Path, compiler: None) -> None:
     file = tmp_path / "images.tar"
     assert run("build", "--out", file, "--sbom", tmp_path / "lists", "sidecar").exit_code == 0
     [listed] = (tmp_path / "lists").iterdir()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.control_group import ControlGroup, control_group
+from support.control_group import ControlGroup, control_group, memory_limit
 from support.webhook_process import Authority, FakeTimekeeper, Webhook, pod
 
 MEMORY_BYTES = 384 << 20
@@ -39,7 +39,7 @@ def many_files() -> Iterator[None]:
 
 @pytest.fixture
 def group() -> Iterator[ControlGroup]:
-    with control_group(MEMORY_BYTES) as group:
+    with control_group(memory_limit(MEMORY_BYTES)) as group:
         yield group
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A control group with a memory limit, cgroup v1 or v2, for a process that is under test."""
+"""A control group with a limit of memory or CPU time, cgroup v1 or v2, for a process that is under test."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -17,27 +18,47 @@ ROOT = Path("/sys/fs/cgroup")
 PATIENCE = 60.0
 
 
-class ControlGroup:
-    """One group below the root of cgroup v2, or of v1's memory controller."""
+class Limit(NamedTuple):
+    """What the files of a group say, by version."""
 
-    def __init__(self, memory_bytes: int, root: Path = ROOT) -> None:
-        v2 = (root / "cgroup.controllers").exists()
-        self.folder = (root if v2 else root / "memory") / f"slicekeeper-test-{uuid.uuid4().hex[:8]}"
+    controller: str
+    v2: Mapping[str, str]
+    v1: Mapping[str, str]
+
+
+def memory_limit(size: int) -> Limit:
+    """Return a limit of memory in bytes, without swap: memory that is swapped out would count as saved."""
+    v1 = {"memory.limit_in_bytes": f"{size}", "memory.memsw.limit_in_bytes": f"{size}"}
+    return Limit("memory", {"memory.max": f"{size}", "memory.swap.max": "0"}, v1)
+
+
+def cpu_limit(percent: int) -> Limit:
+    """Return a limit of so many percent of one CPU, as kubelet writes it."""
+    quota, period = 1000 * percent, 100_000
+    return Limit(
+        "cpu", {"cpu.max": f"{quota} {period}"}, {"cpu.cfs_period_us": f"{period}", "cpu.cfs_quota_us": f"{quota}"}
+    )
+
+
+class ControlGroup:
+    """One group with a limit, below the root of cgroup v2, or of v1's hierarchy of its controller."""
+
+    def __init__(self, limit: Limit, root: Path = ROOT) -> None:
+        controller, v2 = limit.controller, (root / "cgroup.controllers").exists()
+        self.folder = (root if v2 else root / controller) / f"slicekeeper-test-{uuid.uuid4().hex[:8]}"
         self._peak = "memory.peak" if v2 else "memory.max_usage_in_bytes"
         self._events = "memory.events" if v2 else "memory.oom_control"
         try:
-            if v2 and "memory" not in (root / "cgroup.subtree_control").read_text().split():
-                (root / "cgroup.subtree_control").write_text("+memory")  # or no group below would have a limit
+            if v2 and controller not in (root / "cgroup.subtree_control").read_text().split():
+                (root / "cgroup.subtree_control").write_text(f"+{controller}")  # or no group below would have a limit
             self.folder.mkdir()
-            (self.folder / ("memory.max" if v2 else "memory.limit_in_bytes")).write_text(str(memory_bytes))
-            with contextlib.suppress(OSError):  # memory that is swapped out would count as saved
-                if v2:
-                    (self.folder / "memory.swap.max").write_text("0")
-                else:
-                    (self.folder / "memory.memsw.limit_in_bytes").write_text(str(memory_bytes))
+            for name, value in (limit.v2 if v2 else limit.v1).items():
+                counts_swap = "sw" in name  # which not every kernel does
+                with contextlib.suppress(OSError) if counts_swap else contextlib.nullcontext():
+                    (self.folder / name).write_text(value)
         except OSError as error:
             self.remove()
-            pytest.skip(f"no control group with a memory limit can be made here (as root it can): {error}")
+            pytest.skip(f"no control group with a {controller} limit can be made here (as root it can): {error}")
 
     def add(self, pid: int) -> None:
         (self.folder / "cgroup.procs").write_text(str(pid))
@@ -78,11 +99,11 @@ class ControlGroup:
 
 
 @contextlib.contextmanager
-def control_group(memory_bytes: int) -> Iterator[ControlGroup]:
+def control_group(limit: Limit) -> Iterator[ControlGroup]:
     """Give a group; skip the test if none can be made."""
     if os.geteuid() != 0:
         pytest.skip("a control group needs root")
-    group = ControlGroup(memory_bytes)
+    group = ControlGroup(limit)
     try:
         yield group
     finally:

@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.control_group import ROOT, ControlGroup, control_group
+from support.control_group import ROOT, ControlGroup, control_group, cpu_limit, memory_limit
+from support.waiting import wait_for
 
 MEMORY_BYTES = 64 << 20
 GREEDY = "x = []\nwhile True: x.append(bytearray(1 << 20))"
 
 
 def test_a_group_counts_kills_and_goes_with_all_that_runs_in_it() -> None:
-    with control_group(MEMORY_BYTES) as group:
+    with control_group(memory_limit(MEMORY_BYTES)) as group:
         command = [sys.executable, "-c", f"import sys; sys.stdin.read(1)\n{GREEDY}"]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as greedy:
             group.add(greedy.pid)
@@ -36,14 +37,14 @@ def test_a_hierarchy_without_the_memory_controller_is_left_as_it_was() -> None:
         pytest.skip("no cgroup v2 without the memory controller is mounted here")
     before = {path.name for path in root.iterdir()}
     with pytest.raises(pytest.skip.Exception, match="no control group with a memory limit"):
-        ControlGroup(MEMORY_BYTES, root)
+        ControlGroup(memory_limit(MEMORY_BYTES), root)
     assert {path.name for path in root.iterdir()} == before
 
 
 def test_the_files_of_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpu io memory pids\n")
     (tmp_path / "cgroup.subtree_control").write_text("cpu pids\n")
-    group = ControlGroup(MEMORY_BYTES, tmp_path)
+    group = ControlGroup(memory_limit(MEMORY_BYTES), tmp_path)
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory"
     group.add(4711)
     found = {path.name: path.read_text() for path in group.folder.iterdir()}
@@ -56,3 +57,15 @@ def test_the_files_of_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Path, "rmdir", shutil.rmtree)  # as the kernel does: its files go with the group
     group.remove()
     assert not group.folder.exists()
+
+
+def test_a_limit_of_cpu_time_holds() -> None:
+    with control_group(cpu_limit(5)) as group, subprocess.Popen(["sh", "-c", "while :; do :; done"]) as busy:
+        group.add(busy.pid)
+        wait_for(lambda: _throttled(group), "periods in which it had to wait")
+        busy.kill()
+
+
+def _throttled(group: ControlGroup) -> int:
+    lines = dict(line.split() for line in (group.folder / "cpu.stat").read_text().splitlines())
+    return int(lines["nr_throttled"])
