@@ -85,10 +85,12 @@ class Admission:
             if request.holds_gpus and not any(violation.code in _IN_THE_WAY for violation in violations):
                 patch = mutation.patch_pod(pod, request, case, self._cluster)
             return Verdict(patch, [f"observed, not refused: {violation}" for violation in violations])
-        if violations := violations or spent_budget.refusal(case):
+        if violations:
             return Verdict(violations=violations)
         if not request.holds_gpus:
             return Verdict()
+        if spent := spent_budget.refusal(case):
+            return Verdict(violations=spent)
         warnings = [
             *reserved_names.unknown_annotations(pod),
             *impossible_request.warnings(request, case.gpus),
@@ -109,7 +111,7 @@ class Admission:
             return Verdict()
         request, violations = pod_rules.check_pod(pod, case, self._cluster)
         standing = case.standing
-        if not violations and standing.settled:
+        if not violations and request.holds_gpus and standing.settled:
             violations = spent_budget.refusal(case)
         if violations:
             return Verdict(violations=violations)

@@ -57,10 +57,21 @@ def devices_variable(gpu: GpuRequest, cluster: ClusterContext) -> dict[str, Any]
 
 
 def is_devices_variable(entry: Mapping[str, Any], gpu: GpuRequest) -> bool:
-    """Whether a variable is as the webhook writes it, with or without seats: a pod from the cluster has it already."""
-    if entry.get("valueFrom"):
-        return not entry.get("value") and covers(entry, _chosen(gpu))
-    return entry.get("value") == VOID
+    """Whether a variable asks for no GPU, or is as the webhook writes it: a pod from the cluster has it already."""
+    return _asks_for_none(entry) or (not entry.get("value") and covers(entry, _chosen(gpu)))
+
+
+def is_out_of_date(entry: Mapping[str, Any], gpu: GpuRequest, devices: Mapping[str, Any]) -> bool:
+    """Whether a variable must become `devices`: it names the GPUs although seats give them, or does not without seats.
+
+    One that asks for no GPU stays as the user wrote it if `void` would be written.
+    """
+    return is_devices_variable(entry, gpu) and _asks_for_none(entry) != (devices == VOID_VARIABLE)
+
+
+def _asks_for_none(entry: Mapping[str, Any]) -> bool:
+    """Whether NVIDIA's runtime gives no GPU for a variable."""
+    return (entry.get("value") or "") in _NO_DEVICES and not entry.get("valueFrom")
 
 
 def _chosen(gpu: GpuRequest) -> dict[str, Any]:
@@ -129,7 +140,7 @@ def _visible_devices(
 ) -> Iterator[Violation]:
     """Check the variable that names GPUs; `held` is whether the container holds GPUs of NVIDIA's own plugin."""
     if gpu is None:
-        if (entry.get("value") or "") in _NO_DEVICES and not entry.get("valueFrom"):
+        if _asks_for_none(entry):
             return
         example = f"no {VISIBLE_DEVICES}" if held else f"value: {VOID}, or no {VISIBLE_DEVICES}"
         rule = (

@@ -18,9 +18,8 @@ from slicekeeper.untyped_json import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 from webhook import limiter_preload, pod_priority, sidecar_injection
 from webhook.json_patch import PatchBuilder
-from webhook.legacy_runtime import VISIBLE_DEVICES, VOID_VARIABLE, devices_variable, is_devices_variable, needs_void
+from webhook.legacy_runtime import VISIBLE_DEVICES, VOID_VARIABLE, devices_variable, is_out_of_date, needs_void
 from webhook.review_inputs import Case, ClusterContext
-from webhook.sidecar_container import covers
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 
@@ -105,8 +104,8 @@ def _env(
     for index, entry in enumerate(entries):
         if entry.get("name") == VISIBLE_DEVICES:
             has_devices = True
-            if is_devices_variable(entry, gpu) and not covers(entry, devices):
-                patch.replace(f"{pointer}/{index}", devices)  # written before seats were enabled or disabled
+            if is_out_of_date(entry, gpu, devices):
+                patch.replace(f"{pointer}/{index}", devices)
     if not has_devices:
         added.append(devices)
     if preload:

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from slicekeeper import names
+from slicekeeper.config.resource_names import is_named
 from slicekeeper.errors import RequestRefused, Violation
 from slicekeeper.gpu.devices import part_of
-from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers
+from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers, is_zero
 from slicekeeper.gpu.pod_request import parse_admitted, parse_pod
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.pod import controller_of
@@ -118,6 +119,8 @@ def _containers(
         if request.holds_gpus:
             yield from host_access.of_container(path, name, container, cluster.webhook)
             yield from legacy_runtime.of_container(path, name, container, gpu, cluster)
+        if gpu is not None:
+            yield from _other_gpus(path, name, container, cluster)
         if name in request.devices and case.policy.nvidia_gpu == "refused":
             for device, count in request.devices[name].items():
                 yield _device_refused(path, name, device, count, cluster)
@@ -129,6 +132,25 @@ def _containers(
                 yield from reserved_names.of_env(path, name, container, limited=limited)
     if request.requests:
         yield from reserved_names.of_volumes(spec, cluster)
+
+
+def _other_gpus(path: str, name: str, container: Mapping[str, Any], cluster: ClusterContext) -> Iterator[Violation]:
+    """Yield the GPUs of other plugins for which a container asks beside ours."""
+    declared = as_map(container.get("resources"))
+    for section in ("limits", "requests"):
+        for resource, amount in as_map(declared.get(section)).items():
+            again = section == "requests" and resource in as_map(declared.get("limits"))
+            if again or not is_named(resource, cluster.other_gpus) or is_zero(amount):
+                continue
+            yield Violation(
+                code="gpus-of-two-plugins",
+                container=name,
+                field=f"{path}.resources.{section}[{resource}]",
+                value=show(amount),
+                rule=f"a container that requests {cluster.resources.core} sees only the GPU that Slicekeeper gives it, "
+                "and would hold this one unused; request one of the two, or each in a container of its own",
+                example=f"no {resource}",
+            )
 
 
 def _device_refused(path: str, name: str, device: str, count: int, cluster: ClusterContext) -> Violation:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from slicekeeper.config.foreign_dialects import DIALECTS, HAMI_PRIORITY
 from slicekeeper.config.policy import NamespacePolicy, SidecarPolicy
 from slicekeeper.config.settings import Settings
 from slicekeeper.wire.timekeeper import NO_GPUS, ClusterGpus
@@ -51,6 +52,9 @@ class ClusterContext:
         self.asked = (*self.ours, *settings.resources.devices)
         self.plugin_devices = ("nvidia.com/gpu*", "nvidia.com/mig-*", *settings.resources.devices)
         """GPUs of NVIDIA's plugin, those that the settings do not name included. Its network adapters are none."""
+        foreign = {name for dialect in DIALECTS.values() for name in dialect.resources}
+        self.other_gpus = (*self.plugin_devices, *sorted(foreign - {*self.ours, HAMI_PRIORITY}))
+        """GPUs of any other plugin: NVIDIA's, and those of the systems whose manifests are converted."""
         self.default_classes = settings.classes
         self._settings = settings
         self._sidecars: dict[SidecarPolicy, dict[str, Any]] = {}

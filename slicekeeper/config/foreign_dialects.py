@@ -8,6 +8,9 @@ from typing import Final, Literal
 
 DialectName = Literal["gpu-manager", "gpushare", "hami", "kai", "kubeshare", "volcano-vgpu"]
 
+HAMI_PRIORITY: Final = "nvidia.com/priority"
+"""HAMi's resource that asks for no GPU, but says how important the container is."""
+
 
 @dataclass(frozen=True)
 class Dialect:
@@ -32,7 +35,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
             "nvidia.com/gpumem",
             "nvidia.com/gpumem-percentage",
             "nvidia.com/gpucores",
-            "nvidia.com/priority",
+            HAMI_PRIORITY,
         ),
         schedulers=("hami-scheduler", "4pd-scheduler"),
     ),

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from slicekeeper import names
 from slicekeeper.config.resource_names import any_named, is_named
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.pod_manifest import container_name, is_zero
@@ -41,9 +40,7 @@ class ContainerReader:
     def request(self) -> GpuRequest | None:
         """Return the container's request; None if there is none, or if it is refused."""
         core_name, memory_name = self._resources.core, self._resources.memory
-        if not self._names_any((core_name, memory_name)):
-            return None
-        if self._kind == "sidecar" and self.name == names.SIDECAR and self._asks_none():
+        if not self._names_any((core_name, memory_name)) or self._asks_none():
             return None
         if self._kind in ("init", "ephemeral"):
             self._refuse_kind()
@@ -120,9 +117,9 @@ class ContainerReader:
         return self._limits.get(resource, self._requests.get(resource))
 
     def _asks_none(self) -> bool:
-        """Whether the container has 0 of all named resources: the webhook writes this if a LimitRange has defaults."""
-        named = (self._declared(resource) for resource in (self._resources.core, self._resources.memory))
-        return all(amount is None or is_zero(amount) for amount in named)
+        """Whether the container has 0 of both resources, as the webhook writes it if a LimitRange has defaults."""
+        both = (self._resources.core, self._resources.memory)
+        return all(is_zero(given.get(name, 0)) for given in (self._limits, self._requests) for name in both)
 
     def _quantity(self, resource: str, example: str) -> int | None:
         """Return a resource's positive amount; None if it is absent or refused."""

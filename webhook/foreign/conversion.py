@@ -18,7 +18,7 @@ from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Violation
 from slicekeeper.gpu import kubeshare
 from slicekeeper.gpu.foreign_request import ConvertedShare, Reading, ReferenceGpu
-from slicekeeper.gpu.pod_manifest import annotations_of, container_name
+from slicekeeper.gpu.pod_manifest import annotations_of, container_name, is_zero
 from slicekeeper.untyped_json import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 from webhook.field_types import malformed
@@ -86,7 +86,7 @@ def _asking_in_our_terms(pod: Mapping[str, Any], resources: Resources) -> frozen
         container_name(as_map(entry))
         for key in ("initContainers", "containers")
         for entry in as_list(spec.get(key))
-        if resources.core in as_map(as_map(as_map(entry).get("resources")).get("limits"))
+        if not is_zero(as_map(as_map(as_map(entry).get("resources")).get("limits")).get(resources.core, 0))
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import names
+from slicekeeper.config.foreign_dialects import HAMI_PRIORITY
 from slicekeeper.gpu.foreign_request import Reading, ReferenceGpu, gpu_containers
 from slicekeeper.gpu.pod_manifest import annotations_of
 from webhook.foreign.vgpu import VgpuNames, read_vgpus
@@ -18,7 +19,6 @@ _NAMES: Final = VgpuNames(
     "nvidia.com/gpucores",
     "nvidia.com/vgpu-mode",
 )
-_PRIORITY: Final = "nvidia.com/priority"
 _USE_TYPE: Final = "nvidia.com/use-gputype"
 _USE_UUID: Final = "nvidia.com/use-gpuuuid"
 _AVOIDS: Final = ("nvidia.com/nouse-gputype", "nvidia.com/nouse-gpuuuid")
@@ -37,8 +37,8 @@ def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
         return
     annotations = annotations_of(pod)
     reading.ignores(annotations, _IGNORED)
-    for _, name, _ in gpu_containers(pod, (_PRIORITY,)):
-        reading.notes.append(f"{name}: {_PRIORITY} is ignored: the namespace's budget determines the class")
+    for _, name, _ in gpu_containers(pod, (HAMI_PRIORITY,)):
+        reading.notes.append(f"{name}: {HAMI_PRIORITY} is ignored: the namespace's budget determines the class")
     if _USE_TYPE in annotations:
         reading.annotations[names.GPU_MODEL] = str(annotations[_USE_TYPE])
     if _USE_UUID in annotations:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import click
+import msgspec
 
 from slicekeeper import clock, names
 from slicekeeper.cli.check.remedies import Finding
@@ -14,7 +15,7 @@ from slicekeeper.config.policy_objects import apply_policies, read
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import Conflict, NotFound, RequestRefused
 from slicekeeper.gpu.pod_manifest import asks_for
-from slicekeeper.gpu.pod_request import parse_pod
+from slicekeeper.gpu.pod_request import parse_admitted, parse_pod
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.pod import full_name, has_ended
 from slicekeeper.kube.policy_watch import GPU_POLICIES
@@ -62,9 +63,17 @@ def _pods(client: KubeClient, settings: Settings) -> Iterator[Object]:
         metadata = pod["metadata"]
         managed = (metadata.get("labels") or {}).get(names.MANAGED_LABEL) == names.MANAGED_VALUE
         policy = book.of(metadata["namespace"])
-        asked = (resources.core, resources.memory, *(() if policy.nvidia_gpu == "ignored" else resources.devices))
-        if not managed and not has_ended(pod) and policy.mode != "off" and asks_for(pod, asked):
+        known = msgspec.structs.replace(resources, device=()) if policy.nvidia_gpu == "ignored" else resources
+        if not managed and not has_ended(pod) and policy.mode != "off" and _asks_for_gpus(pod, known):
             yield pod
+
+
+def _asks_for_gpus(pod: Object, resources: Resources) -> bool:
+    """Whether a pod requests GPUs, or something that cannot be read; an amount of 0 is no request."""
+    if not asks_for(pod, (resources.core, resources.memory, *resources.devices)):
+        return False
+    request, refusal = parse_admitted(pod, resources)
+    return request.holds_gpus or bool(refusal)
 
 
 def _findings(pods: Iterable[Object], settings: Settings) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from webhook.json_patch import value_at
 from webhook.priority_class_watch import PriorityClasses
 from webhook.refusal_status import status_of
 from webhook.review_inputs import Case
+from webhook.verdict import Verdict
 
 SETTINGS = Settings()
 ADMISSION = Admission(SETTINGS)
@@ -201,10 +202,32 @@ def test_a_gpu_that_a_limit_range_gave_to_our_sidecar_is_taken_off_it(default: d
     assert ADMISSION.mutate(done, CASE).patch == []
 
 
-def test_a_container_of_users_that_names_zero_is_refused_still() -> None:
-    zero = {"limits": {"tencent.com/vcuda-core": 0, "tencent.com/vcuda-memory": 0}}
-    manifest = pod(initContainers=[{"name": "help", "restartPolicy": "Always", "resources": zero}])
-    assert "quantity-invalid" in [v.code for v in ADMISSION.mutate(manifest, CASE).violations]
+ZEROS: list[dict[str, Any]] = [
+    {"limits": {"tencent.com/vcuda-core": 0, "tencent.com/vcuda-memory": "0"}},
+    {"limits": {"tencent.com/vcuda-core": "0"}, "requests": {"tencent.com/vcuda-core": "0"}},
+    {"limits": {"tencent.com/vcuda-memory": "0Gi"}},
+]
+
+
+@pytest.mark.parametrize("zero", ZEROS)
+def test_amounts_of_zero_ask_for_no_gpu(zero: dict[str, Any]) -> None:
+    alone = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i", "resources": zero}]}}
+    for case in (CASE, Case("research", NamespacePolicy(), Standing(over_budget=True, hard=True, settled=True))):
+        assert ADMISSION.mutate(alone, case) == ADMISSION.validate(alone, case) == Verdict()
+    for more in ({}, {"restartPolicy": "Always"}):
+        beside = pod(initContainers=[{"name": "help", "image": "i", "resources": zero, **more}])
+        verdict = ADMISSION.mutate(beside, CASE)
+        assert verdict.allowed
+        assert codes(CASE, apply(beside, verdict.patch)) == []
+
+
+def test_memory_or_requests_beside_a_zero_are_refused_still() -> None:
+    for odd in (
+        {"limits": {"tencent.com/vcuda-core": 0, "tencent.com/vcuda-memory": 15}},
+        {"limits": {"tencent.com/vcuda-core": 0}, "requests": {"tencent.com/vcuda-core": 50}},
+    ):
+        manifest = pod(initContainers=[{"name": "help", "restartPolicy": "Always", "resources": odd}])
+        assert [v.code for v in ADMISSION.mutate(manifest, CASE).violations] == ["quantity-invalid"]
 
 
 def test_a_re_applied_pod_may_not_trust_another_ca_in_our_volume() -> None:

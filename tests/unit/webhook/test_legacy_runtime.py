@@ -175,14 +175,26 @@ def test_a_pod_that_names_its_gpus_past_the_mutating_webhook_is_refused() -> Non
     [
         ALL,
         {**VOID, "value": "0"},
-        {**VOID, "value": "none"},
-        {"name": "NVIDIA_VISIBLE_DEVICES"},
+        {**VOID, "value": "none,0"},
         {**VOID, "valueFrom": {"fieldRef": FIELD}},
         {"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['x']"}}},
     ],
 )
 def test_no_container_with_a_gpu_names_others(injection: str, entry: dict[str, Any]) -> None:
     assert codes(pod(gpu(SHARE, env=[entry])), injecting(injection)) == ["reserved-env"]
+
+
+@pytest.mark.parametrize("injection", INJECTIONS)
+@pytest.mark.parametrize("entry", [VOID, {**VOID, "value": "none"}, {**VOID, "value": ""}, {"name": VOID["name"]}])
+def test_a_variable_that_asks_for_nothing_is_replaced_only_where_it_must_name_gpus(
+    injection: str, entry: dict[str, Any]
+) -> None:
+    judge, manifest = injecting(injection), pod(gpu(SHARE, env=[entry]))
+    done = apply(manifest, judge.mutate(manifest, CASE).patch)
+    assert devices_of(done) == [CHOSEN if injection == "meter" else entry]
+    assert judge.mutate(done, CASE).patch == []
+    assert judge.validate(done, CASE).allowed
+    assert judge.validate_template(manifest, CASE, "spec.template").allowed
 
 
 @pytest.mark.parametrize("limits", [DEVICES, {"nvidia.com/gpu.shared": 2}, {"nvidia.com/mig-1g.5gb": 1}])

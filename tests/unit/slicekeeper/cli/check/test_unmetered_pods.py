@@ -35,6 +35,13 @@ def test_pods_of_namespaces_that_a_gpu_policy_exempts_are_not_looked_for(server:
         assert check(server).exit_code == 0
 
 
+def test_amounts_of_zero_use_no_gpu(server: Server) -> None:
+    server.install()
+    server.pod("ours", {"tencent.com/vcuda-core": "0", "tencent.com/vcuda-memory": "0"})
+    server.pod("theirs", {"nvidia.com/gpu": "0"})
+    assert check(server).exit_code == 0
+
+
 def test_adopting_marks_what_can_be_charged_and_nothing_else(server: Server) -> None:
     server.install()
     server.pod("share", FRACTION, finalizers=["other/one"])
