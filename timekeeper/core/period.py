@@ -7,8 +7,8 @@ time line without a gap or an overlap, whatever clock changes the zone had.
 Without an anchor they begin at midnight, on Monday, on the first of the month, on the first of January. With one they
 begin whenever the wall clock shows the same as at that instant: the same minute, time of day, weekday, day of the
 month, day of the year. A month without that day begins on its last day, a year without a leap day on 28 February;
-later months have the anchor's day again. A time of day that a clock change skips moves by as much as the clock is put
-forward.
+later months have the anchor's day again. A time of day that a clock change skips moves later by as much as the clock is
+put forward. Of a time that is shown twice the first counts, or the second if the anchor is the second of two.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def _begins(count: int, period: PeriodName, since: datetime, tz: ZoneInfo) -> In
     else:
         year, month = (count, since.month) if period == "year" else (count // 12, count % 12 + 1)
         day = date(year, month, min(since.day, monthrange(year, month)[1]))
-    begun = datetime.combine(day, since.time(), tz).astimezone(UTC) - _EPOCH
+    shown = datetime.combine(day, since.time(), tz)
+    # The second of two equal times has `fold`, which makes a time that is skipped earlier and not later.
+    begun = max(shown.replace(fold=0).astimezone(UTC), shown.astimezone(UTC)) - _EPOCH
     return Instant((begun.days * 86_400 + begun.seconds) * MS_PER_SECOND + begun.microseconds // 1000)
 
 

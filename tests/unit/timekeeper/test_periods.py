@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slicekeeper.units import MS_PER_HOUR, format_instant, parse_instant
@@ -15,7 +16,9 @@ from timekeeper.core.period import PeriodName, bounds
 
 ZONES = ["UTC", "Europe/Berlin", "America/Havana", "Asia/Kolkata", "Australia/Lord_Howe", "America/Sao_Paulo",
          "Pacific/Apia", "Asia/Beirut", "Asia/Kathmandu"]  # fmt: skip
-instants = st.integers(parse_instant("1995-01-01T00:00:00Z"), parse_instant("2035-01-01T00:00:00Z"))
+HALF_A_DAY = 12 * MS_PER_HOUR
+instants_from, instants_until = parse_instant("1995-01-01T00:00:00Z"), parse_instant("2035-01-01T00:00:00Z")
+instants = st.integers(instants_from, instants_until)
 periods = st.sampled_from(["hour", "day", "week", "month", "year"])
 anchors = st.none() | instants
 
@@ -64,8 +67,66 @@ def test_known_periods(at: str, period: PeriodName, zone: str, start: str, end: 
     assert tuple(map(format_instant, found)) == (start, end)
 
 
-@given(instants, periods, st.sampled_from(["UTC", "Asia/Kolkata", "Asia/Tokyo"]))
-def test_a_period_begins_at_its_anchor_where_no_clock_changes(anchor: int, period: PeriodName, zone: str) -> None:
+@lru_cache
+def clock_changes(zone: str) -> list[int]:
+    """Return the instants at which a zone's clock is put forward or back, to a minute."""
+    found = []
+    for before in range(instants_from, instants_until, HALF_A_DAY):
+        if offset(before, zone) != offset(before + HALF_A_DAY, zone):
+            low, high = before, before + HALF_A_DAY
+            while high - low > 60_000:
+                middle = (low + high) // 120_000 * 60_000
+                low, high = (middle, high) if offset(middle, zone) == offset(before, zone) else (low, middle)
+            found.append(high)
+    return found
+
+
+def offset(at: int, zone: str) -> int:
+    """Return what a zone's clock shows more than UTC's, in milliseconds."""
+    shown = datetime.fromtimestamp(at // 1000, ZoneInfo(zone)).utcoffset()
+    assert shown is not None
+    return shown // timedelta(milliseconds=1)
+
+
+@st.composite
+def near_clock_changes(draw: st.DrawFn) -> tuple[str, int, int]:
+    """Return a zone, an anchor, and an instant; each is often within hours of a change of the zone's clock."""
+    zone = draw(st.sampled_from(["Europe/Berlin", "America/Havana", "Australia/Lord_Howe", "Asia/Beirut"]))
+    quarters = st.integers(-4, 6).map(lambda number: number * MS_PER_HOUR // 4)
+    near = st.builds(int.__add__, st.sampled_from(clock_changes(zone)), quarters)
+    return zone, draw(near | near | instants), draw(near | near | instants)
+
+
+def day_begins(date: int, anchor: int, zone: str) -> int:
+    """Return when a day begins, by what the clock shows: `date` counts days from 1970.
+
+    Of two instants that show the time of the anchor the second counts if the anchor is the second of two itself. If
+    none shows it, the clock was put forward: the day begins later by as much.
+    """
+    midnight, wall = date * 2 * HALF_A_DAY, anchor + offset(anchor, zone)
+    wanted = midnight + wall % (2 * HALF_A_DAY)
+    offsets = sorted({offset(wanted + hours * MS_PER_HOUR, zone) for hours in (-26, 26)})
+    shown = [wanted - one for one in reversed(offsets) if offset(wanted - one, zone) == one]
+    if not shown:
+        return wanted - offsets[0]
+    twice = offset(anchor, zone) != offset(anchor - 3 * MS_PER_HOUR, zone) and any(
+        anchor - by + offset(anchor - by, zone) == wall for by in (MS_PER_HOUR // 2, MS_PER_HOUR)
+    )
+    return shown[-1] if twice else shown[0]
+
+
+@settings(max_examples=300)
+@given(near_clock_changes())
+def test_a_day_begins_at_the_time_of_its_anchor_whatever_the_clock_does(drawn: tuple[str, int, int]) -> None:
+    zone, anchor, at = drawn
+    found, today = bounds(at, "day", zone, anchor), (at + offset(at, zone)) // (2 * HALF_A_DAY)
+    begins = sorted(day_begins(date, anchor, zone) for date in range(today - 3, today + 4))
+    assert found == (max(b for b in begins if b <= at), min(b for b in begins if b > at))
+
+
+@given(near_clock_changes(), periods)
+def test_a_period_begins_at_its_anchor(drawn: tuple[str, int, int], period: PeriodName) -> None:
+    zone, anchor, _ = drawn
     found = bounds(anchor, period, zone, anchor)
     assert found is not None
     assert found[0] == anchor
@@ -92,6 +153,15 @@ def test_a_period_begins_at_its_anchor_where_no_clock_changes(anchor: int, perio
          "2026-03-29T01:30"),
         ("2026-01-01T01:30:00Z", "2026-10-25T00:50:00Z", "day", "Europe/Berlin", "2026-10-25T00:30",
          "2026-10-26T01:30"),
+        # At the second half past two of a day: later than what a clock change skips, too, and the second again.
+        ("2026-10-25T01:30:00Z", "2027-03-28T12:00:00Z", "day", "Europe/Berlin", "2027-03-28T01:30",
+         "2027-03-29T00:30"),
+        ("2026-10-25T01:30:00Z", "2026-10-25T01:00:00Z", "day", "Europe/Berlin", "2026-10-24T00:30",
+         "2026-10-25T01:30"),
+        ("2026-10-25T01:30:00Z", "2032-10-31T01:00:00Z", "day", "Europe/Berlin", "2032-10-30T00:30",
+         "2032-10-31T01:30"),
+        ("2027-10-31T01:30:00Z", "2032-03-28T00:45:00Z", "week", "Europe/Berlin", "2032-03-21T01:30",
+         "2032-03-28T01:30"),
         ("2026-01-01T00:45:00Z", "2026-06-01T10:50:00Z", "hour", "UTC", "2026-06-01T10:45", "2026-06-01T11:45"),
     ],
 )  # fmt: skip
