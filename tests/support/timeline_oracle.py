@@ -98,12 +98,15 @@ class Oracle:
             self.exhausted = True
         self.raised = False
         self.renew(t)
-        for grant in (*(g for g in self.records.grants if g.since == t), *refunds):
-            until = self.period[2] if grant.kind == "refund" else grant.until
-            self.buckets.append([grant.key, grant.amount, until, grant.priority])
-            self.refunded |= {grant.key} if grant.kind == "refund" else set()
+        mine = [*(g for g in self.records.grants if g.since == t), *(w for w in self.records.withdrawals if w.at == t)]
+        for movement in sorted([*mine, *refunds], key=lambda movement: movement.number):
+            if isinstance(movement, Withdrawal):
+                self.take(movement.amount)
+                continue
+            until = self.period[2] if movement.kind == "refund" else movement.until
+            self.buckets.append([movement.key, movement.amount, until, movement.priority])
+            self.refunded |= {movement.key} if movement.kind == "refund" else set()
             self.raised = True
-        self.take(sum(w.amount for w in self.records.withdrawals if w.at == t))
         if self.raised:
             owed, self.overdrawn = self.overdrawn, 0
             self.repay(owed)
@@ -234,7 +237,12 @@ def histories(draw: st.DrawFn) -> Records:
             )
         )
     grants = []
-    for index, since in enumerate(draw(st.lists(st.integers(1000, 1300), max_size=3))):
+    # Several things are often moved at one instant; their numbers tell in which order.
+    instants = st.sampled_from(sorted(draw(st.sets(st.integers(1000, 1300), min_size=1, max_size=2)))) | st.integers(
+        1000, 1300
+    )
+    numbers = st.integers(1, 99)
+    for index, since in enumerate(draw(st.lists(instants, max_size=3))):
         until = draw(st.one_of(st.none(), st.integers(1, 150)))
         grants.append(
             GrantRecord(
@@ -244,11 +252,13 @@ def histories(draw: st.DrawFn) -> Records:
                 None if until is None else since + until,
                 priority=draw(st.integers(-1, 1)),
                 kind=draw(st.sampled_from(["allowance", "refund"])),
+                number=draw(numbers),
             )
         )
-    moves = st.tuples(st.integers(1000, 1300), st.integers(1, 80))
+    moves = st.tuples(instants, st.integers(1, 80), numbers)
     withdrawals = [
-        Withdrawal(f"w{i}", n, at, "withdrawal") for i, (at, n) in enumerate(draw(st.lists(moves, max_size=2)))
+        Withdrawal(f"w{i}", n, at, "withdrawal", number)
+        for i, (at, n, number) in enumerate(draw(st.lists(moves, max_size=2)))
     ]
     grants.sort(key=lambda grant: (grant.since, grant.key))
     opened = draw(st.one_of(st.none(), st.integers(950, 1300)))
@@ -347,14 +357,13 @@ def forests(draw: st.DrawFn) -> Forest:
     owed = draw(debts())
     records = {}
     for key in (*NAMESPACES, *TEAMS, ORGANISATION):
-        mine = replace(draw(histories()), debts=owed)
-        if key in NAMESPACES:
-            claims = [replace(claim, key=f"{key}/{claim.key}") for claim in mine.claims[:3]]
-            grants = [replace(g, key=f"{key}/{g.key}") for g in mine.grants]
-            mine = replace(mine, claims=claims, grants=grants)
-        else:
-            mine = replace(mine, claims=[], grants=[replace(g, kind="allowance") for g in mine.grants])
-        records[key] = mine
+        mine, pods = replace(draw(histories()), debts=owed), 3 if key in NAMESPACES else 0
+        claims = [replace(claim, key=f"{key}/{claim.key}") for claim in mine.claims[:pods]]
+        # No movements of two budgets have the same number, and only pods are refunded.
+        grants = [replace(g, key=f"{key}/{g.key}", number=g.number * 100 + key) for g in mine.grants]
+        grants = grants if pods else [replace(grant, kind="allowance") for grant in grants]
+        withdrawals = [replace(w, number=w.number * 100 + key) for w in mine.withdrawals]
+        records[key] = replace(mine, claims=claims, grants=grants, withdrawals=withdrawals)
     links = []
     above = {**dict.fromkeys(NAMESPACES, (None, *TEAMS, ORGANISATION)), **dict.fromkeys(TEAMS, (None, ORGANISATION))}
     for child, parents in above.items():

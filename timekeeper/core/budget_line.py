@@ -59,14 +59,13 @@ class BudgetLine:
                 at_once = self.rules.get(rule.since)
                 reset = at_once is not None and at_once.used == "reset"  # it applies whatever rule follows at once
                 self.rules[rule.since] = replace(rule, used="reset") if reset else rule
-        self.grants: dict[Instant, list[GrantRecord]] = {}
+        self.movements: dict[Instant, list[GrantRecord | Withdrawal]] = {}
         for grant in records.grants:
             if grant.since > state.at:
-                self.grants.setdefault(grant.since, []).append(grant)
-        self.withdrawals: dict[Instant, list[Withdrawal]] = {}
+                self.movements.setdefault(grant.since, []).append(grant)
         for withdrawal in records.withdrawals:
             if withdrawal.at > state.at:
-                self.withdrawals.setdefault(withdrawal.at, []).append(withdrawal)
+                self.movements.setdefault(withdrawal.at, []).append(withdrawal)
         self._carry = carried_at(records.debts, state.at)
         self._counted: dict[str, Claim] = {}
         self._rates: dict[str, int] = {}

@@ -71,6 +71,8 @@ class GrantRecord:
     until: Instant | None
     kind: PostingKind = "allowance"
     priority: int = 0
+    number: int = 0
+    """Movements of one instant happen in the order of their numbers: a later one may spend what an earlier brought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class Withdrawal:
     amount: GpuMilliseconds
     at: Instant
     kind: PostingKind
+    number: int = 0
+    """As for a grant."""
 
 
 @dataclass(frozen=True, slots=True)

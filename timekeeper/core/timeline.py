@@ -26,7 +26,7 @@ from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
 from timekeeper.core.account import AccountId
 from timekeeper.core.accumulated_charge import Claim
 from timekeeper.core.budget_line import BudgetLine
-from timekeeper.core.budget_record import Forest, Link, Records
+from timekeeper.core.budget_record import Forest, Link, Records, Withdrawal
 from timekeeper.core.budget_state import BudgetState, period_allowance
 from timekeeper.core.hierarchy import chain, parents_at
 from timekeeper.core.posting import Posting, PostingKind
@@ -156,7 +156,7 @@ class Run:
             for debt in forest.records[key].debts:
                 if debt.since > self.at:
                     self._debts.setdefault(debt.since, []).append((line, debt.carry))
-        own = [instant for line in self.lines.values() for instant in (*line.rules, *line.grants, *line.withdrawals)]
+        own = [instant for line in self.lines.values() for instant in (*line.rules, *line.movements)]
         known = {*self._starts, *self._ends, *self._rate_changes, *self._links, *self._debts, *own}
         self._instants = sorted(known, reverse=True)
         """The instants of all records, the next one last. Ends of periods and grants are found on the way."""
@@ -297,25 +297,24 @@ class Run:
         due = {line.key: line for line in self._order if self._allowance_changes(line, at)}
         # A refund is for a charge that the budgets above paid too, so they get it back as well.
         for line in list(due.values()):
-            if any(grant.kind == "refund" for grant in line.grants.get(at, ())):
+            if any(movement.kind == "refund" for movement in line.movements.get(at, ())):
                 due |= {one.key: one for one in line.chain}
         raised = {key: self._renew(line, at) for key, line in due.items()}
-        for line in list(due.values()):
-            for grant in line.grants.get(at, ()):
-                line.grant(grant)
-                raised[line.key] = True
-                for one in line.chain[1:] if grant.kind == "refund" else ():
-                    one.grant(grant)
-                    raised[one.key] = True
-            for withdrawal in line.withdrawals.get(at, ()):
-                line.withdraw(withdrawal)
+        movements = [(line, movement) for line in due.values() for movement in line.movements.get(at, ())]
+        for line, movement in sorted(movements, key=lambda one: one[1].number):
+            if isinstance(movement, Withdrawal):
+                line.withdraw(movement)
+                continue
+            for one in line.chain if movement.kind == "refund" else (line,):
+                one.grant(movement)
+                raised[one.key] = True
         for key, line in due.items():
             exhausted = line.judge(raised=raised[key])
             if exhausted != line.state.exhausted:
                 self._set_exhausted(line, exhausted=exhausted)
 
     def _allowance_changes(self, line: BudgetLine, at: Instant) -> bool:
-        if line.state.period.expires == at or at in line.rules or at in line.grants or at in line.withdrawals:
+        if line.state.period.expires == at or at in line.rules or at in line.movements:
             return True
         return any(allowance.expires == at for allowance in line.state.grants)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from sqlalchemy.orm import Session
 
+from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.config.policy import NamespacePolicy, Origin
 from slicekeeper.units import EPOCH, Instant
 from timekeeper.core.budget_record import Rule, Status
@@ -16,7 +17,7 @@ from timekeeper.ledger.account import AccountRef, ensure_account, refuse_off
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget_rule import ANY_VERSION, Change, not_before, policy_rule, rule_detail, version_of
 from timekeeper.ledger.settlement import settle_in
-from timekeeper.store import accounts, budget_objects, budget_rules
+from timekeeper.store import accounts, budget_objects, budget_rules, movements
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.budget_rules import RuleRow
 
@@ -25,7 +26,8 @@ def set_budget(books: Books, ref: AccountRef, change: Change, *, actor: str, if_
     """Give a namespace a budget of its own from now on; a suspended budget stays suspended.
 
     `change` is the new rule, or a function that makes it from the one in force. The new rule never begins before that
-    one, so of two writers with different clocks the later one takes effect. Raises LedgerError if the rule differs and
+    one, so of two writers with different clocks the later one takes effect; nor does a new period begin before, or at
+    the instant of, a movement that was accepted earlier. Raises LedgerError if the rule differs and
     `if_match` does not contain the budget's version, the budget is closed, or an object keeps it.
     """
 
@@ -64,6 +66,9 @@ def change_budget(
     row = budget_rules.rules(session, account.id)[-1]
     rule = change if isinstance(change, Rule) else change(row.rule)
     rule = replace(rule, status=row.status, since=not_before(row.rule, rule.since))
+    if rule.used == "reset":
+        moved = movements.last_movement(session, account.id, Instant(rule.since + CLOCK_SKEW_MS))
+        rule = replace(rule, since=max(rule.since, Instant(moved + 1)))
     if row.source == "own" and rule.used != "reset" and row.rule.says_the_same(rule):
         return
     _refuse_stale(account, row, if_match)

@@ -55,9 +55,10 @@ def correct(books: Books, find: Callable[[Session], BudgetAccount], wanted: Requ
         end = pod.ended_at if wanted.end is None else wanted.end
         _check(session, pod, start, end, wanted)
         before, after = (pod.started_at, pod.ended_at), (start, end)
+        # One that changes nothing is recorded too: a repetition of it must not undo a later one.
+        _record(books, session, account, pod, start, end, wanted.order)
         if before == after:
             return False
-        _record(books, session, account, pod, start, end, wanted.order)
         # The charge changes between each edge that moves and where it was.
         moved = [at for edges in zip(before, after, strict=True) if edges[0] != edges[1] for at in edges]
         settlement.settle_in(books, session, account.id, min(at for at in moved if at is not None), wanted.order.now)
@@ -92,8 +93,9 @@ def _record(
         actor=order.actor,
         booked_at=order.now,
     )
-    flags = ",".join(sorted({*filter(None, pod.flags.split(",")), FLAG}))
-    workloads.correct(session, pod.pod_uid, start, end, flags)
+    if (start, end) != (started_before, ended_before):
+        flags = ",".join(sorted({*filter(None, pod.flags.split(",")), FLAG}))
+        workloads.correct(session, pod.pod_uid, start, end, flags)
     detail = {"id": row, "podUid": pod.pod_uid, "startMs": start, "startedMs": started_before, "reason": order.reason}
     if end is not None and ended_before is not None:
         detail |= {"endMs": end, "endedMs": ended_before}

@@ -32,6 +32,7 @@ from timekeeper.core.refusal import (
 from timekeeper.ledger import coverage, settlement
 from timekeeper.ledger.account import AccountRef, ensure_account, refuse_off
 from timekeeper.ledger.books import Books
+from timekeeper.ledger.budget_rule import not_before
 from timekeeper.store import budget_rules, hierarchy_links, idempotent_rows, movements
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import BudgetGrant
@@ -241,12 +242,13 @@ def append(
 ) -> None:
     """Append a movement and settle its namespace."""
     given = order.amount if amount is None else amount
-    if budget_rules.rules(session, account.id)[-1].status == "closed":
+    rule = budget_rules.rules(session, account.id)[-1]
+    if rule.status == "closed":
         raise BudgetClosed(f"the budget of {account.title} is closed")
     # Sums of movements and charges must fit into 64 bits.
     if movements.granted_in_all(session, account.id) + abs(given) > 10_000 * MAX_AMOUNT_MS:
         raise AmountOverflow(f"movements of {account.title} would exceed what the ledger can hold")
-    since = order.now if valid_from is None else valid_from
+    since = not_before(rule.rule, order.now if valid_from is None else valid_from)
     row = idempotent_rows.add(
         session,
         BudgetGrant,

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
-from slicekeeper.units import GpuMilliseconds, Instant
+from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
 from timekeeper.core.account import AccountId
 from timekeeper.store.db.models import BudgetGrant, WorkloadRow
 
@@ -23,6 +23,13 @@ def grant_by_id(session: Session, budget: AccountId, key: int) -> BudgetGrant | 
 def withdraw_grant(session: Session, key: int, now: Instant) -> None:
     """Withdraw a grant that has not begun."""
     session.execute(update(BudgetGrant).where(BudgetGrant.id == key).values(withdrawn_at=now))
+
+
+def last_movement(session: Session, budget: AccountId, latest: Instant) -> Instant:
+    """Return when the last movement of a budget took place that did so at once, up to `latest`; EPOCH if none did."""
+    query = select(func.max(BudgetGrant.valid_from)).where(BudgetGrant.namespace_id == budget)
+    at_once = or_(BudgetGrant.kind != "grant", BudgetGrant.valid_from == BudgetGrant.booked_at)
+    return session.execute(query.where(at_once, BudgetGrant.valid_from <= latest)).scalar() or EPOCH
 
 
 def granted_in_all(session: Session, budget: AccountId) -> GpuMilliseconds:

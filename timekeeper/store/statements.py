@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, aliased
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
 from timekeeper.core.account import AccountId
 from timekeeper.core.posting import PostingKind, effect
-from timekeeper.store import seals, timelines
+from timekeeper.store import interval_corrections, seals, timelines
 from timekeeper.store.db.models import BudgetGrant, IntervalCorrectionRow, Namespace, Transaction, WorkloadRow
 
 _ENDS = ("charge", "over-budget", "expiry")
@@ -129,7 +129,9 @@ def charged(
             func.sum(Transaction.amount_ms),
             func.sum(over),
             func.sum(case((Transaction.corrects_at.is_not(None), Transaction.amount_ms), else_=0)),
-            select(IntervalCorrectionRow.id).where(IntervalCorrectionRow.pod_uid == Transaction.subject).exists(),
+            select(IntervalCorrectionRow.id)
+            .where(IntervalCorrectionRow.pod_uid == Transaction.subject, interval_corrections.CHANGED)
+            .exists(),
         )
         .outerjoin(_undone, _undone.id == Transaction.reverses)
         .outerjoin(WorkloadRow, WorkloadRow.pod_uid == Transaction.subject)

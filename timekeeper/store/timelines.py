@@ -118,11 +118,11 @@ def _without_claims(
         if not amount:
             continue
         if amount > 0:
-            grant = GrantRecord(name, amount, row.valid_from, row.valid_to, _KIND_IN[row.kind], row.priority)
+            grant = GrantRecord(name, amount, row.valid_from, row.valid_to, _KIND_IN[row.kind], row.priority, row.id)
             grants[row.namespace_id].append(grant)
         else:
             withdrawals[row.namespace_id].append(
-                Withdrawal(name, GpuMilliseconds(-amount), row.valid_from, _KIND_OUT[row.kind])
+                Withdrawal(name, GpuMilliseconds(-amount), row.valid_from, _KIND_OUT[row.kind], row.id)
             )
     owed = debts.of_budgets(session, keys) or [Debt(EPOCH, carry)]
     opened = _openings(session, keys)

@@ -28,12 +28,13 @@ from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.budget_record import Rule
-from timekeeper.core.refusal import BalanceInsufficient, Conflicting, RefundAboveCharge
-from timekeeper.ledger import hierarchy, movement, workload
+from timekeeper.core.refusal import BalanceInsufficient, Conflicting, IntervalImplausible, RefundAboveCharge
+from timekeeper.ledger import hierarchy, interval_correction, movement, workload
 from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.debt import follow_debt
+from timekeeper.ledger.interval_correction import RequestedInterval
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.rate import set_rate
 from timekeeper.ledger.refund import refund_pod
@@ -70,6 +71,7 @@ class Ledger(RuleBasedStateMachine):
         self.pods: dict[str, tuple[str, int, int | None, Fraction]] = {}
         self.prices: list[tuple[int, Fraction]] = []
         self.refunded: Counter[str] = Counter()
+        self.corrected: set[str] = set()
         self.gross = 0
         self.made_parents: set[str] = set()
         self.links: list[tuple[int, str, str | None]] = []
@@ -108,6 +110,7 @@ class Ledger(RuleBasedStateMachine):
         workload.apply(self.books, [opening(uid, start, share, name, model="A100")], closings, {name: POLICY}, self.now)
 
     def order(self, amount: int) -> Order:
+        """Return a request that was never made before."""
         self.orders += 1
         return Order(amount, "why", str(self.orders), str(amount).encode(), "me", self.now)
 
@@ -158,6 +161,30 @@ class Ledger(RuleBasedStateMachine):
         place = PLACES[self.pods[uid][0]]
         if self.twice(lambda: refund_pod(self.books, place, order, pod_uid=uid), RefundAboveCharge.code):
             self.refunded[uid] += amount
+
+    @precondition(lambda self: any(end is not None for _, _, end, _ in self.pods.values()))
+    @rule(data=st.data(), moves=st.lists(st.sampled_from([0, 0, -7_000, 11_000]), min_size=1, max_size=3))
+    def intervals_are_corrected_and_all_of_that_repeated(self, data: st.DataObject, moves: list[int]) -> None:
+        uid = data.draw(st.sampled_from(sorted(uid for uid, pod in self.pods.items() if pod[2] is not None)))
+        requests = []
+        for by in moves:  # one by nothing corrects nothing
+            name, start, end, share = self.pods[uid]
+            wanted = RequestedInterval(uid, start, (end or 0) + by, self.order(0))
+            try:
+                assert self.correct(name, wanted) == (by != 0)
+            except IntervalImplausible:
+                continue
+            requests.append(wanted)
+            self.pods[uid] = (name, start, wanted.end, share)
+            self.corrected.add(uid)
+            self.gross = 0
+        for wanted in data.draw(st.permutations(requests)):
+            assert not self.correct(self.pods[uid][0], wanted)
+
+    def correct(self, name: str, wanted: RequestedInterval) -> bool:
+        return interval_correction.correct(
+            self.books, lambda session: accounts.require_name(session, "default", name), wanted
+        )
 
     @rule(rate=prices, ahead=st.integers(0, 30 * MINUTE))
     def a_price(self, rate: Fraction, ahead: int) -> None:
@@ -271,7 +298,7 @@ class Ledger(RuleBasedStateMachine):
         ended = {uid: pod for uid, pod in self.pods.items() if pod[2] is not None}
         wanted = {uid: self.owed(start, end or 0, share) for uid, (_, start, end, share) in ended.items()}
         assert {uid: sum(found[uid]) for uid in ended} == wanted
-        assert all(self.refunded[uid] <= wanted[uid] for uid in ended)
+        assert all(self.refunded[uid] <= wanted[uid] for uid in ended.keys() - self.corrected)
         assert (moved or 0, total or 0) == (0, 0)
         assert sum(wanted.values()) >= self.gross
         self.gross = sum(wanted.values())

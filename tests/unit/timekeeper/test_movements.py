@@ -138,6 +138,41 @@ def test_a_transfer_conserves_and_needs_cover(books: Books) -> None:
         assert session.execute(query).scalar_one() == 0
 
 
+def set_amount(books: Books, ref: AccountRef, amount: int, now: int, used: Any = "counts") -> None:
+    set_budget(books, ref, Rule(now, amount, "none", "UTC", used=used), actor="me", if_match=None)
+
+
+def test_what_is_moved_within_one_millisecond_keeps_its_order(books: Books) -> None:
+    """Ten seconds are lent and come back until an hour later: only these are there, and they expire."""
+    third = AccountRef("uid-third", "third", POLICY)
+    for ref, amount in ((TEAM, 10_000), (OTHER, 0), (third, 0)):
+        set_amount(books, ref, amount, T0)
+    now = T0 + 1_000
+    movement.transfer(books, TEAM, OTHER, order(10_000, "there", now), valid_to=None)
+    movement.transfer(books, OTHER, third, order(10_000, "and on", now), valid_to=None)
+    movement.transfer(books, third, TEAM, order(10_000, "and back", now), valid_to=now + HOUR)
+    balances = {
+        at - now: [books.require(ref.name).at(at).balance for ref in (TEAM, OTHER, third)]
+        for at in (now, now + HOUR - 1, now + HOUR)
+    }
+    assert balances == {0: [10_000, 0, 0], HOUR - 1: [10_000, 0, 0], HOUR: [0, 0, 0]}
+    assert verify(books.database.engine, carry=False).differences == []
+
+
+@pytest.mark.parametrize("behind", [0, 3_000])
+def test_a_new_period_and_what_is_moved_keep_their_order_whatever_the_clocks_show(books: Books, behind: int) -> None:
+    """`behind`: by how much the clock of the replica lags that takes the later request."""
+    for ref in (TEAM, OTHER):
+        set_amount(books, ref, 10_000, T0)
+    now = T0 + 10_000
+    movement.transfer(books, TEAM, OTHER, order(4_000, "before", now), valid_to=None)
+    set_amount(books, TEAM, 10_000, now - behind, "reset")
+    assert books.require("team").at(now + 1).balance == 10_000
+    movement.transfer(books, TEAM, OTHER, order(3_000, "after", now - behind), valid_to=None)
+    assert [books.require(name).at(now + 1).balance for name in ("team", "other")] == [7_000, 17_000]
+    assert verify(books.database.engine, carry=False).differences == []
+
+
 def test_an_adjustment_takes_what_is_left_and_not_more(books: Books) -> None:
     run(books, "a", T0, T0 + 1_000)
     assert movement.adjust(books, TEAM, order(-19_000, "k", T0 + 2_000))
