@@ -57,6 +57,8 @@ class _PodReading(NamedTuple):
     closing: Closing | None = None
     settled: bool = False
     """Whether the ledger needs nothing more from this pod once both are booked."""
+    left_out: bool = False
+    """Whether the pod is seen for the first time, and is never metered because its namespace's policy is so now."""
 
 
 class _Ending(NamedTuple):
@@ -121,12 +123,14 @@ class Intervals:
         """Book pods' intervals; return the pods whose finalizer may be removed, and all that are settled."""
         with self._books.database.reading() as session:
             rows = workloads.by_uid(session, {*there, *gone})
+            unmetered = workloads.unmetered(session, {*there, *gone} - rows.keys())
+        left_out: list[str] = []
         openings: dict[str, Opening] = {}
         closings: dict[str, Closing] = {}
         settled: list[str] = []
         for uid, pod in (there | gone).items():
             try:
-                read = self._read(pod, rows.get(uid), now, gone=uid in gone)
+                read = self._read(pod, rows.get(uid), now, gone=uid in gone, unmetered=uid in unmetered)
             except Exception as error:  # noqa: BLE001 - an error with one pod does not affect the others
                 if isinstance(error, Unavailable):
                     log.info("pod %s waits: %s", full_name(pod), error)
@@ -140,6 +144,9 @@ class Intervals:
                 closings[uid] = read.closing
             if read.settled:
                 settled.append(uid)
+            if read.left_out:
+                left_out.append(uid)
+        workload.leave_unmetered(self._books, left_out, now)
         refused = self.apply(openings, closings, now)
         for uid in refused:
             self._again(uid, (there | gone)[uid], gone=uid in gone)
@@ -186,8 +193,10 @@ class Intervals:
             ]
         return []
 
-    def _read(self, pod: Object, row: WorkloadRow | None, now: Instant, *, gone: bool) -> _PodReading:
-        """Read a pod's record; `row` is what the ledger has of it, None if it is new."""
+    def _read(self, pod: Object, row: WorkloadRow | None, now: Instant, *, gone: bool, unmetered: bool) -> _PodReading:
+        """Read a pod's record; `row` is what the ledger has of it, None if it is new, or `unmetered` for good."""
+        if unmetered:
+            return _PodReading(settled=_is_over(pod, gone=gone))
         if row is not None and row.ended_at is not None:
             return _PodReading(settled=True)
         # A record that was written while the timekeeper was down is read as it would have been read then.
@@ -199,7 +208,8 @@ class Intervals:
         policy = self._policy.of(namespace_of(pod))
         opening = None if start is None else self._openings.opening(pod, start, policy)
         if start is None or opening is None:
-            return _PodReading(settled=self._is_free(pod, policy, gone=gone))
+            left_out = start is not None and self._openings.is_left_out(pod, policy)
+            return _PodReading(settled=self._is_free(pod, policy, gone=gone), left_out=left_out)
         closing = self._closing(pod, start.at, holders_of(opening.holders), now, gone=gone)
         return _PodReading(opening, closing, settled=closing is not None)
 
@@ -209,7 +219,7 @@ class Intervals:
         A pod that ends before it is bound held nothing. A pod that was bound and requests GPUs held them, even if its
         record does not show yet since when.
         """
-        if not (gone or has_ended(pod) or deletion_requested_at(pod) is not None):
+        if not _is_over(pod, gone=gone):
             return False
         return not (is_bound(pod) and self._openings.is_charged(pod, policy))
 
@@ -251,6 +261,11 @@ class Intervals:
             self._ending[uid] = _Ending(due, now, time.monotonic())
         _, seen, since = self._ending[uid]
         return now > max(due, seen) + KUBELET_MS and time.monotonic() - since > KUBELET_SECONDS
+
+
+def _is_over(pod: Object, *, gone: bool) -> bool:
+    """Whether a pod has ended, or is about to."""
+    return gone or has_ended(pod) or deletion_requested_at(pod) is not None
 
 
 def last_confirmed(books: Books, now: Instant) -> Instant:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 import msgspec
 
@@ -22,6 +23,8 @@ from timekeeper.core.rate import RateBook
 from timekeeper.ledger.workload import Opening
 from timekeeper.store import workloads
 from timekeeper.store.db.database import Database
+
+_ALL_CHARGED: Final = NamespacePolicy(mode="enforce", nvidia_gpu="metered")
 
 
 def namespace_of(pod: Object) -> str:
@@ -100,6 +103,10 @@ class Openings:
     def is_charged(self, pod: Object, policy: NamespacePolicy) -> bool:
         """Whether a pod will be charged once it is bound."""
         return charged_request(pod, policy, self._settings).holds_gpus
+
+    def is_left_out(self, pod: Object, policy: NamespacePolicy) -> bool:
+        """Whether a pod is not charged because of its namespace's policy, and would be under another one."""
+        return not self.is_charged(pod, policy) and self.is_charged(pod, _ALL_CHARGED)
 
     def need(
         self, pod: Object, policy: NamespacePolicy, span: int, book: RateBook, now: Instant

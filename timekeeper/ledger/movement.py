@@ -249,6 +249,8 @@ def append(
     if movements.granted_in_all(session, account.id) + abs(given) > 10_000 * MAX_AMOUNT_MS:
         raise AmountOverflow(f"movements of {account.title} would exceed what the ledger can hold")
     since = not_before(rule.rule, order.now if valid_from is None else valid_from)
+    if valid_to is not None and valid_to <= since:
+        raise InstantPast("validTo is in the past", "validTo")
     row = idempotent_rows.add(
         session,
         BudgetGrant,

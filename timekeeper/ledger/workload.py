@@ -102,13 +102,28 @@ def apply(
     books.database.write(change)
 
 
+def leave_unmetered(books: Books, uids: Collection[str], now: Instant) -> None:
+    """Record that pods which are seen for the first time are not metered; those that the ledger knows stay as they are.
+
+    Raises the database's error if they cannot be recorded now.
+    """
+
+    def change(session: Session) -> None:
+        known = workloads.by_uid(session, uids).keys() | workloads.unmetered(session, uids)
+        workloads.add_unmetered(session, set(uids) - known, now)
+
+    if uids:
+        books.database.write(change)
+
+
 def _open(
     books: Books, session: Session, openings: Collection[Opening], policies: dict[str, NamespacePolicy], now: Instant
 ) -> Changes:
-    there = workloads.by_uid(session, {o.pod_uid for o in openings})
+    uids = {opening.pod_uid for opening in openings}
+    there = workloads.by_uid(session, uids).keys() | workloads.unmetered(session, uids)
     rows, changes = [], []
     for opening in openings:
-        if opening.pod_uid in there:  # booked already; its start may have been corrected since
+        if opening.pod_uid in there:  # its start may have been corrected since, or another process left it unmetered
             continue
         ref = AccountRef(opening.namespace_uid, opening.namespace, policies[opening.namespace])
         account = ensure_account(books, session, ref, now)

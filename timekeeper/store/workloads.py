@@ -17,7 +17,7 @@ from slicekeeper.units import Instant
 from timekeeper.core.account import AccountId
 from timekeeper.store import accounts
 from timekeeper.store.db.chunks import chunks
-from timekeeper.store.db.models import GpuSeen, Namespace, WatchMark, WatermarkRow, WorkloadRow
+from timekeeper.store.db.models import GpuSeen, Namespace, UnmeteredPod, WatchMark, WatermarkRow, WorkloadRow
 
 
 def by_uid(session: Session, uids: Collection[str]) -> dict[str, WorkloadRow]:
@@ -26,6 +26,20 @@ def by_uid(session: Session, uids: Collection[str]) -> dict[str, WorkloadRow]:
     for chunk in chunks(uids):
         found |= {w.pod_uid: w for w in session.scalars(select(WorkloadRow).where(WorkloadRow.pod_uid.in_(chunk)))}
     return found
+
+
+def unmetered(session: Session, uids: Collection[str]) -> set[str]:
+    """Return those of some pods that are recorded as not metered."""
+    found: set[str] = set()
+    for chunk in chunks(uids):
+        found |= set(session.scalars(select(UnmeteredPod.pod_uid).where(UnmeteredPod.pod_uid.in_(chunk))))
+    return found
+
+
+def add_unmetered(session: Session, uids: Collection[str], now: Instant) -> None:
+    """Record that pods are not metered."""
+    if uids:
+        session.execute(insert(UnmeteredPod), [{"pod_uid": uid, "seen_at": now} for uid in sorted(uids)])
 
 
 def add(session: Session, rows: list[dict[str, Any]]) -> None:

@@ -337,6 +337,15 @@ class WorkloadRow(Base):
     """Of an archived pod: the most GPU memory that it held; None: unknown."""
 
 
+class UnmeteredPod(Base):
+    """A pod that, when it was first seen holding GPUs, its namespace's policy did not have metered. It never is."""
+
+    __tablename__ = "unmetered_pod"
+
+    pod_uid: Mapped[str] = mapped_column(String(64), primary_key=True)
+    seen_at: Mapped[Instant]
+
+
 class IntervalCorrectionRow(Base):
     """A pod's corrected interval, and the one before. Rows never change; the workload has the newest interval."""
 
