@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,7 @@ MINUTE = 60_000
 HOME = "slicekeeper-system"
 
 
-@dataclass
 class Stage(controller_stage.Stage):
-    settings: Settings
-
     def create(self, name: str, *, bound: bool = True, core: str = "50", device: str = "", node: str = "n") -> Object:
         limits = {device: "1"} if device else {"tencent.com/vcuda-core": core, "tencent.com/vcuda-memory": "16"}
         annotations = {names.gpu_annotation("main"): GPU.uuid, names.BOUND_AT: format_instant(self.clock.now_ms())}
@@ -67,8 +63,7 @@ class Stage(controller_stage.Stage):
 
     def restart(self) -> None:
         """Have another timekeeper begin, which knows nothing but the database."""
-        self.controller.stop()
-        self.controller = Controller(self.settings, self.clock, self.kube, self.books, PolicyFile(self.settings.policy))
+        super().restart()
         self.look()
 
     def look(self) -> None:
@@ -102,8 +97,8 @@ def stage(tmp_path: Path, books: Books) -> Iterator[Stage]:
         for name in ("team", HOME):
             kube.create(NAMESPACES, {"metadata": {"name": name}})
         kube.create(NODES, {"metadata": {"name": "n", "annotations": {names.NODE_GPUS: inventory.encode([GPU])}}})
-        controller = Controller(settings, clock, kube, books, PolicyFile(settings.policy))
-        made = Stage(clock, kube, cluster, books, controller, settings)
+        file = PolicyFile(settings.policy)
+        made = Stage(clock, kube, cluster, books, Controller(settings, clock, kube, books, file), settings, file)
         made.look()
         yield made
         made.controller.stop()
