@@ -48,11 +48,12 @@ def amounts(listed: Object | None) -> ResourceAmounts:
 
 
 def request_of(pod: Object) -> ResourceAmounts:
-    """Return what a pod takes of its node."""
-    return effective_request(
-        (kind, amounts((container.get("resources") or {}).get("requests")))
-        for _, kind, container in containers(pod["spec"])
+    """Return what a pod takes of its node; amounts of the pod itself replace those of its containers."""
+    spec = pod["spec"]
+    of_containers = effective_request(
+        (kind, amounts((container.get("resources") or {}).get("requests"))) for _, kind, container in containers(spec)
     )
+    return of_containers | amounts((spec.get("resources") or {}).get("requests"))
 
 
 def _sum(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:

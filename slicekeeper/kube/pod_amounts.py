@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Final
 
+from slicekeeper.gpu.effective_request import effective_request
 from slicekeeper.gpu.pod_manifest import containers
 from slicekeeper.units import parse_quantity
 from slicekeeper.untyped_json import as_map
@@ -43,14 +44,11 @@ def requested_by(holder: Mapping[str, Any], resource: str) -> Fraction | None:
 
 
 def requested_together(spec: Mapping[str, Any], resource: str) -> Fraction:
-    """Return what the containers of a pod request together: native sidecars run beside all that come after them."""
-    lasting = most = Fraction(0)
-    for _, kind, container in containers(spec):
-        amount = requested_by(container, resource) or Fraction(0)
-        most = max(most, lasting + amount)
-        if kind != "init":
-            lasting += amount
-    return most
+    """Return what the containers of a pod request together."""
+    requests = (
+        (kind, {resource: requested_by(container, resource) or Fraction(0)}) for _, kind, container in containers(spec)
+    )
+    return effective_request(requests).get(resource, Fraction(0))
 
 
 def is_best_effort(spec: Mapping[str, Any]) -> bool:

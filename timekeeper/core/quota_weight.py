@@ -13,8 +13,8 @@ from fractions import Fraction
 from typing import Any
 
 from slicekeeper.config.settings import Resources
-from slicekeeper.gpu.pod_manifest import containers, is_zero
 from slicekeeper.gpu.request import PodRequest
+from slicekeeper.kube.pod_amounts import is_best_effort
 from slicekeeper.units import parse_quantity
 from slicekeeper.untyped_json import as_list, as_map
 
@@ -89,13 +89,8 @@ def _has_class(name: object, selector: Mapping[str, Any]) -> bool:
 
 
 def _is_best_effort(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod's quality of service is `BestEffort`: nothing in it has CPU or memory, by request or limit."""
-    if recorded := as_map(pod.get("status")).get("qosClass"):
-        return bool(recorded == "BestEffort")
-    spec = as_map(pod.get("spec"))
-    asking = (spec, *(one for _, kind, one in containers(spec) if kind != "ephemeral"))
-    lists = (as_map(as_map(one.get("resources")).get(section)) for one in asking for section in ("requests", "limits"))
-    return all(is_zero(given.get(resource, 0)) for given in lists for resource in ("cpu", "memory"))
+    recorded = as_map(pod.get("status")).get("qosClass")
+    return recorded == "BestEffort" if recorded else is_best_effort(as_map(pod.get("spec")))
 
 
 def _crosses_namespaces(affinity: Mapping[str, Any]) -> bool:

@@ -182,7 +182,7 @@ def test_the_effective_request_is_the_larger_of_start_and_run() -> None:
     def container(cpu: str, **more: Any) -> Object:
         return {"resources": {"requests": {"cpu": cpu}}, **more}
 
-    spec = {
+    spec: Object = {
         "initContainers": [
             container("1", restartPolicy="Always"),
             container("4"),
@@ -193,6 +193,8 @@ def test_the_effective_request_is_the_larger_of_start_and_run() -> None:
     assert request_of({"spec": spec}) == {"cpu": Fraction(5)}
     spec["containers"].append(container("3"))
     assert request_of({"spec": spec}) == {"cpu": Fraction(15, 2)}
+    spec |= container("8")
+    assert request_of({"spec": spec}) == {"cpu": Fraction(8)}
 
 
 def test_a_bind_that_takes_long_stops_nobody_and_its_pod_counts_on_its_node(
