@@ -53,9 +53,16 @@ def budget() -> None:
     help="Budgets in the format of `get -o yaml`, or a folder of such files; unchanged budgets are left alone.",
 )
 @rule_options
-@output_option(*LISTS)
+@change_options("set on the command line")
 def set_budget(
-    context: Context, /, namespace: str | None, amount: int | None, files: tuple[Path, ...], output: str, **rule: Any
+    context: Context,
+    /,
+    namespace: str | None,
+    amount: int | None,
+    files: tuple[Path, ...],
+    reason: str,
+    output: str,
+    **rule: Any,
 ) -> None:
     """Set the budget of NAMESPACE to AMOUNT (for example 20h).
 
@@ -66,12 +73,12 @@ def set_budget(
     if files:
         if namespace or amount is not None or any(rule.values()):
             raise click.UsageError("-f files name the namespaces and their budgets: leave out the other arguments")
-        each = (client.change_budget(Budget, name, rule) for name, rule in changes(client, files))
+        each = (client.change_budget(Budget, name, rule, reason) for name, rule in changes(client, files))
         show_list(gathered(each, "budgets set"), output, _COLUMNS, lambda b: b.namespace)
         return
     if not namespace:
         raise click.UsageError("give a NAMESPACE, or files with -f")
-    show_budget(client.change_budget(Budget, namespace, rule_of(amount, **rule)), output, _COLUMNS)
+    show_budget(client.change_budget(Budget, namespace, rule_of(amount, **rule), reason), output, _COLUMNS)
 
 
 @budget.command("unset")

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from slicekeeper.cli.budget_and_parent import add_commands
-from slicekeeper.cli.budget_options import GpuTime, figure_columns, rule_of, rule_options, show_budget
+from slicekeeper.cli.budget_options import GpuTime, change_options, figure_columns, rule_of, rule_options, show_budget
 from slicekeeper.cli.connection import ClusterGroup, timekeeper
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.output import LISTS, Column, output_option, show, table
+from slicekeeper.cli.output import Column, output_option, show, table
 from slicekeeper.errors import NotFound
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Parent
@@ -47,8 +47,10 @@ def children(context: Context, name: str, output: str) -> None:
 @click.argument("amount", type=GpuTime(), required=False)
 @click.option("--kind", type=click.Choice(["team", "organisation"]), help="Kind of a new one. Default: team.")
 @rule_options
-@output_option(*LISTS)
-def set_parent(context: Context, /, name: str, amount: int | None, kind: str | None, output: str, **rule: Any) -> None:
+@change_options("set on the command line")
+def set_parent(
+    context: Context, /, name: str, amount: int | None, kind: str | None, reason: str, output: str, **rule: Any
+) -> None:
     """Create a team or an organisation, or change its budget.
 
     NAME gets a budget of AMOUNT (for example 200h) per period. A new one has monthly periods in UTC by default. For an
@@ -56,11 +58,11 @@ def set_parent(context: Context, /, name: str, amount: int | None, kind: str | N
     """
     client, named = timekeeper(context), rule_of(amount, **rule)
     try:
-        changed = client.change_budget(Parent, name, {**named, **({"kind": kind} if kind else {})})
+        changed = client.change_budget(Parent, name, {**named, **({"kind": kind} if kind else {})}, reason)
     except NotFound as error:
         if amount is None:
             raise click.UsageError(f"there is no team or organisation {name} yet: name its AMOUNT") from error
-        changed = client.set_budget(Parent, name, {"kind": kind or "team", "period": "month", **named})
+        changed = client.set_budget(Parent, name, {"kind": kind or "team", "period": "month", **named}, reason)
     show_budget(changed, output, _COLUMNS)
 
 

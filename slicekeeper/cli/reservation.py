@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from slicekeeper.cli.budget_options import amount_argument, booking_options, zone_of
+from slicekeeper.cli.budget_options import amount_argument, booking_options, change_options, zone_of
 from slicekeeper.cli.connection import ClusterGroup, timekeeper
 from slicekeeper.cli.date_options import HELP, instant_of
 from slicekeeper.cli.main import Context
@@ -34,7 +34,7 @@ def reservation() -> None:
 
 
 def _one_reservation(command: Any) -> Any:
-    return click.argument("namespace")(click.argument("key", metavar="ID", type=int)(output_option(*LISTS)(command)))
+    return click.argument("namespace")(click.argument("key", metavar="ID", type=int)(command))
 
 
 def _show(found: Reservation, output: str) -> None:
@@ -52,6 +52,7 @@ def list_reservations(context: Context, namespace: str, output: str) -> None:
 
 @reservation.command("show")
 @_one_reservation
+@output_option(*LISTS)
 def show_reservation(context: Context, namespace: str, key: int, output: str) -> None:
     """Show one reservation."""
     _show(timekeeper(context).reservation(namespace, key), output)
@@ -73,6 +74,7 @@ def open_reservation(
 
 @reservation.command("cancel")
 @_one_reservation
-def cancel_reservation(context: Context, namespace: str, key: int, output: str) -> None:
+@change_options("cancelled on the command line")
+def cancel_reservation(context: Context, namespace: str, key: int, reason: str, output: str) -> None:
     """Release a reservation that was opened by hand. A pod's reservation ends with the pod."""
-    _show(timekeeper(context).cancel_reservation(namespace, key), output)
+    _show(timekeeper(context).cancel_reservation(namespace, key, reason), output)

@@ -71,13 +71,13 @@ class TimekeeperClient:
         """
         return self._call("GET", self._at(_WHOSE[kind], name), kind, query=_which(uid))
 
-    def set_budget(self, kind: type[B], name: str, rule: Mapping[str, object]) -> B:
+    def set_budget(self, kind: type[B], name: str, rule: Mapping[str, object], reason: str = "set") -> B:
         """Set a namespace's own budget, or create a team; `rule` is the body of the request."""
-        return self._call("PUT", self._at(_WHOSE[kind], name), kind, rule)
+        return self._call("PUT", self._at(_WHOSE[kind], name), kind, {**rule, "reason": reason})
 
-    def change_budget(self, kind: type[B], name: str, rule: Mapping[str, object]) -> B:
+    def change_budget(self, kind: type[B], name: str, rule: Mapping[str, object], reason: str = "set") -> B:
         """Change the fields of a budget that `rule` has; a namespace then has its own budget."""
-        return self._call("PATCH", self._at(_WHOSE[kind], name), kind, rule)
+        return self._call("PATCH", self._at(_WHOSE[kind], name), kind, {**rule, "reason": reason})
 
     def unset_budget(self, namespace: str, reason: str) -> Budget:
         """Return a namespace to its policy's budget; a repetition changes nothing."""
@@ -129,10 +129,10 @@ class TimekeeperClient:
         url = self._at("budgets", namespace, "reservations")
         return self._call("POST", url, Reservation, body, key=idempotency_key)
 
-    def cancel_reservation(self, namespace: str, key: int) -> Reservation:
+    def cancel_reservation(self, namespace: str, key: int, reason: str) -> Reservation:
         """Release a reservation that was opened by hand."""
         url = self._at("budgets", namespace, "reservations", str(key))
-        return self._call("DELETE", url, Reservation)
+        return self._call("DELETE", url, Reservation, query={"reason": reason})
 
     def move_time(
         self, kind: type[B], name: str, movement: str, body: Mapping[str, object], idempotency_key: str, uid: str = ""

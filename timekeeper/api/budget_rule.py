@@ -13,14 +13,14 @@ from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
 from timekeeper.api import parse
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.problems import Problem
-from timekeeper.api.schemas.budget import BudgetBody, BudgetPatch
+from timekeeper.api.schemas.budget import BudgetPatch, RuleBody
 from timekeeper.core.budget_record import Rule
 from timekeeper.ledger.budget_rule import Change
 
 T = TypeVar("T")
 
 
-def rule_of(context: HandlerContext, given: BudgetBody) -> Rule:
+def rule_of(context: HandlerContext, given: RuleBody) -> Rule:
     """Return the rule that a body asks for, from now on.
 
     Raises Problem if there is no such time zone or anchor.

@@ -130,7 +130,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", f"{_NS}/reservations/{{reservation}}", reservation.shown, "One reservation", wire.Reservation,
           problems=(404,)),
     Route("DELETE", f"{_NS}/reservations/{{reservation}}", reservation.released, "Release a reservation",
-          wire.Reservation, problems=(404, 409)),
+          wire.Reservation, query=("reason",), problems=(404, 409)),
     Route("PUT", f"{_NS}/status", budget.status, "Suspend a budget, close it, or reactivate it", wire.Budget,
           StatusBody, problems=(404, 409)),
     Route("PUT", f"{_NS}/parent", parent.put_under, "Put a namespace under a team or an organisation", wire.Budget,

@@ -34,6 +34,17 @@ PostingKind = Literal[
     "transfer-out",
 ]
 
+EntryName = PostingKind | Literal["grant", "adjustment-in", "adjustment-out", "budget-change"]
+"""What statements and entries call a posting: what somebody did, if it was not the budget's rule."""
+
+BY_SUBJECT: Final[dict[tuple[PostingKind, str], EntryName]] = {
+    ("allowance", "grant"): "grant",
+    ("allowance", "adjustment"): "adjustment-in",
+    ("withdrawal", "adjustment"): "adjustment-out",
+    ("adjustment", "period"): "budget-change",
+}
+"""By kind, and by the word with which the posting's key begins."""
+
 _ROUTE: Final[dict[PostingKind, tuple[AccountKind, AccountKind]]] = {
     "charge": ("budget", "charged"),
     "over-budget": ("unfunded", "over-budget"),
@@ -75,6 +86,11 @@ def entries(posting: Posting) -> tuple[tuple[AccountKind, GpuMilliseconds], ...]
     if not posting.amount:
         return ()
     return (source, GpuMilliseconds(-posting.amount)), (target, posting.amount)
+
+
+def entry_name(kind: PostingKind, key: str) -> EntryName:
+    """Return what statements and entries call a posting of a kind."""
+    return BY_SUBJECT.get((kind, key.partition(":")[0]), kind)
 
 
 def effect(kind: PostingKind, amount: GpuMilliseconds) -> GpuMilliseconds:

@@ -15,14 +15,22 @@ from timekeeper.core.budget_record import Rule, Status
 from timekeeper.core.refusal import BudgetClosed, BudgetKept, VersionMismatch
 from timekeeper.ledger.account import AccountRef, ensure_account, refuse_off
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.budget_rule import ANY_VERSION, Change, not_before, policy_rule, rule_detail, version_of
+from timekeeper.ledger.budget_rule import ANY_VERSION, SET, Change, not_before, policy_rule, rule_detail, version_of
 from timekeeper.ledger.settlement import settle_in
 from timekeeper.store import accounts, budget_objects, budget_rules, movements
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.budget_rules import RuleRow
 
 
-def set_budget(books: Books, ref: AccountRef, change: Change, *, actor: str, if_match: frozenset[str] | None) -> None:
+def set_budget(
+    books: Books,
+    ref: AccountRef,
+    change: Change,
+    *,
+    actor: str,
+    if_match: frozenset[str] | None,
+    reason: str = SET,
+) -> None:
     """Give a namespace a budget of its own from now on; a suspended budget stays suspended.
 
     `change` is the new rule, or a function that makes it from the one in force. The new rule never begins before that
@@ -36,7 +44,7 @@ def set_budget(books: Books, ref: AccountRef, change: Change, *, actor: str, if_
         rule = change if isinstance(change, Rule) else change(policy_rule(ref.policy.budget, EPOCH))
         account = ensure_account(books, session, ref, rule.since)
         refuse_kept(session, account)
-        change_budget(books, session, account, change, actor=actor, if_match=if_match)
+        change_budget(books, session, account, change, actor=actor, if_match=if_match, reason=reason)
 
     books.database.write(work)
 
@@ -61,6 +69,7 @@ def change_budget(
     *,
     actor: str,
     if_match: frozenset[str] | None,
+    reason: str,
 ) -> None:
     """Set the rule of an account, as `set_budget` does."""
     row = budget_rules.rules(session, account.id)[-1]
@@ -73,7 +82,8 @@ def change_budget(
         return
     _refuse_stale(account, row, if_match)
     _append_rule(books, session, account, rule, actor=actor, source="own")
-    books.audit(session, actor=actor, action="budget", about=account, detail=rule_detail(rule), now=rule.since)
+    detail = {**rule_detail(rule), "reason": reason}
+    books.audit(session, actor=actor, action="budget", about=account, detail=detail, now=rule.since)
 
 
 def _refuse_stale(account: BudgetAccount, row: RuleRow, if_match: frozenset[str] | None) -> None:

@@ -45,6 +45,11 @@ class Desired:
         """The user that records name for the changes of this generation."""
         return self.writer or self.reporter
 
+    @property
+    def reason(self) -> str:
+        """The reason that records give for them."""
+        return f"generation {self.object.generation} of its object"
+
 
 def keep(books: Books, ref: AccountRef, desired: Desired) -> None:
     """Accept a generation of an object that keeps a namespace's budget.
@@ -58,7 +63,9 @@ def keep(books: Books, ref: AccountRef, desired: Desired) -> None:
         if _is_new(session, account, desired):
             refuse_off(ref)
             _note(books, session, account, desired)
-            change_budget(books, session, account, desired.rule, actor=desired.actor, if_match=None)
+            change_budget(
+                books, session, account, desired.rule, actor=desired.actor, if_match=None, reason=desired.reason
+            )
             _move(books, session, account, desired)
 
     books.database.write(change)
@@ -75,7 +82,7 @@ def keep_parent(books: Books, name: str, kind: HolderKind, desired: Desired) -> 
         if found is not None and not _is_new(session, found, desired):
             return
         account, _ = hierarchy.change_parent_budget(
-            books, session, name, kind, desired.rule, actor=desired.actor, if_match=None
+            books, session, name, kind, desired.rule, actor=desired.actor, if_match=None, reason=desired.reason
         )
         _note(books, session, account, desired)
         _move(books, session, account, desired)
@@ -150,5 +157,7 @@ def _note(books: Books, session: Session, account: BudgetAccount, desired: Desir
 
 def _move(books: Books, session: Session, account: BudgetAccount, desired: Desired) -> None:
     if desired.object.parent is not None:
-        above, reason = desired.object.parent or None, f"generation {desired.object.generation} of its object"
-        hierarchy.move_below(books, session, account, above, reason=reason, actor=desired.actor, now=desired.now)
+        above = desired.object.parent or None
+        hierarchy.move_below(
+            books, session, account, above, reason=desired.reason, actor=desired.actor, now=desired.now
+        )

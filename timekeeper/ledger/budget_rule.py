@@ -15,6 +15,9 @@ from timekeeper.store.budget_rules import RuleRow
 ANY_VERSION: Final = "*"
 """One of the versions that a budget may have: any version, but the budget must exist."""
 
+SET: Final = "set"
+"""The reason of a budget that is set without one."""
+
 Change = Rule | Callable[[Rule], Rule]
 """A new rule for a budget, or a function that makes it from the one in force."""
 

@@ -20,7 +20,7 @@ from timekeeper.core import hierarchy, timeline
 from timekeeper.core.account import AccountId
 from timekeeper.core.accounting_period import accounting_period
 from timekeeper.core.budget_state import rule_at
-from timekeeper.core.posting import Posting, difference, effect
+from timekeeper.core.posting import Posting, difference, effect, entry_name
 from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.core.timeline import CHILD
 from timekeeper.ledger.checkpoint import instant_of, newest_checkpoint, resume
@@ -140,7 +140,14 @@ class _Causes:
         if booked.corrects:
             cause += f"; correction, effective {format_instant(booked.effective_at)}"
         amount = effect(posting.kind, posting.amount)
-        return BalanceStep(format_instant(posting.at), booked.transaction, posting.kind, amount, NO_TIME, cause)
+        return BalanceStep(
+            format_instant(posting.at),
+            booked.transaction,
+            entry_name(posting.kind, posting.key),
+            amount,
+            NO_TIME,
+            cause,
+        )
 
     def of_due(self, posting: Posting) -> BalanceStep:
         """Return the line of what is not booked yet."""
@@ -148,7 +155,9 @@ class _Causes:
         pod = self._find(posting.key)
         name = "" if pod is None else pod.pod_name
         cause = self._cause(posting, name, pod.end_source if pod and pod.ended_at == posting.at else "")
-        return BalanceStep(format_instant(posting.at), None, posting.kind, amount, NO_TIME, f"{cause}; due")
+        return BalanceStep(
+            format_instant(posting.at), None, entry_name(posting.kind, posting.key), amount, NO_TIME, f"{cause}; due"
+        )
 
     def pod(self, uid: str) -> str:
         """Return a pod's name for people."""

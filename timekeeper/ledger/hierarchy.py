@@ -20,7 +20,7 @@ from timekeeper.ledger import settlement
 from timekeeper.ledger.account import AccountRef, ensure_account, refuse_off
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import change_budget, refuse_kept
-from timekeeper.ledger.budget_rule import Change, rule_detail
+from timekeeper.ledger.budget_rule import SET, Change, rule_detail
 from timekeeper.ledger.settlement import CHECKPOINT_LAG_MS
 from timekeeper.store import accounts, hierarchy_links
 from timekeeper.store.accounts import BudgetAccount, HolderKind
@@ -30,7 +30,14 @@ _AHEAD: Final = "a wrong clock had written it for an instant that is still to co
 
 
 def put_parent_budget(
-    books: Books, name: str, kind: HolderKind, rule: Rule, *, actor: str, if_match: frozenset[str] | None
+    books: Books,
+    name: str,
+    kind: HolderKind,
+    rule: Rule,
+    *,
+    actor: str,
+    if_match: frozenset[str] | None,
+    reason: str = SET,
 ) -> bool:
     """Create a team or an organisation, or change its budget; return whether it was created.
 
@@ -42,7 +49,7 @@ def put_parent_budget(
         account = accounts.find(session, books.cluster, accounts.parent_uid(name))
         if account is not None:
             refuse_kept(session, account)
-        return change_parent_budget(books, session, name, kind, rule, actor=actor, if_match=if_match)[1]
+        return change_parent_budget(books, session, name, kind, rule, actor=actor, if_match=if_match, reason=reason)[1]
 
     return books.database.write(change)
 
@@ -56,6 +63,7 @@ def change_parent_budget(
     *,
     actor: str,
     if_match: frozenset[str] | None,
+    reason: str,
 ) -> tuple[BudgetAccount, bool]:
     """Create a team or an organisation, or change its budget, as `put_parent_budget` does."""
     uid = accounts.parent_uid(name)
@@ -65,15 +73,23 @@ def change_parent_budget(
             raise VersionMismatch(f"budget of {kind} {name}: there is none yet")
         account = accounts.open_account(session, books.cluster, uid, name, rule, rule.since, kind=kind, actor=actor)
         settlement.settle_in(books, session, account.id, rule.since, rule.since)
-        books.audit(session, actor=actor, action=kind, about=account, detail=rule_detail(rule), now=rule.since)
+        detail = {**rule_detail(rule), "reason": reason}
+        books.audit(session, actor=actor, action=kind, about=account, detail=detail, now=rule.since)
         return account, True
     _require_kind(account, kind)
-    change_budget(books, session, account, rule, actor=actor, if_match=if_match)
+    change_budget(books, session, account, rule, actor=actor, if_match=if_match, reason=reason)
     return account, False
 
 
 def patch_parent_budget(
-    books: Books, name: str, kind: HolderKind | None, change: Change, *, actor: str, if_match: frozenset[str] | None
+    books: Books,
+    name: str,
+    kind: HolderKind | None,
+    change: Change,
+    *,
+    actor: str,
+    if_match: frozenset[str] | None,
+    reason: str = SET,
 ) -> None:
     """Change the budget of a team or an organisation.
 
@@ -84,7 +100,7 @@ def patch_parent_budget(
         account = accounts.require_parent(session, books.cluster, name)
         refuse_kept(session, account)
         _require_kind(account, kind or account.kind)
-        change_budget(books, session, account, change, actor=actor, if_match=if_match)
+        change_budget(books, session, account, change, actor=actor, if_match=if_match, reason=reason)
 
     books.database.write(work)
 

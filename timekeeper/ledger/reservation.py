@@ -162,7 +162,14 @@ def key_of(idempotency_key: str) -> str:
 
 
 def release(
-    books: Books, find: Callable[[Session], BudgetAccount | None], name: str, key: int, *, actor: str, now: Instant
+    books: Books,
+    find: Callable[[Session], BudgetAccount | None],
+    name: str,
+    key: int,
+    *,
+    reason: str,
+    actor: str,
+    now: Instant,
 ) -> ReservationRow:
     """Release a reservation that was opened by hand; a second call changes nothing. `find` returns its owner.
 
@@ -178,7 +185,7 @@ def release(
             raise ReservationOfPod(f"reservation {key} belongs to pod {row.pod_name} and ends with it; delete the pod")
         if row.ended_at is None and row.expires_at is not None and now < row.expires_at:
             store.release(session, key, now)
-            detail = {"id": key, "amountMs": row.amount_ms}
+            detail = {"id": key, "amountMs": row.amount_ms, "reason": reason}
             books.audit(session, actor=actor, action="release", about=account, detail=detail, now=now)
 
     books.database.write(change)

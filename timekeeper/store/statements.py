@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import CTE, BigInteger, ColumnElement, Integer, and_, case, column, func, or_, select, values
+from sqlalchemy import CTE, BigInteger, ColumnElement, Integer, and_, case, column, func, literal, or_, select, values
 from sqlalchemy.orm import Session, aliased
 
 from slicekeeper.units import NO_TIME, GpuMilliseconds, Instant
 from timekeeper.core.account import AccountId
-from timekeeper.core.posting import PostingKind, effect
+from timekeeper.core.posting import BY_SUBJECT, EntryName, PostingKind, effect
 from timekeeper.store import interval_corrections, seals, timelines
 from timekeeper.store.db.models import BudgetGrant, IntervalCorrectionRow, Namespace, Transaction, WorkloadRow
 
@@ -27,15 +27,25 @@ _undone = aliased(Transaction)
 _kind: ColumnElement[str] = func.coalesce(_undone.kind, Transaction.kind)
 """The kind of a booking, or of the one that it reverses."""
 
+_name: ColumnElement[str] = case(
+    *(
+        (and_(_kind == kind, Transaction.subject.startswith(f"{word}:")), literal(name))
+        for (kind, word), name in BY_SUBJECT.items()
+    ),
+    else_=_kind,
+)
+"""What it is called, as by `posting.entry_name`."""
+
 _LONG = 10_000
 """An interval with more bookings than this is read pod by pod."""
 
 
 @dataclass(frozen=True)
 class Total:
-    """The bookings of one kind: how many, and GPU-milliseconds less what was reversed."""
+    """The bookings of one name: how many, and GPU-milliseconds less what was reversed."""
 
     kind: PostingKind
+    name: EntryName
     correction: bool
     count: int
     amount: GpuMilliseconds
@@ -62,16 +72,17 @@ def totals(session: Session, budget: AccountId, spans: Sequence[tuple[Instant, I
     span = span_table(spans)
     corrects = Transaction.corrects_at.is_not(None)
     query = (
-        select(span.c.index, _kind, corrects, func.count(), func.sum(Transaction.amount_ms))
+        select(span.c.index, _kind, _name.label("entry_name"), corrects, func.count(), func.sum(Transaction.amount_ms))
         .select_from(span)
         .join(Transaction, _within(span.c.start, span.c.until))
         .outerjoin(_undone, _undone.id == Transaction.reverses)
         .where(Transaction.namespace_id == budget, _inside(span.c.start, span.c.until))
-        .group_by(span.c.index, _kind, corrects)
-        .order_by(span.c.index, _kind, corrects)
+        .group_by(span.c.index, _kind, "entry_name", corrects)
+        .order_by(span.c.index, _kind, "entry_name", corrects)
     )
-    for index, kind, correction, count, amount in session.execute(query):
-        found[index].append(Total(cast(PostingKind, kind), bool(correction), count, GpuMilliseconds(int(amount))))
+    for index, kind, name, correction, count, amount in session.execute(query):
+        total = GpuMilliseconds(int(amount))
+        found[index].append(Total(cast(PostingKind, kind), cast(EntryName, name), bool(correction), count, total))
     return found
 
 

@@ -100,6 +100,18 @@ def test_a_budget_is_closed_only_if_that_is_confirmed(run: Run) -> None:
     assert '"state": "closed"' in shown
 
 
+def test_who_sets_a_budget_can_say_why(run: Run) -> None:
+    def reason() -> str:
+        return str(json.loads(run("audit", "-o", "json"))[-1]["detail"]["reason"])
+
+    run("set", "team", "8h", "--reason", "a grant proposal")
+    assert reason() == "a grant proposal"
+    run("set", "team", "9h")
+    assert reason() == "set on the command line"
+    run("set", "-f", "-", "--reason", "as planned", stdin="{namespace: team, amount: 20h}")
+    assert reason() == "as planned"
+
+
 def test_unset_gives_the_policys_budget_back(run: Run) -> None:
     before = json.loads(run("get", "other", "-o", "json"))
     run("set", "other", "7h", "--period", "day")

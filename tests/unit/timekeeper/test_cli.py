@@ -155,7 +155,7 @@ def test_time_is_moved_by_hand_and_stated(run: Run, world: HandlerContext) -> No
     assert run("parent", "transfer", "lab", "30m", "team", "--to-kind", "namespace", *until)["balanceMs"] == 1_800_000
     assert "are more than the" in run("budget", "transfer", "team", "10h", "other", code=1)
     assert run("budget", "status", "team", "suspended", "--reason", "audit")["status"] == "suspended"
-    assert run("parent", "status", "lab", "closed")["state"] == "suspended"
+    assert run("parent", "status", "lab", "closed", "--yes")["state"] == "closed"
     told = run("budget", "statement", "team")
     assert (told["openingMs"], told["closingMs"]) == (0, 5_400_000)
     assert [(pod["podName"], pod["chargedMs"]) for pod in told["workloads"]] == [("uid-p", 1_200_000)]

@@ -126,7 +126,7 @@ def test_sixty_four_clients_are_never_promised_more_than_there_is(database_url: 
                 elif kind == "by-hand":
                     row, _ = reservation.open_by_hand(books, TEAM, order, expires_at=END + 1)
                     if chance.random() < 0.5:
-                        reservation.release(books, find_team, "team", row.id, actor="me", now=NOW)
+                        reservation.release(books, find_team, "team", row.id, reason="r", actor="me", now=NOW)
                         amount = 0
                 elif reservation.open_for_pod(books, TEAM, uid, uid, Need(amount, amount), NOW):
                     workload.apply(

@@ -166,22 +166,27 @@ def test_by_hand_it_is_made_once_and_released_or_expires(books: Books) -> None:
         reservation.open_by_hand(books, TEAM, order(50_000), expires_at=T0 + 60_000)
     with pytest.raises(Conflicting, match="the 40000 that team has free"):
         reservation.open_by_hand(books, TEAM, order(40_001, "k2"), expires_at=T0 + 60_000)
-    assert reservation.release(books, find_team, "team", first.id, actor="me", now=T0 + 1).outcome == "released"
-    assert reservation.release(books, find_team, "team", first.id, actor="me", now=T0 + 2).ended_at == T0 + 1
+    assert (
+        reservation.release(books, find_team, "team", first.id, reason="r", actor="me", now=T0 + 1).outcome
+        == "released"
+    )
+    assert (
+        reservation.release(books, find_team, "team", first.id, reason="r", actor="me", now=T0 + 2).ended_at == T0 + 1
+    )
     assert held(books, T0 + 2) == 0
     short, _ = reservation.open_by_hand(books, TEAM, order(100_000, "k3", T0 + 2), expires_at=T0 + 10_000)
     assert held(books, T0 + 9_999) == 100_000
     assert held(books, T0 + 10_000) == 0
     assert reservation.outcome_of(short, T0 + 10_000) == "expired"
     with pytest.raises(Unknown):
-        reservation.release(books, find_team, "team", 999, actor="me", now=T0)
+        reservation.release(books, find_team, "team", 999, reason="r", actor="me", now=T0)
     assert reservation.open_for_pod(books, TEAM, "p", "p", Need(1, 1), T0 + 20_000)
     with books.database.reading() as session:
         row: ReservationRow = idempotent_rows.page(session, ReservationRow, books.require("team").account.id, limit=1)[
             0
         ]
     with pytest.raises(Conflicting, match="ends with it"):
-        reservation.release(books, find_team, "team", row.id, actor="me", now=T0)
+        reservation.release(books, find_team, "team", row.id, reason="r", actor="me", now=T0)
 
 
 def test_the_tightest_budget_above_limits_what_all_under_it_set_aside(books: Books) -> None:

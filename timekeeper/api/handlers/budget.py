@@ -52,7 +52,8 @@ def put(context: HandlerContext, namespace: str) -> Response:
     """Give a namespace a budget of its own."""
     owner = NamespaceOwner(context, parse.namespace(namespace))
     caller = owner.allow("update")
-    return _set(owner, rule_of(context, parse.body(BudgetBody)), caller)
+    given = parse.body(BudgetBody)
+    return _set(owner, rule_of(context, given), caller, given.reason)
 
 
 def patch(context: HandlerContext, namespace: str) -> Response:
@@ -60,7 +61,9 @@ def patch(context: HandlerContext, namespace: str) -> Response:
     owner = NamespaceOwner(context, parse.namespace(namespace))
     caller = owner.allow("update")
     given = parse.body(BudgetPatch)
-    return answers.budget(owner) if given == BudgetPatch() else _set(owner, patched(context, given), caller)
+    if given == BudgetPatch(reason=given.reason):
+        return answers.budget(owner)
+    return _set(owner, patched(context, given), caller, given.reason)
 
 
 def unset(context: HandlerContext, namespace: str) -> Response:
@@ -75,8 +78,9 @@ def unset(context: HandlerContext, namespace: str) -> Response:
     return answers.changed(owner)
 
 
-def _set(owner: NamespaceOwner, change: Change, caller: Caller) -> Response:
-    set_budget(owner.context.books, owner.account_ref(), change, actor=caller.name, if_match=parse.if_match())
+def _set(owner: NamespaceOwner, change: Change, caller: Caller, reason: str) -> Response:
+    books, wanted = owner.context.books, parse.if_match()
+    set_budget(books, owner.account_ref(), change, actor=caller.name, if_match=wanted, reason=reason)
     return answers.changed(owner)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from typing import cast
 
 from flask import Response
 from sqlalchemy.orm import Session
@@ -14,6 +15,7 @@ from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.schemas.entry import EntryList, LedgerEntry
 from timekeeper.core.account import AccountId
+from timekeeper.core.posting import PostingKind, entry_name
 from timekeeper.core.timeline import CHILD
 from timekeeper.store import accounts, bookings
 from timekeeper.store.bookings import StatementEntry
@@ -33,7 +35,7 @@ def listed(context: HandlerContext, **path: str) -> Response:
             LedgerEntry(
                 id=line.id,
                 transaction=line.transaction.id,
-                kind=line.transaction.kind,
+                kind=entry_name(cast(PostingKind, line.transaction.kind), line.transaction.subject),
                 account=line.account,
                 amount_ms=line.amount_ms,
                 subject=subjects.get(line.transaction.subject, line.transaction.subject),

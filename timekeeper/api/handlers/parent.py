@@ -42,7 +42,9 @@ def put(context: HandlerContext, parent: str) -> Response:
     caller = owner.allow("update")
     given = parse.body(ParentBudgetBody)
     rule, wanted = budget_rule.rule_of(context, given), parse.if_match()
-    made = hierarchy.put_parent_budget(context.books, parent, given.kind, rule, actor=caller.name, if_match=wanted)
+    made = hierarchy.put_parent_budget(
+        context.books, parent, given.kind, rule, actor=caller.name, if_match=wanted, reason=given.reason
+    )
     return answers.changed(owner, made=made)
 
 
@@ -53,7 +55,9 @@ def patch(context: HandlerContext, parent: str) -> Response:
     given = parse.body(ParentPatch)
     change, wanted = budget_rule.patched(context, given), parse.if_match()
     kind = None if isinstance(given.kind, UnsetType) else given.kind
-    hierarchy.patch_parent_budget(context.books, parent, kind, change, actor=caller.name, if_match=wanted)
+    hierarchy.patch_parent_budget(
+        context.books, parent, kind, change, actor=caller.name, if_match=wanted, reason=given.reason
+    )
     return answers.changed(owner)
 
 

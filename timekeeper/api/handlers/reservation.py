@@ -68,7 +68,8 @@ def released(context: HandlerContext, namespace: str, reservation: str) -> Respo
     owner = owner_of(context, namespace)
     caller = owner.allow("delete", "reservations")
     key, now = parse.row_id(reservation), context.clock.now_ms()
-    row = release(context.books, owner.find, namespace, key, actor=caller.name, now=now)
+    reason = parse.plain("reason", 1024) or "released"
+    row = release(context.books, owner.find, namespace, key, reason=reason, actor=caller.name, now=now)
     context.controller.nudge()
     return answers.json(_views(context, [row])[0])
 

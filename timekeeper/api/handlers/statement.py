@@ -91,7 +91,7 @@ def _summed(
     (totals,) = statements.totals(session, account.id, [span])
     sums = [
         StatementTotal(
-            kind=total.kind,
+            kind=total.name,
             correction=total.correction,
             count=total.count,
             amount_ms=total.amount,

@@ -11,6 +11,7 @@ from slicekeeper.config.policy import MAX_AMOUNT_MS
 from slicekeeper.units import NO_TIME, GpuMilliseconds
 from timekeeper.api.schemas.base import Body, Instant, Reason
 from timekeeper.core.period import PeriodName
+from timekeeper.ledger.budget_rule import SET
 
 PerPeriod = Annotated[GpuMilliseconds, Meta(ge=0, le=MAX_AMOUNT_MS, description="GPU-milliseconds per period.")]
 TimeZone = Annotated[str, Meta(min_length=1, max_length=64, description="IANA name.")]
@@ -21,8 +22,8 @@ Rollover = Annotated[
 ]
 
 
-class BudgetBody(Body, frozen=True, kw_only=True):
-    """A namespace's own budget."""
+class RuleBody(Body, frozen=True, kw_only=True):
+    """How much a budget has, and when."""
 
     amount_ms: PerPeriod
     period: PeriodName
@@ -33,6 +34,12 @@ class BudgetBody(Body, frozen=True, kw_only=True):
     """An instant at which a period begins, on the zone's wall clock; without it they begin as the calendar does."""
     new_period: bool = False
     """A period begins now: what the running one has used does not count against the new amount."""
+
+
+class BudgetBody(RuleBody, frozen=True, kw_only=True):
+    """A namespace's own budget."""
+
+    reason: Reason = SET
 
 
 class BudgetPatch(Body, frozen=True, kw_only=True):
@@ -47,6 +54,7 @@ class BudgetPatch(Body, frozen=True, kw_only=True):
     """An instant at which a period begins, on the zone's wall clock; null: they begin as the calendar does."""
     new_period: bool = False
     """A period begins now: what the running one has used does not count against the new amount."""
+    reason: Reason = SET
 
 
 class StatusBody(Body, frozen=True, kw_only=True):

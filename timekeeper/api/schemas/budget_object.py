@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from slicekeeper.kube.changed_by import LONGEST
 from timekeeper.api.schemas.base import Instant
-from timekeeper.api.schemas.budget import BudgetBody
+from timekeeper.api.schemas.budget import RuleBody
 from timekeeper.api.schemas.parent import ParentKind
 
 Uid = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[!-~]*$", description="The object's UID.")]
@@ -21,7 +21,7 @@ ChangedBy = Annotated[str, Meta(min_length=1, max_length=LONGEST, description="W
 Parent = Annotated[str, Meta(max_length=63, description="Empty: under none.")]
 
 
-class ObjectBody(BudgetBody, frozen=True, kw_only=True):
+class ObjectBody(RuleBody, frozen=True, kw_only=True):
     """A namespace's budget as its object says."""
 
     uid: Uid

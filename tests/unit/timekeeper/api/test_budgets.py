@@ -37,6 +37,25 @@ def test_a_budget_is_changed_only_by_who_has_read_it(world: World) -> None:
         assert same.status_code == 304
 
 
+@pytest.mark.parametrize(("path", "more"), [("budgets/team", {}), ("parents/lab", {"kind": "team"})])
+def test_the_audit_log_has_the_reason_for_a_budget(world: World, path: str, more: dict[str, str]) -> None:
+    def reason() -> object:
+        return world.get("/api/v1/audit")["items"][-1]["detail"]["reason"]
+
+    body = {"amountMs": 60_000, "period": "month", **more}
+    world.call("PUT", f"/api/v1/{path}", {**body, "reason": "a new project"})
+    assert reason() == "a new project"
+    world.call("PUT", f"/api/v1/{path}", {**body, "amountMs": 1})
+    assert reason() == "set"
+    world.call("PATCH", f"/api/v1/{path}", {"amountMs": 2, "reason": "a deadline"})
+    assert reason() == "a deadline"
+    tag = world.call("GET", f"/api/v1/{path}").headers["ETag"]
+    assert world.call("PATCH", f"/api/v1/{path}", {"reason": "nothing"}).headers["ETag"] == tag
+    assert reason() == "a deadline"
+    answer = world.call("PUT", f"/api/v1/{path}", {**body, "reason": " "})
+    assert (answer.status_code, answer.json["field"]) == (422, "reason")
+
+
 def test_of_two_who_give_a_namespace_its_first_budget_at_once_one_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

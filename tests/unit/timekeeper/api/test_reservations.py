@@ -44,7 +44,7 @@ def test_time_is_set_aside_by_hand_shown_and_given_back(world: World) -> None:
     other = world.call("POST", url, {**body, "amountMs": 1}, {"Idempotency-Key": "s"})
     (newest,) = world.get(f"{url}?limit=1")["items"]
     assert newest["id"] == other.json["id"]
-    released = world.call("DELETE", f"{url}/{made.json['id']}")
+    released = world.call("DELETE", f"{url}/{made.json['id']}?reason=no+demo")
     assert (released.status_code, released.json["state"], released.json["heldMs"]) == (200, "released", 0)
     assert world.call("DELETE", f"{url}/{made.json['id']}").json == released.json
     world.clock.advance(2 * HOUR)
@@ -53,5 +53,6 @@ def test_time_is_set_aside_by_hand_shown_and_given_back(world: World) -> None:
     for wrong in ("0", "999", "x", "9" * 30):
         answer = world.call("DELETE", f"{url}/{wrong}")
         assert (answer.status_code, answer.json["code"]) == (404, "reservation-unknown")
-    actions = [entry["action"] for entry in world.get("/api/v1/audit?namespace=team")["items"]]
-    assert actions == ["reservation", "reservation", "release"]
+    entries = world.get("/api/v1/audit?namespace=team")["items"]
+    assert [entry["action"] for entry in entries] == ["reservation", "reservation", "release"]
+    assert entries[-1]["detail"]["reason"] == "no demo"

@@ -29,6 +29,47 @@ def test_entries_show_both_sides_of_every_booking(world: World) -> None:
     assert verify(world.service.books.database.engine, carry=False).differences == []
 
 
+def test_entries_are_named_after_what_was_done(world: World) -> None:
+    budget = "/api/v1/budgets/team"
+
+    def post(what: str, amount: int, **more: str) -> None:
+        body = {"amountMs": amount, "reason": "r", **more}
+        assert world.call("POST", f"{budget}/{what}", body, {"Idempotency-Key": f"{what}{amount}"}).status_code == 201
+
+    world.pod("a")
+    for what, amount in (("grants", 5_000), ("adjustments", 4_000), ("adjustments", -3_000), ("transfers", 2_000)):
+        world.clock.advance(1_000)
+        post(what, amount, **({"to": "other"} if what == "transfers" else {}))
+    world.clock.advance(1_000)
+    world.call("PATCH", budget, {"amountMs": HOUR})
+    world.end("a")
+    late = opening("late", T0)
+    workload.apply(
+        world.service.books,
+        [late],
+        [Closing("late", T0 + 4_500, "finished")],
+        {"team": world.service.policy.of("team")},
+        world.clock.now_ms(),
+    )
+    totals = {t["kind"]: t["balanceMs"] for t in world.get(f"{budget}/statement")["totals"]}
+    assert totals == {
+        "adjustment-in": 4_000,
+        "adjustment-out": -3_000,
+        "allowance": 150 * 60_000,
+        "budget-change": HOUR - 150 * 60_000,
+        "charge": -9_500,
+        "grant": 5_000,
+        "transfer-out": -2_000,
+    }
+    entries = world.get(f"{budget}/entries")["items"]
+    assert {e["kind"] for e in entries} == totals.keys()
+    assert [e["amountMs"] for e in entries if (e["kind"], e["account"]) == ("adjustment-out", "budget")] == [-3_000]
+    shown = world.call("GET", f"{budget}/statement?format=csv").text
+    assert "total,budget-change," in shown
+    (other,) = world.get("/api/v1/budgets/other/statement")["totals"]
+    assert (other["kind"], other["balanceMs"]) == ("transfer-in", 2_000)
+
+
 def test_periods_statements_and_seals(world: World) -> None:
     world.pod("a")
     world.clock.advance(HOUR)
