@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from simulator import admission_plugins
+from simulator import admission_plugins, limit_ranger
 from simulator.api_errors import ApiError, Denied, Invalid
 from simulator.kinds import BY_RESOURCE
 from simulator.patch import PatchError, apply, clone
@@ -68,20 +68,22 @@ class SimulatedAdmission:
 
     def _pod(self, pod: Object, attributes: Attributes) -> Object:
         admission_plugins.check_pod(pod)
-        self._in_tree(pod)
+        self._in_tree(pod, attributes.namespace)
         mutated = self._mutate(pod, attributes)
         if mutated is not pod:
             before = clone(mutated)
-            self._in_tree(mutated)
+            self._in_tree(mutated, attributes.namespace)
             if mutated != before:
                 mutated = self._mutate(mutated, attributes)
-                self._in_tree(mutated)
+                self._in_tree(mutated, attributes.namespace)
         admission_plugins.check_pod(mutated)
+        limit_ranger.check(self._store, mutated, attributes.namespace)
         self._validate(mutated, attributes)
         return mutated
 
-    def _in_tree(self, pod: Object) -> None:
+    def _in_tree(self, pod: Object, namespace: str) -> None:
         admission_plugins.set_defaults(pod)
+        limit_ranger.set_defaults(self._store, pod, namespace)
         admission_plugins.service_account(pod)
         admission_plugins.priority(self._store, pod)
 

@@ -44,6 +44,7 @@ KINDS: Final = (
     ObjectKind("Event", client.EVENTS),
     ObjectKind("ConfigMap", client.CONFIG_MAPS),
     ObjectKind("ResourceQuota", client.RESOURCE_QUOTAS),
+    ObjectKind("LimitRange", client.LIMIT_RANGES),
     ObjectKind("PriorityClass", client.PRIORITY_CLASSES),
     ObjectKind("Deployment", client.DEPLOYMENTS),
     ObjectKind("Job", client.JOBS),

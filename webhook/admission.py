@@ -21,10 +21,10 @@ from slicekeeper.wire.json_patch import JsonPatch
 from webhook import (
     applied_again,
     ephemeral_containers,
-    impossible_request,
     mutation,
     pod_rules,
     pod_templates,
+    pod_warnings,
     readmission,
     relevant_pods,
     reserved_names,
@@ -32,6 +32,7 @@ from webhook import (
 )
 from webhook.foreign.conversion import convert
 from webhook.json_patch import apply, value_at
+from webhook.limit_range_watch import LimitRanges
 from webhook.priority_class_watch import PriorityClasses
 from webhook.review_inputs import Case, ClusterContext
 from webhook.sidecar_injection import without_gpu
@@ -46,8 +47,11 @@ _CHECKED_BY_API_SERVER: Final = ("/spec/priority", "/spec/preemptionPolicy")
 class Admission:
     """Reviews pods and pod templates; immutable, shared by all threads."""
 
-    def __init__(self, settings: Settings, classes: PriorityClasses | None = None) -> None:
-        self._cluster = ClusterContext(settings, classes or PriorityClasses(settings.classes))
+    def __init__(
+        self, settings: Settings, classes: PriorityClasses | None = None, limit_ranges: LimitRanges | None = None
+    ) -> None:
+        classes, limit_ranges = classes or PriorityClasses(settings.classes), limit_ranges or LimitRanges()
+        self._cluster = ClusterContext(settings, classes, limit_ranges)
 
     def mutate(self, pod: Mapping[str, Any], case: Case) -> Verdict:
         """Return the patch that makes a new pod conform to its namespace's policy, or the refusal."""
@@ -92,8 +96,7 @@ class Admission:
         if spent := spent_budget.refusal(case):
             return Verdict(violations=spent)
         warnings = [
-            *reserved_names.unknown_annotations(pod),
-            *impossible_request.warnings(request, case.gpus),
+            *pod_warnings.of_pod(pod, request, case, self._cluster),
             *spent_budget.warnings(pod, request, case, self._cluster),
         ]
         return Verdict(mutation.patch_pod(pod, request, case, self._cluster), warnings)

@@ -32,16 +32,18 @@ from slicekeeper.net.timekeeper_client import TimekeeperClient
 from webhook import metrics
 from webhook.admission import Admission
 from webhook.admission_review import Answer, BadReview, Reviewer
+from webhook.cluster_watches import watches_of
 from webhook.decision_refresh import Decisions
 from webhook.large_reviews import LARGE_BYTES, ForkedLock, LargeReviews, TooComplex
-from webhook.priority_class_watch import PriorityClasses, watch_of
+from webhook.limit_range_watch import LimitRanges
+from webhook.priority_class_watch import PriorityClasses
 from webhook.review_inputs import Case
 from webhook.shared_decisions import SharedDecisions
 
 log = logging.getLogger(__name__)
 
 FIRST_LOOK_SECONDS: Final = 5.0
-"""Maximum wait at the start for the first decisions, classes and GpuPolicies, so that the first reviews know them."""
+"""Maximum wait at the start for each of decisions, classes, LimitRanges and GpuPolicies, for the first reviews."""
 
 _CODES: Final = {404: "not-found", 405: "method-not-allowed"}
 
@@ -58,8 +60,8 @@ def make_app(
     that replaces another must start even if the file is now broken.
     """
     policies = PolicyFile(settings.policy, book)
-    classes = PriorityClasses(settings.classes)
-    watch = watch_of(classes, settings.kubernetes)
+    classes, limit_ranges = PriorityClasses(settings.classes), LimitRanges()
+    watches = watches_of(classes, limit_ranges, settings.kubernetes)
     decisions = Decisions(
         TimekeeperClient(settings.timekeeper_client),
         clock.from_settings(settings.clock),
@@ -72,8 +74,9 @@ def make_app(
     if settings.policy.objects:
         PolicyObjects(KubeClient(settings.kubernetes), policies).start()
     decisions.start()
-    if watch is not None:
+    for watch in watches:
         watch.start()
+    for watch in watches:
         watch.synced.wait(FIRST_LOOK_SECONDS)
     decisions.tried.wait(FIRST_LOOK_SECONDS)
     policies.complete.wait(FIRST_LOOK_SECONDS)
@@ -84,7 +87,7 @@ def make_app(
         policy = policies.of(namespace)
         return Case(namespace, policy, decisions.standing(namespace, policy), decisions.gpus)
 
-    reviewer = Reviewer(Admission(settings, classes), case_of)
+    reviewer = Reviewer(Admission(settings, classes, limit_ranges), case_of)
     return make_shell(reviewer, settings.webhook.max_body_bytes, lambda: _state(decisions, policies), turn)
 
 

@@ -25,6 +25,7 @@ from webhook import reserved_names
 from webhook.admission import Admission
 from webhook.budget_standing import Standing
 from webhook.json_patch import apply
+from webhook.limit_range_watch import LimitRanges
 from webhook.pod_templates import template_of, template_path, with_template
 from webhook.refusal_status import status_of
 from webhook.review_inputs import Case
@@ -104,7 +105,12 @@ def review(
     Raises SettingsError if a GpuPolicy among them is not valid.
     """
     book = with_policies(book, documents)
-    admission = Admission(settings)
+    limit_ranges = LimitRanges()
+    for document in _objects(documents):
+        if document["kind"] == "LimitRange":
+            placed = {"namespace": namespace, **as_map(document.get("metadata"))}
+            limit_ranges.on_event("ADDED", {**document, "metadata": placed})
+    admission = Admission(settings, limit_ranges=limit_ranges)
     outcomes = []
     for document in _objects(documents):
         metadata = as_map(document.get("metadata"))

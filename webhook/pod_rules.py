@@ -20,7 +20,7 @@ from slicekeeper.gpu.pod_request import parse_admitted, parse_pod
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.pod import controller_of
 from slicekeeper.untyped_json import as_map, show
-from webhook import host_access, legacy_runtime, limiter_preload, pod_priority, reserved_names
+from webhook import host_access, legacy_runtime, limiter_preload, pod_priority, reserved_names, sidecar_amounts
 from webhook.field_types import malformed
 from webhook.mutation import DEFAULT_SCHEDULER
 from webhook.review_inputs import Case, ClusterContext
@@ -132,6 +132,10 @@ def _containers(
                 yield from reserved_names.of_env(path, name, container, limited=limited)
     if request.requests:
         yield from reserved_names.of_volumes(spec, cluster)
+        limits = cluster.limit_ranges.of(case.namespace)
+        if limits:
+            sidecar = cluster.sidecar(case.policy.sidecar, "")
+            yield from sidecar_amounts.of_limit_ranges(spec, sidecar, limits, cluster.resources)
 
 
 def _other_gpus(path: str, name: str, container: Mapping[str, Any], cluster: ClusterContext) -> Iterator[Violation]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from slicekeeper.errors import Violation
 from slicekeeper.untyped_json import as_map
-from webhook import impossible_request, pod_rules, relevant_pods, reserved_names, spent_budget
+from webhook import pod_rules, pod_warnings, relevant_pods, reserved_names, spent_budget
 from webhook.foreign.conversion import convert
 from webhook.json_patch import apply
 from webhook.review_inputs import Case, ClusterContext
@@ -73,7 +73,7 @@ def validate(template: Mapping[str, Any], case: Case, prefix: str, cluster: Clus
         return Verdict()
     # The template itself is admitted: its pods may be created when there is budget again.
     later = [f"pods of this template will be refused: {refusal}" for refusal in spent_budget.refusal(case)]
-    always = [*reserved_names.unknown_annotations(template), *impossible_request.warnings(request, case.gpus)]
+    always = pod_warnings.of_pod(template, request, case, cluster)
     return Verdict(warnings=[*always, *(later or spent_budget.warnings(template, request, case, cluster))])
 
 

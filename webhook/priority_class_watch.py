@@ -7,15 +7,10 @@ created with another value must be known before the first review.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
-from slicekeeper.config.settings import Classes, KubernetesSettings, PriorityClassSettings
-from slicekeeper.errors import SettingsError
-from slicekeeper.kube.client import PRIORITY_CLASSES, KubeClient, Object
-from slicekeeper.kube.watch import Watch
-
-log = logging.getLogger(__name__)
+from slicekeeper.config.settings import Classes, PriorityClassSettings
+from slicekeeper.kube.client import Object
 
 
 class PriorityClasses:
@@ -52,17 +47,6 @@ class PriorityClasses:
             self._default = name
         elif self._default == name:
             self._default = ""
-
-
-def watch_of(classes: PriorityClasses, settings: KubernetesSettings) -> Watch | None:
-    """Return the watch that keeps the classes up to date, not started yet; None without a cluster."""
-    try:
-        return Watch(KubeClient(settings), PRIORITY_CLASSES, classes)
-    except SettingsError:
-        if settings.server:
-            raise
-        log.info("no cluster to watch: priority classes are those of the settings")
-        return None
 
 
 def _name(obj: Object) -> str:

@@ -23,6 +23,7 @@ _CODE: Final = {
             "host-ipc",
             "host-path",
             "host-pid",
+            "limit-range",
             "node-name",
             "not-as-admitted",
             "priority-class-not-allowed",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs of a review: the settings, the PriorityClasses, the namespace's policy and its budget's standing.
+"""The inputs of a review: the settings, what the cluster has, the namespace's policy and its budget's standing.
 
 `ClusterContext` is the same for all reviews and computes once what each would need; `Case` belongs to one review.
 """
@@ -17,6 +17,7 @@ from slicekeeper.config.settings import Settings
 from slicekeeper.wire.timekeeper import NO_GPUS, ClusterGpus
 from webhook.budget_standing import IN_BUDGET, Standing
 from webhook.host_access import protected_paths
+from webhook.limit_range_watch import LimitRanges
 from webhook.priority_class_watch import PriorityClasses
 from webhook.sidecar_container import CONTAINERS_VARIABLE, sidecar_container, volumes
 
@@ -38,14 +39,15 @@ class Case:
 
 
 class ClusterContext:
-    """The settings and PriorityClasses, with what follows from them."""
+    """The settings, PriorityClasses and LimitRanges, with what follows from them."""
 
-    def __init__(self, settings: Settings, classes: PriorityClasses) -> None:
+    def __init__(self, settings: Settings, classes: PriorityClasses, limit_ranges: LimitRanges) -> None:
         self.webhook = settings.webhook
         self.schedulers = tuple(settings.schedulers)
         self.resources = settings.resources
         self.gives_seats = settings.webhook.injection != "meter"
         self.classes = classes
+        self.limit_ranges = limit_ranges
         self.without_device = msgspec.structs.replace(settings.resources, device=())
         """For namespaces that ignore NVIDIA's plugin: no container asks for a resource without a name."""
         self.ours = (settings.resources.core, settings.resources.memory)

@@ -38,7 +38,8 @@ def inject(
             _reported_containers(patch, container, f"/spec/initContainers/{index}/env", reported)
             return
     # The last change, because it increments the positions of the others.
-    sidecar = fitted(cluster.sidecar(case.policy.sidecar, reported), spec)
+    sidecar = cluster.sidecar(case.policy.sidecar, reported)
+    sidecar = fitted(sidecar, spec, cluster.limit_ranges.of(case.namespace))
     if case.policy.mode == "enforce":
         sidecar = {**sidecar, "env": [*sidecar["env"], VOID_VARIABLE]}
     token = _token_mount(spec)

@@ -6,7 +6,7 @@ The scheduler, which sees running pods, has to consider their status too: `sched
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, Final
 
@@ -45,17 +45,30 @@ def requested_by(holder: Mapping[str, Any], resource: str) -> Fraction | None:
 
 def requested_together(spec: Mapping[str, Any], resource: str) -> Fraction:
     """Return what the containers of a pod request together."""
-    requests = (
-        (kind, {resource: requested_by(container, resource) or Fraction(0)}) for _, kind, container in containers(spec)
-    )
-    return effective_request(requests).get(resource, Fraction(0))
+    return _together(spec, resource, lambda container: requested_by(container, resource))
+
+
+def limited_together(spec: Mapping[str, Any], resource: str) -> Fraction:
+    """Return the sum of the limits of a pod's containers, as far as they have one."""
+    return _together(spec, resource, lambda container: amount_of(container, "limits", resource))
+
+
+def _together(
+    spec: Mapping[str, Any], resource: str, amount: Callable[[Mapping[str, Any]], Fraction | None]
+) -> Fraction:
+    amounts = ((kind, {resource: amount(container) or Fraction(0)}) for _, kind, container in containers(spec))
+    return effective_request(amounts).get(resource, Fraction(0))
+
+
+def has_own_amounts(spec: Mapping[str, Any]) -> bool:
+    """Whether a pod as a whole has amounts: they then decide in place of its containers'."""
+    own = as_map(spec.get("resources"))
+    return any(map(can_be_pods_own, {**as_map(own.get("limits")), **as_map(own.get("requests"))}))
 
 
 def is_best_effort(spec: Mapping[str, Any]) -> bool:
     """Whether neither a pod nor any of its containers requests CPU or memory: its QoS class is then BestEffort."""
-    own = as_map(spec.get("resources"))
-    has_own = any(map(can_be_pods_own, {**as_map(own.get("limits")), **as_map(own.get("requests"))}))
-    holders = [spec] if has_own else [container for _, _, container in containers(spec)]
+    holders = [spec] if has_own_amounts(spec) else [container for _, _, container in containers(spec)]
     return not any(
         amount_of(holder, section, resource)
         for holder in holders

@@ -36,6 +36,7 @@ class Right(NamedTuple):
 
 ALWAYS: Final = (
     Right("webhook", "list", "priorityclasses", "scheduling.k8s.io"),
+    Right("webhook", "list", "limitranges"),
     Right("webhook", "list", "gpubudgets", names.GROUP),
     Right("timekeeper", "patch", "pods"),
     Right("timekeeper", "list", "namespaces"),

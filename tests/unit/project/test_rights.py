@@ -57,7 +57,9 @@ from timekeeper.cluster.opening import Openings
 from timekeeper.cluster.reconcile_loop import Controller
 from timekeeper.cluster.watches import ClusterNodes, Namespaces, Pods
 from timekeeper.core.caller import Caller
-from webhook import priority_class_watch
+from webhook import cluster_watches
+from webhook.limit_range_watch import LimitRanges
+from webhook.priority_class_watch import PriorityClasses
 
 NOW = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
@@ -88,11 +90,10 @@ def follow_policies(server: Server) -> None:
 
 def run_webhook(server: Server) -> None:
     follow_policies(server)
-    with mock.patch.object(priority_class_watch, "KubeClient", return_value=server):
-        classes = priority_class_watch.PriorityClasses(Settings().classes)
-        watch = priority_class_watch.watch_of(classes, Settings().kubernetes)
-    assert watch is not None
-    attempt(lambda: follow(watch))
+    with mock.patch.object(cluster_watches, "KubeClient", return_value=server):
+        watches = cluster_watches.watches_of(PriorityClasses(Settings().classes), LimitRanges(), Settings().kubernetes)
+    for watch in watches:
+        attempt(lambda watch=watch: follow(watch))  # type: ignore[misc]
     # What the timekeeper asks the API server before it answers GET /api/v1/decisions.
     attempt(lambda: server.ask("list", names.GROUP, "gpubudgets"))
 

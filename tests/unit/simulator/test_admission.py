@@ -14,7 +14,7 @@ from simulator.cluster import Cluster
 from simulator.initial_objects import fill
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Settings
-from slicekeeper.kube.client import DEPLOYMENTS, JOBS, PODS, Object
+from slicekeeper.kube.client import DEPLOYMENTS, JOBS, LIMIT_RANGES, PODS, Object
 from slicekeeper.net.json_client import JsonClient
 
 
@@ -152,6 +152,23 @@ def test_an_empty_field_gets_its_default_like_one_that_is_left_out(cluster: Clus
     spec = {"selector": {"matchLabels": {"a": "b"}}, "template": template, "replicas": None}
     made, _ = cluster.create(DEPLOYMENTS, {"metadata": {"name": "d"}, "spec": spec}, "default")
     assert made["spec"]["replicas"] == 1
+
+
+def test_a_limit_range_gives_defaults_before_the_webhook_and_limits_what_it_made(
+    cluster: Cluster, webhook: Webhook
+) -> None:
+    entry = {"type": "Container", "min": {"cpu": "100m"}, "max": {"cpu": "1"}, "default": {"memory": "1Gi"}}
+    cluster.create(LIMIT_RANGES, {"metadata": {"name": "usual"}, "spec": {"limits": [entry]}}, "default")
+    made, _ = cluster.create(PODS, pod(), "default")
+    seen = webhook.reviews[0][1]["object"]["spec"]["containers"][0]["resources"]
+    assert (seen["requests"]["cpu"], seen["limits"]["cpu"], seen["limits"]["memory"]) == ("1", "1", "1Gi")
+    assert made["spec"]["containers"][0]["resources"]["requests"]["memory"] == "1Gi"
+    small = {"name": "s", "image": "i", "resources": {"requests": {"cpu": "50m"}}}
+    webhook.mutate = lambda seen: (
+        [{"op": "add", "path": "/spec/containers/-", "value": small}] if len(seen["spec"]["containers"]) == 1 else []
+    )
+    with pytest.raises(Denied, match="minimum cpu usage per Container is 100m"):
+        cluster.create(PODS, pod(), "default")
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,14 @@ def run(tmp_path: Path, manifest: str, *options: str) -> Result:
     return CliRunner().invoke(cli, ["--config", str(config), "review", "-f", "-", *options], input=manifest)
 
 
+def test_a_limit_range_among_the_manifests_applies_to_its_namespace(tmp_path: Path) -> None:
+    pod = POD.replace("limits: {", "limits: {cpu: 1, ")
+    limits = "kind: LimitRange\nspec: {limits: [{type: Container, min: {cpu: 100m}}]}\n"
+    for manifest, cpu in ((f"{limits}---\n{pod}", "100m"), (pod, "50m")):
+        *_, made = yaml.safe_load_all(run(tmp_path, manifest).stdout)
+        assert made["spec"]["initContainers"][0]["resources"]["requests"]["cpu"] == cpu
+
+
 def test_an_admitted_pod_is_printed_and_exit_is_0(tmp_path: Path) -> None:
     result = run(tmp_path, POD)
     assert result.exit_code == 0
