@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -28,7 +29,7 @@ from slicekeeper.clock import from_settings
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import Forbidden
 from slicekeeper.gpu.pod_manifest import annotations_of
-from slicekeeper.kube.client import JOBS, NODES, PODS, KubeClient, Object
+from slicekeeper.kube.client import EVENTS, JOBS, NODES, PODS, KubeClient, Object
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import format_instant
 from slicekeeper.untyped_json import as_list, as_map
@@ -89,6 +90,7 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
     refusal = UNMANAGED if pod is None else placeable(pod)
     if pod is None or refusal:
         return {"asks": "", "reasons": [{"reason": refusal, "nodes": len(state.snapshot().nodes)}]}
+    gate = _said_of_gpu_time(client, found) if names.GATE in pod.gates else ""
     now_ms, ends = clock.now_ms(), deadlines(objects, _jobs(client))
     forecast = outlook(state.snapshot(), pod, learner.policy, ends, now_ms)
     if ROOM in forecast.helps:  # only now do other pods matter, which may be many: they take CPU and memory
@@ -104,7 +106,13 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
             if ROOM in outlook(state.snapshot(), pod, learner.policy, {}, now_ms).helps:
                 helps = [*forecast.helps, f"{name} has nodes with room for it: create it again with that schedulerName"]
                 forecast = replace(forecast, helps=tuple(helps))
-    return {"asks": pod.demand.asks, **_data(forecast), "gang": gang, "schedulerSaid": _last_message(found)}
+    return {
+        "asks": pod.demand.asks,
+        **_data(forecast),
+        "gateSaid": gate,
+        "gang": gang,
+        "schedulerSaid": _last_message(found),
+    }
 
 
 def _jobs(client: KubeClient) -> list[Object]:
@@ -191,6 +199,19 @@ def _data(forecast: Outlook) -> dict[str, Any]:
     }
 
 
+def _said_of_gpu_time(client: KubeClient, pod: Object) -> str:
+    """Return when and why the timekeeper last said that a pod waits for GPU time; empty if it said nothing yet."""
+    metadata = pod["metadata"]
+    selected = f"involvedObject.uid={metadata['uid']}"
+    with suppress(Forbidden):
+        about = client.list(EVENTS, namespace=metadata["namespace"], field_selector=selected)[0]
+        said = [event for event in about if event.get("reason") == names.WAITS_FOR_GPU_TIME]
+        if said:
+            last = max(said, key=lambda event: str(event.get("lastTimestamp")))
+            return f"at {last['lastTimestamp']} the timekeeper said: {last['message']}"
+    return ""
+
+
 def _last_message(pod: Object) -> str:
     """Return kube-scheduler's last message about the pod; empty if there is none.
 
@@ -247,6 +268,8 @@ def _why(said: Mapping[str, Any]) -> Iterator[str]:
     """Return why a pod waits, line by line."""
     if said.get("heldBack"):
         yield f"  held back by its scheduling gate: {', '.join(said['heldBack'])}"
+    if said.get("gateSaid"):
+        yield f"  {said['gateSaid']}"
     for entry in said["reasons"]:
         yield f"  {_counted(entry['nodes'], 'node')}: {entry['reason']}"
     if said.get("gang"):

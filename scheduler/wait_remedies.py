@@ -47,8 +47,10 @@ def remedies(cluster: NodesForPod, why: Counter[Why]) -> Iterable[str]:
 def grants(pod: Pod, give_way: Sequence[str]) -> Iterator[str]:
     """Yield what GPU time would do for a pod."""
     grant = f"slicekeeper budget grant {pod.namespace} AMOUNT"
-    if pod.gates:
-        yield f"it is held back by {', '.join(pod.gates)}; if that is its namespace's hard budget: {grant}"
+    if names.GATE in pod.gates:
+        yield f"GPU time until its deadline, which the namespace's safe budget sets aside for it: {grant}"
+    if others := [gate for gate in pod.gates if gate != names.GATE]:
+        yield f"whoever holds it back by {', '.join(others)} must remove that scheduling gate"
     if pod.budget_state == names.OVER_BUDGET and give_way:
         yield f"with budget again, other pods ({len(give_way)}) would give way to it: {grant}"
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
+from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.errors import ServiceError
@@ -237,7 +238,7 @@ class GatedPods:
                 self._clock,
                 one.pod,
                 kind="Warning",
-                reason="WaitsForGpuTime",
+                reason=names.WAITS_FOR_GPU_TIME,
                 action="Reserve",
                 note=f"This pod {why.note}",
             )

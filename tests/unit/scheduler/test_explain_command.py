@@ -6,6 +6,7 @@ import re
 
 import pytest
 from click.testing import CliRunner
+from support.manual_clock import ManualClock
 from support.small_cluster import NAMESPACE, small_cluster
 from support.waiting_pods import OVER
 
@@ -95,6 +96,26 @@ def test_something_is_always_said_to_be_why(real):
     words = explain("gated", "-n", NAMESPACE)
     assert "Why:\n  held back by its scheduling gate: slicekeeper.io/budget\n" in words
     assert "Expected: unknown; its scheduling gate comes first" in words
+
+
+def test_a_pod_behind_a_safe_budget_is_told_how_much_gpu_time_is_missing(real):
+    real.node("n0")
+    pod = real.pod("gated", schedulingGates=[{"name": names.GATE}])
+    assert "the timekeeper said" not in explain("gated", "-n", NAMESPACE)
+    clock = ManualClock(1_800_000_000_000)
+    for note in ("waits behind pod w", "needs 2h of GPU time: 1h30m are missing (30m are free)"):
+        clock.advance(60_000)
+        text = {"kind": "Warning", "reason": names.WAITS_FOR_GPU_TIME, "action": "Reserve", "reporter": "timekeeper"}
+        events.write(real.client, clock, pod, note=f"This pod {note}", **text)
+        events.write(real.client, clock, pod, note="else", **{**text, "reason": "Else"})
+    words = explain("gated", "-n", NAMESPACE)
+    assert (
+        f"  held back by its scheduling gate: {names.GATE}\n"
+        "  at 2027-01-15T08:02:00Z the timekeeper said: "
+        "This pod needs 2h of GPU time: 1h30m are missing (30m are free)\n"
+    ) in words
+    assert f"the namespace's safe budget sets aside for it: slicekeeper budget grant {NAMESPACE} AMOUNT" in words
+    assert "hard" not in words
 
 
 def test_a_pod_that_others_give_way_to_has_its_place_soon(real):

@@ -59,7 +59,7 @@ def test_gated_pods_are_not_ahead_and_are_told_what_holds_them(cluster):
     cluster.pod("w", 100, 0)
     told = cluster.told("w")
     assert (told.ahead, told.expected.at_ms, told.expected.after) == ((), NOW, "")
-    assert cluster.told("gated").helps[0].startswith("it is held back by slicekeeper.io/budget")
+    assert cluster.told("gated").helps[0].startswith("whoever holds it back by slicekeeper.io/budget must")
     assert cluster.told("gated").expected is None
 
 
