@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster.harness import cluster
 from hypothesis import HealthCheck, Phase, core, settings
 from hypothesis.internal.conjecture import engine
 from hypothesis.vendor.pretty import RepresentationPrinter
+from support import leftovers
 
 LEADING = re.compile(
     "SLICEKEEPER_(?!CLUSTER_|CACHE$).*|KUBE.*|PG.*|GIT_(DIR|WORK_TREE|INDEX_FILE)|LISTEN_.*|GUNICORN_.*|PROMETHEUS_.*|"
@@ -45,14 +47,23 @@ settings.register_profile("few", settings.get_profile("project"), max_examples=5
 
 
 def pytest_configure() -> None:
-    """Forget variables before any test module or fixture reads them."""
+    """Forget variables before any test module or fixture reads them, and tidy up after runs that were killed."""
     for name in filter(LEADING.fullmatch, list(os.environ)):
         del os.environ[name]
+    leftovers.begin()
+    cluster.sweep()
+
+
+def pytest_unconfigure() -> None:
+    """Leave nothing to the next run."""
+    leftovers.end()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _elsewhere(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Work in an empty folder with an empty home; what was built or downloaded once stays where it is."""
+    if request.config.option.basetemp is None:  # neither chosen nor below that of another worker's run
+        leftovers.note("folder", str(tmp_path_factory.getbasetemp()))
     with pytest.MonkeyPatch.context() as patch:
         for name, folder in (("XDG_CACHE_HOME", ".cache"), ("XDG_CONFIG_HOME", ".config"), ("GOPATH", "go")):
             patch.setenv(name, os.environ.get(name) or str(Path.home() / folder))

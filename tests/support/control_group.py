@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from support import leftovers
 
 ROOT = Path("/sys/fs/cgroup")
-PATIENCE = 60.0
 
 
 class Limit(NamedTuple):
@@ -51,6 +49,7 @@ class ControlGroup:
         try:
             if v2 and controller not in (root / "cgroup.subtree_control").read_text().split():
                 (root / "cgroup.subtree_control").write_text(f"+{controller}")  # or no group below would have a limit
+            leftovers.note("group", str(self.folder))
             self.folder.mkdir()
             for name, value in (limit.v2 if v2 else limit.v1).items():
                 counts_swap = "sw" in name  # which not every kernel does
@@ -77,25 +76,8 @@ class ControlGroup:
         return int(lines.get("oom_kill", 0))
 
     def remove(self) -> None:
-        """End what still runs in it, wait until the kernel is done with that, and remove it."""
-        end = time.monotonic() + PATIENCE
-        while self.folder.exists():
-            left = self._processes()
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            if not left:  # only then: the kernel refuses a group with processes in it
-                with contextlib.suppress(OSError):
-                    self.folder.rmdir()
-                    return
-            assert time.monotonic() < end, f"{self.folder} cannot be removed; in it are {left}"
-            time.sleep(0.05)
-
-    def _processes(self) -> list[int]:
-        with contextlib.suppress(FileNotFoundError):
-            pids = map(int, (self.folder / "cgroup.procs").read_text().split())
-            return [pid for pid in pids if pid > 0]  # 0 is how v2 shows one of another PID namespace
-        return []
+        """End what still runs in it, and remove it."""
+        leftovers.remove_group(self.folder)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ import pwd
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -22,7 +21,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
-from support import debian
+from support import debian, leftovers
 from support.ports import free_port
 from support.waiting import wait_for
 
@@ -226,8 +225,8 @@ def postgres(
     *, durable: bool = False, follows: Postgres | None = None, network: int = 0, folder: Path | None = None
 ) -> Iterator[Postgres]:
     """Run a server of its own, or one that follows another; its files lie in `folder`, or are gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="slicekeeper-postgres-") as own:
-        server = Postgres(folder or Path(own), durable=durable, follows=follows, network=network)
+    with leftovers.folder("postgres") as own:
+        server = Postgres(folder or own, durable=durable, follows=follows, network=network)
         server.start()
         try:
             yield server

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support import leftovers
 
 MIB = 1 << 20
 
@@ -17,18 +17,15 @@ MIB = 1 << 20
 @contextmanager
 def small_disk(mib: int) -> Iterator[Path]:
     """Mount a separate disk; skip the test if that is not allowed."""
-    with tempfile.TemporaryDirectory(prefix="slicekeeper-small-") as folder:
-        options = ["-t", "tmpfs", "-o", f"size={mib}m,mode=0777", "tmpfs", folder]
+    with leftovers.folder("small") as folder:
+        options = ["-t", "tmpfs", "-o", f"size={mib}m,mode=0777", "tmpfs", str(folder)]
         try:
             mounted = subprocess.run(["mount", *options], capture_output=True, check=False).returncode == 0
         except OSError:
             mounted = False
         if not mounted:
             pytest.skip("a file system of its own cannot be mounted here: that needs root and CAP_SYS_ADMIN")
-        try:
-            yield Path(folder)
-        finally:
-            subprocess.run(["umount", "--lazy", folder], check=True)
+        yield folder
 
 
 def fill_up(folder: Path) -> Path:

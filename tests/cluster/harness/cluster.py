@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -23,6 +22,8 @@ from typing import IO, Any
 import yaml
 from cluster.harness import control_groups
 from cluster.harness.binaries import CONTAINERD, NEWEST, Binaries, Missing, cache, ensure, say
+from support.leftovers import all_locked, make_locked
+from support.leftovers import lock as locked
 
 START_SECONDS = 180.0
 TESTS = Path(__file__).resolve().parents[2]
@@ -123,7 +124,7 @@ class Cluster:
                 if pipe is not None:
                     pipe.close()
         for _ in range(100):
-            lock = _lock(self.folder)
+            lock = locked(self.folder)
             if lock is not None:
                 lock.close()
                 break
@@ -152,11 +153,12 @@ def start(*, stay: bool = False) -> Cluster:
         raise Missing(reason)
     binaries = ensure()
     sweep()
-    folder = runs() / secrets.token_hex(3)
-    (folder / "logs").mkdir(parents=True)
     began = time.monotonic()
-    control_groups.make(folder)
-    process, port = _spawn(folder, binaries, stay=stay)
+    folder, lock = make_locked(runs())
+    with lock:
+        (folder / "logs").mkdir()
+        control_groups.make(folder)
+        process, port = _spawn(folder, lock, binaries, stay=stay)
     if stay:
         (folder / STAYS).touch()
     (folder / "pid").write_text(str(process.pid))
@@ -199,11 +201,10 @@ def unfit() -> str:
     return ""
 
 
-def _spawn(folder: Path, binaries: Binaries, *, stay: bool) -> tuple[subprocess.Popen[bytes], int]:
+def _spawn(folder: Path, lock: IO[bytes], binaries: Binaries, *, stay: bool) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the first process, which takes the lock over; return it and the port of the API server."""
     paths = json.dumps({name: str(path) for name, path in asdict(binaries).items()})
-    lock = _lock(folder)
-    assert lock is not None
-    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener, lock:
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
         inside = [sys.executable, "-m", "cluster.harness.inside", str(folder), str(listener.fileno()), paths]
         command = [*_UNSHARE, *inside]
         with (folder / "logs" / "inside.log").open("wb") as log:
@@ -240,22 +241,11 @@ def runs() -> Path:
     return cache() / "run"
 
 
-def _lock(folder: Path) -> IO[bytes] | None:
-    """Lock a cluster's folder; None while a cluster lives in it, which holds the lock to its end."""
-    file = (folder / "lock").open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        return None
-    return file
-
-
 def living() -> list[Cluster]:
     """Return the clusters of this machine whose programs run, or are being started."""
     found = []
-    for folder in sorted(runs().iterdir()) if runs().is_dir() else []:
-        lock = _lock(folder)
+    for folder in _folders():
+        lock = locked(folder)
         if lock is None:
             found += [Cluster(folder)] if (folder / "pid").exists() else []
         else:
@@ -265,12 +255,19 @@ def living() -> list[Cluster]:
 
 def sweep() -> None:
     """Remove what clusters that were killed have left."""
-    if runs().is_dir():
-        for folder in runs().iterdir():
-            lock = _lock(folder)
+    if not runs().is_dir():
+        return
+    with all_locked(runs()):
+        for folder in _folders():
+            lock = locked(folder)
             if lock is not None:
-                lock.close()
-                remove(folder)
+                with lock:
+                    remove(folder)
+
+
+def _folders() -> list[Path]:
+    """Return the folders of all clusters; a cluster holds the lock of its folder to its end."""
+    return sorted(path for path in runs().iterdir() if path.is_dir()) if runs().is_dir() else []
 
 
 def remove(folder: Path) -> None:

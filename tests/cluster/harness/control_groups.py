@@ -11,6 +11,8 @@ import os
 import time
 from pathlib import Path
 
+from support import leftovers
+
 ROOT = Path("/sys/fs/cgroup")
 SHARES_PER_CPU = 1024
 
@@ -30,6 +32,7 @@ def make(folder: Path) -> None:
         if hierarchy == ROOT:
             controllers = (ROOT / "cgroup.controllers").read_text().split()
             (ROOT / "cgroup.subtree_control").write_text(" ".join(f"+{controller}" for controller in controllers))
+        leftovers.note("group", str(group))
         group.mkdir(exist_ok=True)
         if (group / "cpu.shares").exists():
             (group / "cpu.shares").write_text(str(SHARES_PER_CPU * (os.cpu_count() or 1)))

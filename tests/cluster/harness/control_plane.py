@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from cluster.harness import binaries
 from cluster.harness.install import ROOT
 from cluster.harness.kubectl import Object, wait_for
 from cluster.harness.pki import Authority, service_account_key
+from support import leftovers
 from support.ports import free_port
 
 from slicekeeper import names
@@ -255,8 +255,8 @@ def each(client: KubeClient, work: list[Object], namespace: str) -> None:
 @contextlib.contextmanager
 def control_plane() -> Iterator[ControlPlane]:
     """Run one, in a folder that goes with it."""
-    with tempfile.TemporaryDirectory() as folder:
-        made = ControlPlane(Path(folder), binaries.ensure())
+    with leftovers.folder("control-plane") as folder:
+        made = ControlPlane(folder, binaries.ensure())
         try:
             made.start()
             yield made
