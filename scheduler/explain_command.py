@@ -27,9 +27,9 @@ from slicekeeper.cli.output import output_option, show
 from slicekeeper.cli.plain_text import plain
 from slicekeeper.clock import from_settings
 from slicekeeper.config.settings import Settings
-from slicekeeper.errors import Forbidden
+from slicekeeper.errors import Forbidden, NotFound
 from slicekeeper.gpu.pod_manifest import annotations_of
-from slicekeeper.kube.client import EVENTS, JOBS, NODES, PODS, KubeClient, Object
+from slicekeeper.kube.client import EVENTS, JOBS, NAMESPACES, NODES, PODS, KubeClient, Object
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import format_instant
 from slicekeeper.untyped_json import as_list, as_map
@@ -51,7 +51,7 @@ def explain(context: Context, pod: str, namespace: str, output: str) -> None:
     expected time is computed from the deadlines (activeDeadlineSeconds) of pods and Jobs.
     """
     client, pod = cluster(context), pod.removeprefix("pod/")
-    found = client.get(PODS, pod, namespace)
+    found = _pod(client, pod, namespace)
     placed = found["spec"].get("nodeName", "")
     annotations, metadata = annotations_of(found), found["metadata"]
     said: dict[str, Any] = {
@@ -73,6 +73,22 @@ def explain(context: Context, pod: str, namespace: str, output: str) -> None:
     elif said["state"] == "waiting":
         said |= _waiting(context, client, found)
     show(said, output, lambda: _in_words(said))
+
+
+def _pod(client: KubeClient, name: str, namespace: str) -> Object:
+    """Return a pod.
+
+    Raises NotFound that says whether the pod or the namespace does not exist.
+    """
+    try:
+        return client.get(PODS, name, namespace)
+    except NotFound as error:
+        with suppress(Forbidden):  # a user of one namespace may not be allowed to get it
+            try:
+                client.get(NAMESPACES, namespace)
+            except NotFound as missing:
+                raise NotFound(f"namespace {namespace} is not found", 404, "namespace-unknown") from missing
+        raise NotFound(f"pod {namespace}/{name} is not found", 404) from error
 
 
 def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, Any]:

@@ -122,11 +122,12 @@ class Narrator:
                 states[decision.namespace] = decision.state
                 if before != decision.state:
                     verb = "ran out" if decision.over_budget else "budget"
+                    # The rest of an exhausted budget is less than any pod needs.
+                    left = "nothing" if decision.state == "exhausted" else format_duration(decision.balance_ms)
                     self._tell(
                         verb,
                         f"{decision.namespace}  {decision.state} since {decision.since}; "
-                        f"{format_duration(decision.balance_ms)} left, new pods get "
-                        f"{decision.priority_class_name}",
+                        f"{left} left, new pods get {decision.priority_class_name}",
                     )
 
 

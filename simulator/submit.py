@@ -50,9 +50,7 @@ def _expand(document: Any, where: str) -> Iterator[Object]:
     if document is None:
         return
     if not isinstance(document, dict):
-        raise SettingsError(
-            f"{where}: a document is not an object but {type(document).__name__}; begin it with apiVersion:"
-        )
+        raise SettingsError(f"{where}: {str(document)[:40]!r} is not an object; begin it with apiVersion: and kind:")
     if str(document.get("kind", "")).endswith("List") and isinstance(document.get("items"), list):
         for item in document["items"]:
             yield from _expand(item, where)

@@ -20,6 +20,7 @@ from slicekeeper.cli.plain_text import plain
 from slicekeeper.config.policy import PolicyBook
 from slicekeeper.config.policy_file import read_book, read_first_book
 from slicekeeper.config.settings import Settings
+from slicekeeper.errors import SettingsError
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from webhook import offline_review
 from webhook.large_reviews import ForkedLock
@@ -97,13 +98,10 @@ def review(context: Context, files: tuple[Path, ...], namespace: str, over_budge
     book = read_book(settings.policy)
     for warning in book.warnings:
         click.echo(f"warning: {warning}", err=True)
-    outcomes = offline_review.review(
-        [document for name, text in texts(files) for document in offline_review.read(text, name)],
-        namespace,
-        settings,
-        book,
-        over_budget=over_budget,
-    )
+    documents = [document for name, text in texts(files) for document in offline_review.read(text, name)]
+    if not documents:
+        raise SettingsError("-f: no manifest found; in a folder, only files that end in .yaml, .yml or .json are read")
+    outcomes = offline_review.review(documents, namespace, settings, book, over_budget=over_budget)
     write = {"yaml": offline_review.as_yaml, "json": offline_review.as_json, "diff": offline_review.as_diff}[output]
     click.echo(write(outcomes), nl=False)
     for outcome in outcomes:

@@ -73,7 +73,11 @@ def set_budget(
     if files:
         if namespace or amount is not None or any(rule.values()):
             raise click.UsageError("-f files name the namespaces and their budgets: leave out the other arguments")
-        each = (client.change_budget(Budget, name, rule, reason) for name, rule in changes(client, files))
+        changed = changes(client, files)
+        if not changed and output in ("table", "wide"):
+            click.echo("nothing to change: the budgets are as the files say")
+            return
+        each = (client.change_budget(Budget, name, rule, reason) for name, rule in changed)
         show_list(gathered(each, "budgets set"), output, _COLUMNS, lambda b: b.namespace)
         return
     if not namespace:

@@ -13,8 +13,9 @@ from slicekeeper.cli.connection import timekeeper
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.namespaces import namespace_argument
 from slicekeeper.cli.output import LISTS, Column, brief, output_option, rounded, show_one
+from slicekeeper.config.policy import MAX_AMOUNT_MS
 from slicekeeper.net.timekeeper_client import TimekeeperClient
-from slicekeeper.units import format_duration, parse_duration
+from slicekeeper.units import MS_PER_HOUR, format_duration, parse_duration
 from slicekeeper.wire.timekeeper import Budget, Parent
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,15 +28,22 @@ class GpuTime(click.ParamType[int]):
 
     name = "gpu-time"
 
+    def __init__(self, *, least: int = 0) -> None:
+        self._least = least
+
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return milliseconds."""
         try:
-            return parse_duration(str(value))
+            amount = parse_duration(str(value))
         except ValueError:
             self.fail(f"{value!r} is not an amount of GPU time; for example 20h, 90m or 1h30m", param, ctx)
+        if not self._least <= amount <= MAX_AMOUNT_MS:
+            most = format_duration(MAX_AMOUNT_MS // MS_PER_HOUR * MS_PER_HOUR)
+            self.fail(f"{value!r} is out of range; use {format_duration(self._least)} to {most}", param, ctx)
+        return amount
 
 
-amount_argument = click.argument("amount", type=GpuTime())
+amount_argument = click.argument("amount", type=GpuTime(least=1))
 
 
 def reason_option(default: str) -> Callable[[F], F]:

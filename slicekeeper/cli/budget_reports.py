@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import difflib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,7 +26,8 @@ from slicekeeper.cli.output import (
     show_list,
     show_one,
 )
-from slicekeeper.errors import NotFound, ServiceError
+from slicekeeper.cli.record_words import detail_in_words, names_of, subject_in_words
+from slicekeeper.errors import NotFound
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget
@@ -61,7 +61,7 @@ def _add_get(group: click.Group, columns: _Columns) -> None:
         if every:
             show_list(gathered(client.budgets(Budget), "budgets"), output, columns, _name)
             return
-        found = [_there(client, name, uid) for name in names or (current(context),)]
+        found = [client.budget(Budget, name, uid) for name in names or (current(context),)]
         if len(found) == 1:
             show_budget(found[0], output, columns)
         else:
@@ -70,21 +70,6 @@ def _add_get(group: click.Group, columns: _Columns) -> None:
 
 def _name(budget: Budget) -> str:
     return budget.namespace
-
-
-def _there(client: TimekeeperClient, name: str, uid: str = "") -> Budget:
-    """Return the budget of a namespace that there is, or was.
-
-    Raises NotFound, with similar names, if it does not exist: the policy would have a default for it.
-    """
-    found = client.budget(Budget, name, uid)
-    if found.uid:
-        return found
-    near: list[str] = []
-    with suppress(ServiceError):  # a user who may read one budget may not be allowed to list all
-        near = difflib.get_close_matches(name, {one.namespace for one in client.budgets(Budget)})
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    raise NotFound(f"namespace {name} is not found{hint}", 404)
 
 
 def _add_live(group: click.Group, columns: _Columns) -> None:
@@ -117,7 +102,7 @@ def _add_live(group: click.Group, columns: _Columns) -> None:
         client, last, before = timekeeper(context), "", None
         with suppress(KeyboardInterrupt):
             while True:
-                found = _there(client, name, uid)
+                found = client.budget(Budget, name, uid)
                 lines = rows_of([found], "table", columns).splitlines()
                 if before is None or found.state != before.state:
                     click.echo(lines[0])
@@ -135,14 +120,18 @@ def _add_explain(group: click.Group) -> None:
     def explain(context: Context, name: str, uid: str, output: str) -> None:
         """Explain a budget: each booking, and the balance after it."""
         client = timekeeper(context)
-        budget = _there(client, name, uid)
-        entries = gathered(client.records("budgets", name, "entries", query={"uid": uid} if uid else {}), "bookings")
+        budget = client.budget(Budget, name, uid)
+        entries: list[_Record] = []
+        with suppress(NotFound):  # nothing is booked yet in a namespace that is there
+            entries = gathered(client.records("budgets", name, "entries", query=_which(uid)), "bookings")
         balances: dict[str, int] = {}
         for entry in entries:
             balances[entry["account"]] = balances.get(entry["account"], 0) + entry["amountMs"]
             entry["balanceMs"] = balances[entry["account"]]
+        pods: dict[str, str] = {}
         if output in ("table", "wide"):
             click.echo(_why(client, budget))
+            pods = _pods(client, name, uid, (e["subject"] for e in entries if ":" not in e["subject"]))
         columns: list[Column[_Record]] = [
             *_at("effectiveAt", "AT"),
             Column("TRANSACTION", lambda e: e["transaction"], wide=True),
@@ -150,13 +139,21 @@ def _add_explain(group: click.Group) -> None:
             Column("ACCOUNT", lambda e: e["account"]),
             *_amount("amountMs", "GPU-TIME"),
             *_amount("balanceMs", "BALANCE"),
-            Column("OF", lambda e: e["subject"]),
+            Column("OF", lambda e: subject_in_words(e["subject"], pods), narrow=True),
+            Column("OF", lambda e: pods.get(e["subject"]) or e["subject"], wide=True),
+            Column("SUBJECT", lambda e: e["subject"], wide=True),
         ]
         show_list(entries, output, columns, lambda e: str(e["id"]))
 
 
+def _pods(client: TimekeeperClient, namespace: str, uid: str, uids: Iterable[str]) -> dict[str, str]:
+    """Return the names of pods by UID, as far as the ledger has them."""
+    return names_of(uids, ((one.pod_uid, one.pod_name) for one in client.workloads(namespace, uid)))
+
+
 def _why(client: TimekeeperClient, budget: Budget) -> str:
-    left = f"{budget.namespace}: {budget.state}, {format_duration(budget.balance_ms)} left"
+    rest = "nothing" if budget.state == "exhausted" else format_duration(budget.balance_ms)
+    left = f"{budget.namespace}: {budget.state}, {rest} left"
     parts = [f"{left} of {format_duration(budget.to_spend_ms)} to spend in this period"]
     if budget.to_spend_ms != budget.amount_ms:
         moved = [("amount", budget.amount_ms), ("granted", budget.granted_ms), ("withdrawn", budget.withdrawn_ms)]
@@ -198,8 +195,15 @@ def _add_periods(group: click.Group) -> None:
         _show_periods(client, name, uid, output)
 
 
+def _which(uid: str) -> dict[str, str]:
+    return {"uid": uid} if uid else {}
+
+
 def _show_periods(client: TimekeeperClient, name: str, uid: str, output: str) -> None:
-    found = gathered(client.records("budgets", name, "periods", query={"uid": uid} if uid else {}), "periods")
+    client.budget(Budget, name, uid)
+    found: list[_Record] = []
+    with suppress(NotFound):  # it is there, but has no periods yet
+        found = gathered(client.records("budgets", name, "periods", query=_which(uid)), "periods")
     columns: list[Column[_Record]] = [
         *_at("start", "START"),
         *_at("end", "END"),
@@ -215,27 +219,36 @@ def _show_periods(client: TimekeeperClient, name: str, uid: str, output: str) ->
 
 def _add_lists(group: click.Group) -> None:
     @group.command("usage")
-    @namespace_argument
+    @click.argument("name", metavar=METAVAR, required=False, shell_complete=known_namespaces)
     @click.option("--by", type=click.Choice(["workload", "model", "namespace"]), default="workload", show_default=True)
     @click.option("--bucket", type=click.Choice(["hour", "day", "month"]), default="day", show_default=True)
     @click.option("--from", "start", default="", help=f"Where it begins. Default: today. {HELP}")
     @click.option("--to", "end", default="", help="Where it ends; as --from.")
     @output_option(*LISTS)
-    def usage(context: Context, name: str, by: str, bucket: str, start: str, end: str, output: str) -> None:
-        """Show how much GPU time was held, used and not observed."""
+    def usage(context: Context, name: str | None, by: str, bucket: str, start: str, end: str, output: str) -> None:
+        """Show how much GPU time was held, used and not observed.
+
+        Of NAMESPACE, by default that of the kubeconfig's context; with `--by namespace`, of all namespaces.
+        """
         client = timekeeper(context)
-        zone = client.budget(Budget, name).time_zone
-        asked = {"namespace": name, "groupBy": by, "bucket": bucket, "timeZone": zone}
+        name = name or ("" if by == "namespace" else current(context))
+        zone = client.budget(Budget, name).time_zone if name else "UTC"
+        asked = {"groupBy": by, "bucket": bucket, "timeZone": zone, **({"namespace": name} if name else {})}
         asked |= {key: instant_of(at, lambda: zone) for key, at in (("from", start), ("to", end)) if at}
+        found = gathered(client.records("usage", query=asked), "buckets")
+        pods = _pods(client, name, "", (u["group"] for u in found)) if by == "workload" else {}
         columns: list[Column[_Record]] = [
             *_at("start", "FROM"),
-            Column("OF", lambda u: u["group"] or "(unknown)"),
+            Column(
+                "POD" if by == "workload" else by.upper(), lambda u: pods.get(u["group"]) or u["group"] or "(unknown)"
+            ),
+            *([Column[_Record]("POD-UID", lambda u: u["group"], wide=True)] if by == "workload" else []),
             *_amount("allocatedMs", "HELD"),
             *_amount("usedMs", "USED"),
             *_amount("unobservedMs", "UNOBSERVED"),
             Column("PODS", lambda u: u["workloads"], wide=True),
         ]
-        show_list(gathered(client.records("usage", query=asked), "buckets"), output, columns, lambda u: str(u["group"]))
+        show_list(found, output, columns, lambda u: str(u["group"]))
 
     @group.command("audit")
     @click.argument("name", metavar=METAVAR, required=False, shell_complete=known_namespaces)
@@ -248,8 +261,9 @@ def _add_lists(group: click.Group) -> None:
             *_at("at", "AT"),
             Column("WHO", lambda e: e["actor"]),
             Column("ACTION", lambda e: e["action"]),
-            Column("NAMESPACE", lambda e: e["namespace"]),
-            Column("DETAIL", lambda e: ", ".join(f"{key}: {value}" for key, value in e["detail"].items())),
+            Column("NAMESPACE", lambda e: e["namespace"] or "-"),
+            Column("DETAIL", lambda e: detail_in_words(e["detail"]), narrow=True),
+            Column("DETAIL", lambda e: ", ".join(f"{key}: {value}" for key, value in e["detail"].items()), wide=True),
         ]
         entries = gathered(timekeeper(context).records("audit", query=asked), "entries")
         show_list(entries, output, columns, lambda e: str(e["id"]))

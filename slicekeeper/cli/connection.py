@@ -3,23 +3,39 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from typing import Any
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import wraps
+from typing import Any, Final
 
 import click
 import msgspec
 
 from slicekeeper.cli import local_home
 from slicekeeper.cli.main import Context
-from slicekeeper.errors import SettingsError
+from slicekeeper.cli.told_errors import in_words, options_of
+from slicekeeper.errors import ServiceError, SettingsError, SlicekeeperError
 from slicekeeper.kube import kubeconfig
 from slicekeeper.kube.client import KubeClient, connect
 from slicekeeper.net.json_client import JsonClient
 from slicekeeper.net.timekeeper_client import TimekeeperClient
+from slicekeeper.wire.timekeeper import Budget
+
+_MISSING: Final = re.compile(r"(?:the cluster has no namespace|namespace(?= \S+ is not found)) ([a-z0-9-]+).*")
 
 
 def cluster_options(command: Any) -> Any:
-    """Give a command --kubeconfig and --context; their values are stored in its `Context`."""
+    """Give a command --kubeconfig and --context, whose values are stored in its `Context`.
+
+    What the cluster or the timekeeper refuses is told in the user's words.
+    """
+    if isinstance(command, click.Command):
+        command.callback = _telling(command.callback)
+    else:
+        command = _telling(command)
     for name, text in (
         ("context", "Context of the kubeconfig. Default: its current one."),
         ("kubeconfig", "Kubeconfig file. Default: kubernetes.server of the settings, $KUBECONFIG, ~/.kube/config."),
@@ -28,8 +44,60 @@ def cluster_options(command: Any) -> Any:
     return command
 
 
+def _telling(function: Any) -> Any:
+    """Have the function of a command raise the errors of servers in the words of the command line."""
+
+    @wraps(function)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except ServiceError as error:
+            ctx = click.get_current_context()
+            text = in_words(str(error), options_of(ctx.command))
+            if error.reason == "namespace-unknown" and (found := _MISSING.search(text)):
+                text = f"{text[: found.start()]}namespace {found[1]} is not found{_similar(ctx, found[1])}"
+            raise type(error)(text, error.status, error.reason) from error
+
+    return told
+
+
+def _similar(ctx: click.Context, name: str) -> str:
+    """Return a question that names the namespaces with a similar name; empty if there are none."""
+    near: list[str] = []
+    context = ctx.find_object(Context)
+    if context is not None:
+        with suppress(SlicekeeperError):  # a user who may read one budget may not be allowed to list all
+            near = difflib.get_close_matches(name, {one.namespace for one in timekeeper(context).budgets(Budget)})
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+@contextmanager
+def negative_amounts_named(command: click.Command, args: Sequence[str]) -> Iterator[None]:
+    """Say that an amount is negative: it looks like an option."""
+    try:
+        yield
+    except click.NoSuchOption as error:
+        negative = next((arg for arg in args if arg.startswith(error.option_name) and arg[1:2].isdigit()), "")
+        if not negative:
+            raise
+        takes = any(param.name == "take" for param in command.params)
+        remedy = f"--take deducts {negative[1:]}" if takes else "give a positive one; `adjust --take` deducts GPU time"
+        raise click.UsageError(f"{negative!r}: an amount is never negative: {remedy}") from error
+
+
+class AmountCommand(click.Command):
+    """A command that says what is wrong with a negative amount."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line."""
+        with negative_amounts_named(self, list(args)):
+            return super().parse_args(ctx, args)
+
+
 class ClusterGroup(click.Group):
     """A group each of whose commands has --kubeconfig and --context."""
+
+    command_class = AmountCommand
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         """Register a command under this group."""

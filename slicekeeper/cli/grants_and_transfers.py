@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import click
+import msgspec
 
 from slicekeeper.cli.budget_options import (
     amount_argument,
@@ -14,13 +15,14 @@ from slicekeeper.cli.budget_options import (
     booking_options,
     change_options,
     owner_argument,
+    show_budget,
     uid_option,
     zone_of,
 )
 from slicekeeper.cli.connection import timekeeper
 from slicekeeper.cli.date_options import HELP, instant_of
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.output import LISTS, Column, instant_columns, output_option, show_list, show_one
+from slicekeeper.cli.output import LISTS, Column, instant_columns, output_option, show, show_list, show_one
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget, Grant, Parent
 
@@ -55,14 +57,30 @@ def add_grants(group: click.Group, kind: type[B], columns: _Columns[B]) -> None:
     @click.option("--from", "start", default=None, help=f"When it begins. Default: now. {HELP}")
     @click.option("--until", default=None, help="When the rest expires; format as for --from.")
     @booking_options("granted on the command line")
-    def grant(context: Context, name: str, amount: int, start: str | None, until: str | None, **booking: str) -> None:
+    def grant(
+        context: Context,
+        name: str,
+        amount: int,
+        start: str | None,
+        until: str | None,
+        reason: str,
+        key: str,
+        output: str,
+    ) -> None:
         """Grant AMOUNT (for example 2h) in addition to a budget.
 
         A team's grant is for all budgets below it.
         """
-        zone = zone_of(timekeeper(context), kind, name)
-        edges = {key: instant_of(at, zone) if at else None for key, at in (("validFrom", start), ("validTo", until))}
-        book(context, kind, name, "grants", {"amountMs": amount, **edges}, columns, **booking)
+        client = timekeeper(context)
+        zone = zone_of(client, kind, name)
+        edges = {edge: instant_of(at, zone) if at else None for edge, at in (("validFrom", start), ("validTo", until))}
+        changed, number = client.book_grant(kind, name, {"amountMs": amount, **edges, "reason": reason}, key)
+        if output in ("json", "yaml"):
+            show({**msgspec.to_builtins(changed), "grantId": number}, output, str)
+            return
+        show_budget(changed, output, columns)
+        if output in ("table", "wide"):
+            click.echo(f"{format_duration(amount)} granted to {name}: grant {number}")
 
     @group.command("withdraw")
     @owner_argument(kind, uid=True)

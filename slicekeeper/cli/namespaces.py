@@ -9,7 +9,13 @@ from typing import Any, Final
 
 import click
 
-from slicekeeper.cli.connection import ClusterGroup, kubeconfig_of, timekeeper
+from slicekeeper.cli.connection import (
+    AmountCommand,
+    ClusterGroup,
+    kubeconfig_of,
+    negative_amounts_named,
+    timekeeper,
+)
 from slicekeeper.cli.main import Context
 from slicekeeper.errors import SlicekeeperError
 from slicekeeper.kube import kubeconfig
@@ -20,7 +26,7 @@ SEVERAL: Final = "[NAMESPACE]..."
 _HELP = "The namespace, instead of the argument NAMESPACE."
 
 
-class NamespaceCommand(click.Command):
+class NamespaceCommand(AmountCommand):
     """A command whose first argument is a namespace, which `-n` can replace."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -31,7 +37,8 @@ class NamespaceCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert the namespace of `-n` as the first argument."""
-        named = self.make_parser(ctx).parse_args(list(args))[0].get("named")
+        with negative_amounts_named(self, args):
+            named = self.make_parser(ctx).parse_args(list(args))[0].get("named")
         return super().parse_args(ctx, [named, *args] if named else args)
 
 

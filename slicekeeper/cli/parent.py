@@ -11,10 +11,10 @@ from slicekeeper.cli.budget_and_parent import add_commands
 from slicekeeper.cli.budget_options import GpuTime, change_options, figure_columns, rule_of, rule_options, show_budget
 from slicekeeper.cli.connection import ClusterGroup, timekeeper
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.output import Column, output_option, show, table
+from slicekeeper.cli.output import LISTS, Column, output_option, rounded, show_list
 from slicekeeper.errors import NotFound
 from slicekeeper.units import format_duration
-from slicekeeper.wire.timekeeper import Parent
+from slicekeeper.wire.timekeeper import Child, Parent
 
 _COLUMNS: list[Column[Parent]] = [
     Column("NAME", lambda p: p.name),
@@ -31,15 +31,22 @@ def parent() -> None:
 
 @parent.command("children")
 @click.argument("name")
-@output_option()
+@output_option(*LISTS)
 def children(context: Context, name: str, output: str) -> None:
     """Show the budgets directly below a team or an organisation.
 
     CONSUMED is what each has consumed of the budget of NAME, in its period.
     """
-    found = timekeeper(context).children(name).items
-    rows = [(c.name, c.kind, c.state, format_duration(c.consumed_ms), format_duration(c.balance_ms)) for c in found]
-    show(found, output, lambda: table(("NAME", "KIND", "STATE", "CONSUMED", "LEFT"), rows))
+    columns: list[Column[Child]] = [
+        Column("NAME", lambda c: c.name),
+        Column("KIND", lambda c: c.kind),
+        Column("STATE", lambda c: c.state),
+        Column("CONSUMED", lambda c: rounded(c.consumed_ms), narrow=True),
+        Column("CONSUMED", lambda c: format_duration(c.consumed_ms), wide=True),
+        Column("LEFT", lambda c: rounded(c.balance_ms), narrow=True),
+        Column("LEFT", lambda c: format_duration(c.balance_ms), wide=True),
+    ]
+    show_list(timekeeper(context).children(name).items, output, columns, lambda c: c.name)
 
 
 @parent.command("set")

@@ -87,6 +87,12 @@ class TimekeeperClient:
         """Book a grant from now on; repeating it with the same key books nothing more."""
         return self.move_time(kind, name, "grants", {"amountMs": amount_ms, "reason": reason}, idempotency_key)
 
+    def book_grant(self, kind: type[B], name: str, body: Mapping[str, object], idempotency_key: str) -> tuple[B, int]:
+        """Book a grant as `body` says, once per key; return the budget and the grant's ID."""
+        url, headers = self._at(_WHOSE[kind], name, "grants"), {"Idempotency-Key": idempotency_key}
+        _, got, data = self._http.request("POST", url, body=body, headers=headers)
+        return _decode(data, kind), int(got.get("Location", "").rpartition("/")[2] or 0)
+
     def grants(self, kind: type[B], name: str, uid: str = "") -> Iterator[Grant]:
         """Yield a budget's grants, newest first. `uid` is as for `budget`."""
         return self._items(self._at(_WHOSE[kind], name, "grants"), Grant, _which(uid))

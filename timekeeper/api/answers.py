@@ -35,7 +35,10 @@ def budget(owner: BudgetOwner, status: int = 200) -> Response:
     return unchanged or json(found, status, etag=etag)
 
 
-def changed(owner: BudgetOwner, *, made: bool = False) -> Response:
-    """Wake the controller, and return a budget after a change, with status 201 if it was `made`."""
+def changed(owner: BudgetOwner, *, made: bool = False, location: str = "") -> Response:
+    """Wake the controller, and return a budget after a change, with status 201 if it was `made`, at `location`."""
     owner.context.controller.nudge()
-    return budget(owner, 201 if made else 200)
+    answer = budget(owner, 201 if made else 200)
+    if location:
+        answer.headers["Location"] = location
+    return answer

@@ -97,13 +97,16 @@ class NamespaceOwner(BudgetOwner):
         return self.context.allow(verb, "" if gone else self.name, subresource)
 
     def find(self, session: Session) -> BudgetAccount | None:
-        """Return the namespace's account.
+        """Return the namespace's account; None if the cluster has the namespace, but the ledger no account of it.
 
-        Raises Unknown if there is a UID, and the ledger has no such account.
+        Raises Unknown if neither has it, or if there is a UID, and the ledger has no such account.
         """
         cluster, uid = self.context.books.cluster, self.uid or self.context.controller.namespaces.uid(self.name)
         if uid is None:
-            return accounts.find_name(session, cluster, self.name)
+            last = accounts.find_name(session, cluster, self.name)
+            if last is None:
+                self._require_existing()
+            return last
         found = accounts.find(session, cluster, uid)
         if found is not None and (found.name, found.kind) == (self.name, "namespace"):
             return found
@@ -111,6 +114,14 @@ class NamespaceOwner(BudgetOwner):
             detail = f"uid: namespace {self.name} with UID {self.uid} has no account; `budget list` shows those that do"
             raise NamespaceUnknown(detail, "uid")
         return None
+
+    def _require_existing(self) -> None:
+        """Raise Unknown if the cluster does not have the namespace either; it may be newer than what is watched."""
+        try:
+            self.context.controller.namespace_uid(self.name)
+        except NamespaceUnknown as error:
+            message = f"namespace {self.name} is not found: neither the cluster nor the ledger has it"
+            raise NamespaceUnknown(message) from error
 
     def account_ref(self) -> AccountRef:
         """Return the namespace as the cluster has it now; one that is named by its UID must have an account."""

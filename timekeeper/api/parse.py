@@ -84,7 +84,8 @@ def namespace(name: str) -> str:
     Raises Problem if it is not a valid name.
     """
     if not _NAMESPACE.fullmatch(name):
-        raise Problem(422, "namespace-invalid", "a namespace has up to 63 characters of a-z, 0-9 and '-'", "namespace")
+        detail = f"{name[:80]!r} is not the name of a namespace: use up to 63 characters of a-z, 0-9 and '-'"
+        raise Problem(422, "namespace-invalid", detail, "namespace")
     return name
 
 

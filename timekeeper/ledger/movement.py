@@ -83,10 +83,12 @@ def grant(
 def _start_of(now: Instant, valid_from: Instant, valid_to: Instant | None) -> Instant:
     """Return from when a grant counts: not before now."""
     if valid_from < now - CLOCKS_MS:
-        raise InstantPast("validFrom is in the past; leave it out to start the grant now", "validFrom")
+        message = f"validFrom: {format_instant(valid_from)} is in the past; leave it out to start the grant now"
+        raise InstantPast(message, "validFrom")
     start = max(valid_from, now)
     if valid_to is not None and valid_to <= start:
-        raise InstantOrder("validTo must be later than validFrom")
+        begin = "now" if start == now else f"validFrom, {format_instant(start)}"
+        raise InstantOrder(f"validTo: {format_instant(valid_to)} is not later than {begin}; choose a later instant")
     return start
 
 
@@ -149,7 +151,8 @@ def transfer(books: Books, source: AccountRef, target: AccountRef, order: Order,
 
     def book(session: Session, giver: BudgetAccount) -> None:
         if valid_to is not None and valid_to <= order.now:
-            raise InstantPast("validTo is in the past", "validTo")
+            message = f"validTo: {format_instant(valid_to)} is in the past; choose a later instant"
+            raise InstantPast(message, "validTo")
         refuse_off(source)
         refuse_off(target, "to")
         taker = ensure_account(books, session, target, order.now)
@@ -201,7 +204,8 @@ def _refuse_beyond_rest(
     left = cover.states[account.id].balance - cover.reserved_in(account.id)
     if amount > left:
         raise BalanceInsufficient(
-            f"amountMs: {amount} GPU-ms are more than the {max(left, 0)} that {account.title} has left and unreserved"
+            f"amountMs: {amount} GPU-ms are more than the {max(left, 0)} GPU-ms that {account.title} has left and "
+            "unreserved"
         )
 
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from sqlalchemy.orm import Session
 
 from slicekeeper.clock import CLOCK_SKEW_MS
-from slicekeeper.units import EPOCH, Instant
+from slicekeeper.units import EPOCH, Instant, format_instant
 from timekeeper.core.refusal import InstantPast, RateExists
 from timekeeper.ledger import settlement
 from timekeeper.ledger.books import Books
@@ -25,7 +25,8 @@ def set_rate(
     another rate applies from it on.
     """
     if since is not None and since < now:
-        raise InstantPast("effectiveAt is in the past, and past charges do not change", "effectiveAt")
+        message = f"effectiveAt: {format_instant(since)} is in the past, and past charges do not change"
+        raise InstantPast(message, "effectiveAt")
 
     def change(session: Session) -> tuple[Instant, bool]:
         last = rates.last_at_once(session, model)

@@ -114,7 +114,8 @@ def open_by_hand(books: Books, ref: AccountRef, order: Order, *, expires_at: Ins
         if before is not None:
             return before.id, False
         if expires_at <= order.now:
-            raise InstantPast("expiresAt must be in the future", "expiresAt")
+            message = f"expiresAt: {format_instant(expires_at)} is in the past; choose a later instant"
+            raise InstantPast(message, "expiresAt")
         status = budget_rules.rules(session, account.id)[-1].status
         if status != "active":
             raise BudgetClosed(f"the budget of {account.name} is {status}")
@@ -147,7 +148,7 @@ def _check_free(books: Books, session: Session, account: BudgetAccount, order: O
         return
     if gap.at == cover.at:
         raise BalanceInsufficient(
-            f"amountMs: {order.amount} GPU-ms are more than the {max(order.amount - gap.amount, 0)} that "
+            f"amountMs: {order.amount} GPU-ms are more than the {max(order.amount - gap.amount, 0)} GPU-ms that "
             f"{account.name} has free"
         )
     raise BalanceInsufficient(

@@ -204,3 +204,10 @@ def test_what_others_wrote_into_a_pod_forges_no_line_of_the_answer(real):
     assert not [line for line in words.splitlines() if line.startswith("Expected")]
     assert "\x1b" not in words
     assert r"Why there: why\n\x1b[2JExpected" in words
+
+
+def test_a_pod_or_a_namespace_that_is_not_there_is_named_as_the_user_names_it(real):
+    for args, told in ((("w", "-n", NAMESPACE), f"pod {NAMESPACE}/w is not found"),
+                       (("pod/w", "-n", "taem"), "namespace taem is not found")):  # fmt: skip
+        done = CliRunner().invoke(cli, ["explain", *args])
+        assert (done.exit_code, str(done.exception)) == (1, told)

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import Any
@@ -45,9 +47,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     upgrade(engine)
     engine.dispose()
     with serving(folder, url, clock) as (service, _):
-        for name in ("team", "other", "closing", LONG):
+        for name in ("team", "other", "closing", LONG, "fresh"):
             service.controller.namespaces.on_event("ADDED", {"metadata": {"name": name, "uid": f"uid-{name}"}})
-        pod = opening("uid-p", start=T0)
+        pod = replace(opening("uid-p", start=T0), pod_name="train")
         policies = {"team": service.policy.of("team")}
         workload.apply(service.books, [pod], [], policies, clock.now_ms())
         clock.advance(3_600_000)
@@ -62,6 +64,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield config
         server.shutdown()
         server.server_close()
+
+
+@pytest.fixture
+def fresh(served: Path) -> str:
+    """Return a namespace that the cluster has, and the ledger has not seen."""
+    assert served.exists()
+    return "fresh"
 
 
 @pytest.fixture
@@ -344,3 +353,140 @@ def test_an_error_of_the_plugin_is_one_line(
     with pytest.raises(SystemExit) as ended:
         plugin.main()
     assert (ended.value.code, capsys.readouterr().err) == (1, "slicekeeper: namespace x is not found\n")
+
+
+READS = ("get", "explain", "statement", "grants", "periods", "usage", "audit", "corrections", "watch")
+WRITES = ("set 1h", "unset", "grant 1h", "adjust 1h", "transfer 1h team", "status suspended", "refund 1h uid-p", "move",
+          "seal 2026-01-01", "withdraw 1", "correct uid-p --start 2026-01-01T00:00:00Z")  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [*READS, *WRITES])
+def test_an_unknown_namespace_has_one_answer_and_one_exit_code(run: Run, words: str) -> None:
+    command, *rest = words.split()
+    told = run(command, "taem", *rest, code=1)
+    assert told.splitlines()[-1] == "namespace taem is not found; did you mean team?"
+
+
+def test_other_commands_answer_of_unknown_namespaces_as_budget_does(served: Path) -> None:
+    for args in (("reservation", "list", "taem"), ("reservation", "show", "taem", "1"),
+                 ("reservation", "open", "taem", "1h", "--until", "2999-01-01"), ("reservation", "cancel", "taem", "1"),
+                 ("budget", "transfer", "team", "1h", "taem")):  # fmt: skip
+        done = CliRunner().invoke(cli, ["--config", str(served), *args])
+        assert done.exit_code == 1, args
+        to = "TO: " if args[1] == "transfer" else ""
+        assert str(done.exception) == f"{to}namespace taem is not found; did you mean team?", args
+
+
+def test_a_namespace_without_a_pod_so_far_has_a_budget_and_empty_lists(run: Run, fresh: str) -> None:
+    assert json.loads(run("get", fresh, "-o", "json"))["state"] == "ok"
+    for words in (("grants",), ("periods",), ("usage",), ("audit",), ("corrections",)):
+        assert json.loads(run(*words, fresh, "-o", "json")) == [], words
+    assert run("explain", fresh).startswith(f"{fresh}: ok")
+    assert run("statement", fresh) == f"nothing is booked in namespace {fresh} yet\n"
+    assert json.loads(run("statement", fresh, "-o", "json"))["totals"] == []
+    assert run("statement", fresh, "-o", "csv") == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("grant", "team", "5h", "--until", "2020-01-01"), "--until: 2020-01-01T00:00:00.000Z is not later than now"),
+        (("grant", "team", "5h", "--from", "2020-01-01"), "--from: 2020-01-01T00:00:00.000Z is in the past"),
+        (("transfer", "team", "5m", "other", "--until", "2020-01-01"), "--until: 2020-01-01T00:00:00.000Z is in"),
+        (("transfer", "team", "100000h", "other"), "AMOUNT: 100000h are more than the "),
+        (("adjust", "team", "1000h", "--take"), "AMOUNT: 1000h are more than the "),
+        (("transfer", "team", "5m", "team"), "TO: it must be a different budget"),
+        (("grant", "team", "5m", "--reason", ""), "--reason: it must not be empty"),
+        (("set", "team", "--time-zone", "Mars/Base"), "--time-zone: "),
+        (("refund", "team", "5h", "uid-p"), "AMOUNT"),
+        (("withdraw", "team", "999"), "team has no grant 999"),
+        (("rates", "A100", "2", "--from", "2020-01-01"), "--from: 2020-01-01T00:00:00.000Z is in the past"),
+    ],
+    ids=lambda words: " ".join(words)[:40],
+)  # fmt: skip
+def test_a_refusal_names_the_option_and_amounts_as_they_were_typed(run: Run, words: tuple[str, ...], told: str) -> None:
+    run("set", "team", "150m", "--period", "day", "--time-zone", "UTC")
+    answer = run(*words, code=1).splitlines()[-1]
+    assert answer.startswith(told)
+    assert not re.search(r"/api/|Ms\b|GPU-ms|[a-z][A-Z]", answer.replace("GPU", "")), answer
+
+
+def test_a_refused_amount_is_told_in_hours_on_both_sides(run: Run) -> None:
+    run("set", "other", "2h30m", "--period", "none")
+    told = run("adjust", "other", "100000h", "--take", code=1).splitlines()[-1]
+    assert re.fullmatch(r"AMOUNT: 100000h are more than the [0-9hms.]+ that other has left and unreserved", told), told
+
+
+@pytest.mark.parametrize("amount", ["-5", "-5h", "-1h30m"])
+def test_a_negative_amount_is_called_negative_and_not_an_option(run: Run, amount: str) -> None:
+    assert f"--take deducts {amount[1:]}" in run("adjust", "team", amount, code=2)
+    for words in (("grant", "team", amount), ("set", "team", amount), ("set", "-n", "team", amount),
+                  ("transfer", "team", amount, "other")):  # fmt: skip
+        assert f"'{amount}': an amount is never negative" in run(*words, code=2), words
+    assert "is not an amount" in run("set", "team", "--credit", amount, code=2)
+    assert "No such option" in run("grant", "team", "--amuont", code=2)
+    run("grant", "team", "1m", "--reason", amount)
+
+
+@pytest.mark.parametrize("amount", ["0s", "9999999999999h"])
+def test_an_amount_that_cannot_be_booked_is_refused_with_the_range(run: Run, amount: str) -> None:
+    assert f"'{amount}' is out of range; use 0.001s to " in run("grant", "team", amount, code=2)
+
+
+def test_files_that_change_nothing_say_so(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "budget.yaml"
+    file.write_text(run("get", "team", "-o", "yaml"))
+    assert run("set", "-f", str(file)) == "nothing to change: the budgets are as the files say\n"
+
+
+def test_a_grant_prints_the_number_by_which_it_can_be_withdrawn(run: Run) -> None:
+    said = run("grant", "team", "2h", "--from", "2999-01-01", "--key", "once")
+    number = said.splitlines()[-1].removeprefix("2h granted to team: grant ")
+    again = run("grant", "team", "2h", "--from", "2999-01-01", "--key", "once")
+    assert again.splitlines()[-1].endswith(f"grant {number}")
+    [withdrawn] = [line.split() for line in run("withdraw", "team", number).splitlines()[1:]]
+    assert withdrawn[0] == number
+
+
+def test_the_audit_is_told_in_words_and_with_the_whole_reason(run: Run) -> None:
+    reason = "the deadline of the review is on Friday, and the cluster was down for two days in this week"
+    run("grant", LONG, "90m", "--reason", reason)
+    shown = run("audit", LONG)
+    assert "amount 1h30m" in " ".join(shown.split())
+    assert reason in " ".join(
+        line[line.find("  ") :].strip() if line[0] == " " else line for line in shown.splitlines()
+    )
+    assert "Ms" not in shown
+    assert "namespaceUid" not in shown
+    assert "namespaceUid: " in run("audit", LONG, "-o", "wide")
+
+
+def test_usage_names_pods_and_needs_no_namespace_for_all_of_them(run: Run) -> None:
+    day = f"{NOW:%Y-%m-%d}"
+    head, row = run("usage", "team", "--from", day).splitlines()
+    assert head.split()[:2] == ["FROM", "POD"]
+    assert row.split()[2] == "train"
+    assert "uid-p " in run("usage", "team", "--from", day, "-o", "wide")
+    found = json.loads(run("usage", "--by", "namespace", "--from", day, "-o", "json"))
+    assert [one["group"] for one in found] == ["team"]
+    assert all(one["usedMs"] is None or one["usedMs"] + one["unobservedMs"] <= one["allocatedMs"] for one in found)
+    assert "give a NAMESPACE" in run("usage", "--by", "model", code=2)
+
+
+def test_a_budget_is_explained_without_numbers_of_milliseconds(run: Run) -> None:
+    run("grant", "team", "2h")
+    shown = run("explain", "team")
+    assert not re.search(r"[0-9]{10}", shown)
+    assert "period 01-01 00:00" in shown
+    assert re.search(r"grant [0-9]+", shown)
+    assert " train\n" in shown
+    assert re.search(r"period:[0-9]{13}", run("explain", "team", "-o", "wide"))
+
+
+def test_a_statement_adds_up_line_by_line_and_says_what_still_runs(run: Run) -> None:
+    shown = run("statement", "team")
+    sums, *_ = shown.split("\n\n")
+    head, *lines = [line.split() for line in sums.splitlines()]
+    assert head == ["BOOKED", "AT", "COUNT", "GPU-TIME", "CHANGE", "BALANCE"]
+    assert (lines[0][0], lines[-1][0]) == ("opening", "closing")
+    assert lines[-2][-1] == lines[-1][-1], "the balance runs from line to line"

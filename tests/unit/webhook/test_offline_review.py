@@ -181,3 +181,15 @@ def test_a_gpu_policy_that_is_not_valid_is_named(tmp_path: Path) -> None:
     assert result.exit_code != 0
     assert isinstance(result.exception, SettingsError | SystemExit)
     assert "GpuPolicy guests: spec" in str(result.exception) + result.stderr
+
+
+@pytest.mark.parametrize("text", ["", "---\n---\n", "# a comment\n", "null\n"])
+def test_a_file_without_a_manifest_is_an_error(tmp_path: Path, text: str) -> None:
+    result = run(tmp_path, text)
+    assert isinstance(result.exception, SettingsError)
+    assert "no manifest found" in str(result.exception)
+
+
+@pytest.mark.parametrize("text", ["hello", "[5]", "5"])
+def test_what_is_no_manifest_is_quoted(tmp_path: Path, text: str) -> None:
+    assert f"{text!r} is not an object; begin it with apiVersion: and kind:" in str(run(tmp_path, text).exception)

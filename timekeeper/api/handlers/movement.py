@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flask import Response
+from flask import Response, request
 
 from slicekeeper.units import Instant, format_if_known, format_instant
 from slicekeeper.wire.timekeeper import Grant, GrantList
@@ -19,7 +19,7 @@ from timekeeper.core.accounting_period import period_end
 from timekeeper.core.refusal import Unknown
 from timekeeper.ledger import movement
 from timekeeper.ledger.refund import refund_pod
-from timekeeper.store import budget_rules
+from timekeeper.store import budget_rules, idempotent_rows
 from timekeeper.store.db.models import BudgetGrant
 
 
@@ -103,7 +103,9 @@ def grant(context: HandlerContext, **path: str) -> Response:
     made = movement.grant(
         context.books, owner.account_ref(), order, valid_from=start, valid_to=end, priority=given.priority
     )
-    return answers.changed(owner, made=made)
+    with context.books.database.reading() as session:
+        row = idempotent_rows.under(session, BudgetGrant, owner.require(session).id, order.key)
+    return answers.changed(owner, made=made, location=f"{request.path}/{row.id}" if row else "")
 
 
 def withdraw(context: HandlerContext, grant: str, **path: str) -> Response:

@@ -54,7 +54,8 @@ def listed(context: HandlerContext) -> Response:
             unknown_workloads=row.unknown_pods,
             allocated_ms=row.allocated,
             used_ms=row.used,
-            unobserved_ms=row.unobserved,
+            # Reports may be a little ahead of the clock that says how long the pods held their GPUs.
+            unobserved_ms=max(min(row.unobserved, row.allocated - (row.used or 0)), 0),
         )
         for row in rows
     ]

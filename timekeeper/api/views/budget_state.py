@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from slicekeeper.config.policy import NamespacePolicy
-from slicekeeper.units import EPOCH, Instant, format_instant
+from slicekeeper.units import EPOCH, Instant, format_duration, format_instant
 from slicekeeper.wire.timekeeper import State
 from timekeeper.core import timeline
 from timekeeper.core.budget_record import Records
@@ -49,7 +49,8 @@ def state_reason(
     if name == "exhausted":
         return f"nothing is left of {whose} since {since}"
     if name == "overdraft":
-        return f"the budget is used up; {standing.rule.rule.credit + state.balance} GPU-ms of credit are left"
+        left = format_duration(standing.rule.rule.credit + state.balance)
+        return f"the budget is used up; {left} of credit is left"
     if name == "warning":
         found = crossed(state, policy.budget.thresholds, is_open=True)
         return f"more than {max(found, default=0)} % of the budget is used"
