@@ -75,9 +75,7 @@ def read(file: IO[bytes] | str, name: str) -> list[Document]:
         raise SettingsError(f"{name}: not YAML or JSON: {error}") from error
     for document in plain:
         if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
-            raise SettingsError(
-                f"{name}: {str(document)[:40]!r} is not an object; begin it with apiVersion: and kind:"
-            )
+            raise SettingsError(f"{name}: {str(document)[:40]!r} is not an object; begin it with apiVersion: and kind:")
     return plain
 
 

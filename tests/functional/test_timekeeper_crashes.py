@@ -16,7 +16,7 @@ from support.timekeeper_process import Site, oracle, process_site
 from support.waiting import wait_for
 
 from slicekeeper import names
-from slicekeeper.kube.client import EVENTS, PODS
+from slicekeeper.kube.client import EVENTS, NAMESPACES, PODS
 from slicekeeper.units import format_instant, parse_instant
 
 
@@ -132,7 +132,8 @@ def test_deleted_pods_wait_until_they_are_paid_and_foreign_finalizers_stay(site:
     site.kube.delete(PODS, "never-bound", "rich")
     wait_for(lambda: site.paid("never-bound", "rich"), "the pod that never held anything goes")
     (site.folder / "policy.yaml").write_text("default: {mode: 'off', budget: {amount: 7ms}}")
-    wait_for(lambda: site.get("/api/v1/budgets/never-seen")["amountMs"] == 7, "the new policy holds")
+    site.kube.create(NAMESPACES, {"metadata": {"name": "fresh"}})
+    wait_for(lambda: site.get("/api/v1/budgets/fresh")["amountMs"] == 7, "the new policy holds")
     site.create("b", "rich")
     site.finish("b", "rich")
     wait_for(lambda: site.paid("b", "rich"), "the unmetered pod goes")

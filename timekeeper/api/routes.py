@@ -204,7 +204,7 @@ ROUTES: tuple[Route, ...] = (
           problems=(404,)),
     Route("GET", "/api/v1/openapi.json", openapi.shown, "This document", public=True),
     Route("GET", "/budget/{namespace}", legacy_routes.shown, "Budget in GPU-minutes (legacy route)",
-          LegacyBudget, problems=(404,)),
+          LegacyBudget),
     Route("POST", "/budget/{namespace}/report", legacy_routes.report, "Sign of life (legacy route)",
           Terminate, SignOfLife, problems=(404,)),
     Route("POST", "/budget/{namespace}/increase", legacy_routes.increase, "Grant minutes (legacy route)",

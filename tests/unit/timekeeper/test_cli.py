@@ -127,7 +127,7 @@ def test_time_is_set_aside_shown_and_given_back(run: Run) -> None:
     assert run("reservation", "show", "team", str(made["id"])) == made
     assert run("reservation", "list", "team") == [made]
     refused = run("reservation", "open", "team", "31m", "--until", "2026-01-02T00:00:00Z", code=1)
-    assert "more than the 1800000 that team has free" in refused
+    assert "31m are more than the 30m that team has free" in refused
     assert run("reservation", "cancel", "team", str(made["id"]))["state"] == "released"
     assert "has no reservation" in run("reservation", "show", "other", str(made["id"]), code=1)
 

@@ -7,28 +7,34 @@ import uuid
 
 from flask import Response
 
-from slicekeeper.units import MS_PER_MINUTE, GpuMilliseconds
-from slicekeeper.wire.timekeeper import OVER_BUDGET
+from slicekeeper.units import MS_PER_MINUTE, NO_TIME, GpuMilliseconds
+from slicekeeper.wire.timekeeper import OVER_BUDGET, Figures
 from timekeeper.api import answers, parse, usage_reporter
-from timekeeper.api.budget_owner import BudgetOwner, owner_of
+from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.idempotency import idempotency_key
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.legacy_routes import IncreaseBody, LegacyBudget, SignOfLife, Terminate
+from timekeeper.api.views import budget as budget_views
+from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.ledger import movement
 from timekeeper.ledger.movement import Order
 from timekeeper.store import workloads
 
 
 def shown(context: HandlerContext, namespace: str) -> Response:
-    """Return a budget; a namespace never seen has the full default."""
+    """Return a budget; a namespace never seen has the full default: the clients of this route know no other answer."""
     owner = owner_of(context, namespace)
     owner.allow("get")
-    return _answer(owner)
+    try:
+        budget, _ = owner.current()
+    except NamespaceUnknown:
+        policy, now = context.policy.of(namespace), context.clock.now_ms()
+        budget = budget_views.budget(namespace, None, policy, now, NO_TIME, uid="", gone=False)
+    return _answer(budget)
 
 
-def _answer(owner: BudgetOwner) -> Response:
-    budget, _ = owner.current()
+def _answer(budget: Figures) -> Response:
     return answers.json(
         LegacyBudget(
             budget_available=budget.state not in OVER_BUDGET,
@@ -68,4 +74,4 @@ def increase(context: HandlerContext, namespace: str) -> Response:
     order = Order(amount, given.reason, key, parse.canonical(), caller.name, now)
     movement.grant(context.books, owner.account_ref(), order, valid_from=now, valid_to=None)
     context.controller.nudge()
-    return _answer(owner)
+    return _answer(owner.current()[0])

@@ -25,7 +25,7 @@ OPEN = options_of(reservation.commands["open"])
         ("expiresAt: use an earlier expiresAt", OPEN, "--until: use an earlier --until"),
         ("to: it is the source", TRANSFER, "TO: it is the source"),
         ("to: it must be before the year 9999", STATEMENT, "--to: it must be before the year 9999"),
-        ("amountMs: 5400000 GPU-ms are more than the 61000 GPU-ms left", GRANT, "AMOUNT: 1h30m are more than the 1m1s left"),
+        ("amountMs: 5400000 GPU-ms are more than 61000 GPU-ms", GRANT, "AMOUNT: 1h30m are more than 1m1s"),
         ("Idempotency-Key 'k' was already used", GRANT, "--key 'k' was already used"),
         ("reason: Expected `str` of length >= 1", GRANT, "--reason: it must not be empty"),
         ("reason: Expected `str` of length <= 1024", GRANT, "--reason: use at most 1024 characters"),

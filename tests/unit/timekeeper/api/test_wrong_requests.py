@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from support.databases import Databases
-from support.timekeeper_service import GOOD_BUDGET, GOOD_GRANT, World, new_world
+from support.timekeeper_service import GOOD_BUDGET, GOOD_GRANT, HOUR, T0, World, new_world
 
+from slicekeeper.kube.client import NAMESPACES
+from slicekeeper.units import Instant, format_instant
 from timekeeper.api.routes import ROUTES
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts
@@ -184,3 +186,35 @@ def test_refusals(untouched: World, method: str, path: str, status: int, code: s
     answer = untouched.call(method, path, GOOD_BUDGET if method == "PUT" else None)
     assert answer.status_code == status
     assert answer.json.get("code") == code
+
+
+_OF_A_NAMESPACE = (
+    "budgets/{}", "budgets/{}/grants", "budgets/{}/refunds", "budgets/{}/adjustments", "budgets/{}/transfers",
+    "budgets/{}/intervals", "budgets/{}/reservations", "budgets/{}/entries", "budgets/{}/periods",
+    "budgets/{}/statement", "budgets/{}/reservations/1", "decisions/{}", "usage/{}", "usage?namespace={}",
+    "workloads?namespace={}", "audit?namespace={}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("route", _OF_A_NAMESPACE)
+def test_a_namespace_that_nobody_has_is_not_found_on_every_route(untouched: World, route: str) -> None:
+    answer = untouched.call("GET", f"/api/v1/{route.format('nowhere')}")
+    assert (answer.status_code, answer.json["code"]) == (404, "namespace-unknown")
+    assert answer.json["detail"].startswith("namespace nowhere is not found")
+
+
+def test_a_namespace_that_is_as_new_as_can_be_has_its_policys_budget(world: World) -> None:
+    world.cluster.store.create(NAMESPACES, {"metadata": {"name": "fresh"}}, "")  # no watch has seen it
+    assert world.get("/api/v1/budgets/fresh")["amountMs"] == 9_000_000
+    for route in ("budgets/{}/grants", "budgets/{}/reservations", "workloads?namespace={}", "usage?namespace={}"):
+        assert world.get(f"/api/v1/{route.format('fresh')}")["items"] == [], route
+    assert world.call("POST", "/api/v1/budgets/fresh/grants", GOOD_GRANT, {"Idempotency-Key": "k"}).status_code == 201
+
+
+def test_a_new_grant_is_where_the_answer_says(world: World) -> None:
+    later = {**GOOD_GRANT, "validFrom": format_instant(Instant(T0 + HOUR))}
+    first = world.call("POST", "/api/v1/budgets/team/grants", later, {"Idempotency-Key": "k"})
+    again = world.call("POST", "/api/v1/budgets/team/grants", later, {"Idempotency-Key": "k"})
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.headers["Location"] == again.headers["Location"]
+    assert world.call("DELETE", first.headers["Location"]).status_code == 200
