@@ -45,7 +45,10 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 @click.command()
 @click.pass_obj
 def forwarder(context: Context) -> None:
-    """Forward the API server's connections to the timekeeper; answer discovery while there is none."""
+    """Forward the API server's connections to the timekeeper.
+
+    While there is none, discovery is answered here.
+    """
     settings = context.begin()
     prepare(settings.serving)
     target = urlsplit(settings.timekeeper_client.url)
