@@ -58,9 +58,10 @@ def build(registry: str, out: Path, sbom: Path | None, parts: tuple[str, ...]) -
 @click.option("--out", type=FILE, required=True, help="OCI archive to write.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def join(out: Path, files: tuple[Path, ...]) -> None:
-    """Join archives of the same images for several architectures, and print the settings that name the result.
+    """Join archives of the same images for several architectures.
 
-    Run `build` on a machine of each architecture first. A node takes the image of its own architecture.
+    The settings that name the result are printed. Run `build` on a machine of each architecture first. A node takes the
+    image of its own architecture.
     """
     try:
         join_archives(out, files)
