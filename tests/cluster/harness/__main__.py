@@ -20,6 +20,7 @@ def up() -> None:
         install.load_images(made)
         install.give_storage(made, kubectl)
         install.install(kubectl, install.PLAYGROUND)
+        kubectl.rollout("deployment/objects", install.NAMESPACE)
     except (Refused, RuntimeError) as error:
         sys.exit(f"Slicekeeper did not come up: {error}\nThe cluster stays for a look; logs are in {made.logs}")
     print(
