@@ -49,6 +49,9 @@ plain_env = st.fixed_dictionaries({"name": st.sampled_from(["A", "B", "PATH"]), 
 preload_env = st.fixed_dictionaries(
     {"name": st.just("LD_PRELOAD"), "value": st.sampled_from(["", "/a.so", "/a.so /b.so"])}
 )
+devices_env = st.fixed_dictionaries(
+    {"name": st.just("NVIDIA_VISIBLE_DEVICES")}, optional={"value": st.sampled_from(["", "none", "void"])}
+)
 
 
 @st.composite
@@ -60,6 +63,7 @@ def containers(draw: st.DrawFn, name: str) -> Pod:
             st.builds(lambda c, m: {CORE: c, MEMORY: str(m)}, st.integers(1, 60), st.integers(1, 60)),
             st.builds(lambda n: {"cpu": 1, CORE: str(n * 100)}, st.integers(1, 4)),
             st.builds(lambda n: {DEVICE: n}, st.integers(0, 4)),
+            st.sampled_from([{CORE: 0}, {CORE: "0", MEMORY: 0}, {MEMORY: "0"}, {CORE: 100, DEVICE: 0}]),
         )
     )
     container: Pod = {"name": name, "image": draw(words)}
@@ -67,7 +71,7 @@ def containers(draw: st.DrawFn, name: str) -> Pod:
         container["resources"] = {"limits": limits}
         if draw(st.booleans()):
             container["resources"]["requests"] = dict(limits)
-    env = draw(st.lists(st.one_of(plain_env, preload_env), max_size=3))
+    env = draw(st.lists(st.one_of(plain_env, preload_env, devices_env), max_size=3))
     if env or draw(st.booleans()):
         container["env"] = env
     return container
@@ -81,7 +85,8 @@ def pods(draw: st.DrawFn) -> Pod:
         if draw(st.booleans()):
             init.append(draw(containers(f"s{index}")) | {"restartPolicy": "Always"})
         else:
-            init.append({"name": f"i{index}", "image": "x"})
+            limits = draw(st.sampled_from([{}, {DEVICE: 2}, {CORE: 0, MEMORY: 0}]))
+            init.append({"name": f"i{index}", "image": "x", "resources": {"limits": limits}})
     if init or draw(st.booleans()):
         spec["initContainers"] = init
     optional = {
@@ -203,13 +208,16 @@ def admit(judge: Admission, pod: Pod, case: Case) -> Pod:
     return apply(pod, verdict.patch)
 
 
+def asks(container: Pod, resource: str) -> bool:
+    """Whether a container asks for more than 0 of a resource."""
+    return str(container.get("resources", {}).get("limits", {}).get(resource, 0)) != "0"
+
+
 def usable(pod: Pod, case: Case) -> None:
     named = pod["spec"].get("priorityClassName")
     assume(named != "research-high" or named in case.policy.allowed_priority_classes)
     holds = any(
-        c.get("resources", {}).get("limits", {}).get(r)
-        for c in each(pod)
-        for r in (CORE, *((DEVICE,) if case.policy.nvidia_gpu == "metered" else ()))
+        asks(c, r) for c in each(pod) for r in (CORE, *((DEVICE,) if case.policy.nvidia_gpu == "metered" else ()))
     )
     reserved = names.FINALIZER in pod["metadata"].get("finalizers", ())
     reserved = reserved or names.BUDGET_STATE in pod["metadata"].get("annotations", {})
@@ -273,6 +281,8 @@ REWRITTEN = {
 
 def keeps(before: Any, after: Any, path: tuple[str, ...] = ()) -> bool:
     """Whether all of `before` is in `after`, in its order; the values that we compute may differ."""
+    if isinstance(before, dict) and before.get("name") == "NVIDIA_VISIBLE_DEVICES":
+        return isinstance(after, dict) and after.get("name") == "NVIDIA_VISIBLE_DEVICES"
     if isinstance(before, dict):
         shared = [key for key in after if key in before] if isinstance(after, dict) else []
         return shared == list(before) and all(keeps(before[key], after[key], (*path, key)) for key in before)
@@ -297,7 +307,7 @@ def test_a_patch_removes_and_reorders_nothing(judge: Admission, pod: Pod, case: 
 def test_gpu_pods_get_all_that_belongs_to_them(judge: Admission, pod: Pod, case: Case) -> None:
     usable(pod, case)
     after = admit(judge, pod, case)
-    ours = [c for c in each(pod) if c.get("resources", {}).get("limits", {}).get(CORE)]
+    ours = [c for c in each(pod) if asks(c, CORE)]
     if ours:
         assert after["metadata"]["labels"][names.MANAGED_LABEL] == "true"
         assert after["metadata"]["finalizers"].count(names.FINALIZER) == 1
