@@ -32,6 +32,8 @@ class Snapshot:
     places: list[Place]
     cpu_memory: dict[str, tuple[float, float]]
     """The free cores and MiB of each node, infinite if unknown."""
+    succeeded: dict[str, int]
+    """How many pods of each controller have succeeded, as far as it is known."""
 
     def views(self) -> dict[str, NodeSnapshot]:
         """Return the nodes with the places there."""

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from scheduler.pods import Gang, Pod
 
@@ -34,11 +35,14 @@ class GangMembers:
         return len(self.waiting) >= self.needed
 
 
-def gang_members(pods: Iterable[Pod], is_binding: Callable[[Pod], bool]) -> GangMembers | None:
+def gang_members(
+    pods: Iterable[Pod], is_binding: Callable[[Pod], bool], succeeded: Mapping[str, int]
+) -> GangMembers | None:
     """Return the existing pods of one gang, None if there are none; `is_binding` returns whether a pod is being bound.
 
     A pod that succeeded counts while the gang exists: while another runs, or its controller creates more. A later gang
-    of the same name begins with no pods.
+    of the same name begins with no pods. `succeeded` is how many pods of each controller have succeeded, as far as that
+    is known; some of them may have been removed.
     """
     members = list(pods)
     gangs = [pod.gang for pod in members if pod.gang is not None]
@@ -49,10 +53,14 @@ def gang_members(pods: Iterable[Pod], is_binding: Callable[[Pod], bool]) -> Gang
     free = [pod for pod in alive if not (pod.node or is_binding(pod) or pod.refusal)]
     waiting = [pod for pod in free if not pod.gates]
     makers = {pod.controller for pod in free if pod.controller}
-    done = sum(pod.succeeded and (bool(placed) or pod.controller in makers) for pod in members)
+    there = Counter(pod.controller for pod in members if pod.succeeded and (placed or pod.controller in makers))
+    done = sum(max(there[controller], succeeded.get(controller, 0)) for controller in makers | there.keys())
     waiting.sort(key=_hardest_first)
+    gang = max(gangs, key=lambda gang: gang.size)
+    # A rolling update may raise the size: the gang has started all the same, by that of the pods that run.
+    started = min((pod.gang.size for pod in placed if pod.gang is not None), default=gang.size)
     return GangMembers(
-        max(gangs, key=lambda gang: gang.size),
+        replace(gang, size=started) if len(placed) + done >= started else gang,
         len(placed) + done,
         tuple(waiting),
         len(free) - len(waiting),

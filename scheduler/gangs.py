@@ -23,6 +23,7 @@ import numpy as np
 from scheduler.gang_members import GangMembers
 from scheduler.gang_places import OfferedNodes, places_for
 from scheduler.gang_queue import SEARCH_PAUSE_RATIO, GangQueue
+from scheduler.job_progress import JobProgress
 from scheduler.pending_bindings import NoPlace
 from scheduler.pods import Hold, Pod
 from scheduler.reclaim.back_off import BackOff
@@ -93,6 +94,7 @@ class Gangs:
         state: SchedulerState,
         clock: Clock,
         retry_trigger: RetryTrigger,
+        jobs: JobProgress,
         *,
         hold_seconds: float,
         barrier_seconds: float = BARRIER_SECONDS,
@@ -100,6 +102,7 @@ class Gangs:
         self._state = state
         self._clock = clock
         self._retry_trigger = retry_trigger
+        self._jobs = jobs
         self._hold_ns = int(hold_seconds * 1_000_000_000)
         self._barrier = barrier_seconds
         self._known: dict[str, _KnownGang] = {}
@@ -188,11 +191,19 @@ class Gangs:
         """Release unused places, search for places again, and trigger retries of the pods that have one."""
         with self._changed:
             keys = dict.fromkeys([*self._queue.in_order(), *self._known])
+        for key in keys:
+            self._count_removed(key)
         # The lock is released after each: kube-scheduler waits during calls for one of their pods.
         called = [pod for key in keys for pod in self._look_at(key)]
         self._retry_trigger.keep({pod.uid for pod in called})
         for pod in called:
             self._retry_trigger.trigger(pod, at_once=True)
+
+    def _count_removed(self, key: str) -> None:
+        """Count the succeeded pods of a gang that were removed, if it lacks pods."""
+        members = self._state.gang_members(key)
+        if members is not None and members.waiting and not members.is_complete:
+            self._state.note_succeeded(key, self._jobs.succeeded(members.waiting))
 
     def _look_at(self, key: str) -> list[Pod]:
         """Process one gang; return those of its pods that have a place and must be retried."""
@@ -206,7 +217,8 @@ class Gangs:
                 self._release(known)
                 del self._known[key]
                 self._queue.leave(key)
-                return []
+                # Pods that were refused before it counted as started are tried one by one now.
+                return list(members.waiting) if members is not None and not members.needed else []
             known.offered = {pod.uid: known.offered[pod.uid] for pod in members.waiting if pod.uid in known.offered}
             self._settle(known, members)
             self._find(known, members)

@@ -166,6 +166,13 @@ def read_pod(obj: Mapping[str, Any], resources: Resources) -> Pod | None:
     )
 
 
+def _deployment_of(obj: Mapping[str, Any], owner: Mapping[str, Any]) -> str:
+    """Return the name of the Deployment whose ReplicaSet made a pod; empty if none did."""
+    revision = as_map(as_map(obj.get("metadata")).get("labels")).get("pod-template-hash")
+    name, _, end = _text(owner.get("name")).rpartition("-")
+    return name if owner.get("kind") == "ReplicaSet" and end and end == revision else ""
+
+
 def end_of(obj: Mapping[str, Any]) -> int | None:
     """Return when a pod or Job ends at the latest by its own deadline, None if nothing says."""
     seconds = as_map(obj.get("spec")).get("activeDeadlineSeconds")
@@ -184,6 +191,12 @@ def _gang_of(obj: Mapping[str, Any], namespace: str, request: PodRequest) -> tup
     if not controller:
         return None, "", f"{names.GANG_SIZE} of a pod that no controller made: name the gang by {names.GANG}"
     # No label has a slash twice, so no name that a user chooses is another's controller.
+    if deployment := _deployment_of(obj, owner):  # a rolling update makes another ReplicaSet, not another gang
+        return (
+            Gang(f"{namespace}/deployment/{deployment}/", f"Deployment {deployment}", request.gang_size),
+            controller,
+            "",
+        )
     shown = f"{_text(owner.get('kind'))} {_text(owner.get('name'))}"
     return Gang(f"{namespace}/uid/{controller}", shown, request.gang_size), controller, ""
 

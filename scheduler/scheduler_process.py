@@ -15,6 +15,7 @@ from scheduler.agent_readiness import NodeAgents
 from scheduler.bind_lease import BINDER_LEASE, BindLease
 from scheduler.binder import REQUEST_SECONDS, Binder
 from scheduler.gangs import Gangs
+from scheduler.job_progress import JobProgress
 from scheduler.metrics import Metrics
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.learner import Learner
@@ -79,7 +80,9 @@ class Scheduler:
         renew_seconds = settings.scheduler.lease_seconds / RENEWALS
         self.bind_lease = BindLease(lease, self.watches.catch_up, idle_seconds=renew_seconds)
         after = settings.scheduler.reclaim_after_seconds
-        self.gangs = Gangs(self.state, clock, RetryTrigger(self.client, clock, pause_seconds=after), hold_seconds=hold)
+        trigger = RetryTrigger(self.client, clock, pause_seconds=after)
+        jobs = JobProgress(self.client, clock)
+        self.gangs = Gangs(self.state, clock, trigger, jobs, hold_seconds=hold)
         # When a holder stops, half of the rest of its lease is for connecting, and half for delivering.
         delivery_seconds = settings.scheduler.lease_seconds * (1 - LEADS) / 2
         binding = KubeClient(settings.kubernetes, delivery_seconds=delivery_seconds)

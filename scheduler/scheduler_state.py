@@ -226,6 +226,11 @@ class SchedulerState:
         with self._cluster.writing():
             return self._pods.gang_members(key, asking, is_binding)
 
+    def note_succeeded(self, key: str, succeeded: Mapping[str, int]) -> None:
+        """Record how many pods of each controller of a gang have succeeded, also those that were removed."""
+        with self._cluster.writing():
+            self._pods.note_succeeded(key, succeeded)
+
     def version(self) -> int:
         """Return a number that increases with every change of the held places or the free GPUs."""
         self._cluster.end_due()
@@ -355,7 +360,8 @@ class SchedulerState:
         with self._cluster.writing():
             nodes, pods, places = self._nodes.with_gpus(), self._pods.every(), self._places.every()
             fleet = self._cluster.published
-        return Snapshot(nodes, pods, places, {name: fleet.cpu_memory(name) for name in nodes})
+        cpu_memory = {name: fleet.cpu_memory(name) for name in nodes}
+        return Snapshot(nodes, pods, places, cpu_memory, self._pods.succeeded())
 
     def release(self, uid: str) -> None:
         """Release the place reserved for a waiting pod."""

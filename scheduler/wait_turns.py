@@ -70,7 +70,9 @@ def _gangs(snapshot: Snapshot, keys: Set[str]) -> dict[str, GangMembers]:
     for pod in snapshot.pods:
         if pod.gang is not None and pod.gang.key in keys:
             pods_of.setdefault(pod.gang.key, []).append(pod)
-    members = {key: gang_members(pods, lambda pod: pod.uid in binding) for key, pods in pods_of.items()}
+    members = {
+        key: gang_members(pods, lambda pod: pod.uid in binding, snapshot.succeeded) for key, pods in pods_of.items()
+    }
     return {key: found for key, found in members.items() if found is not None}
 
 

@@ -22,6 +22,7 @@ from run import GPUS, node, percentile, pod
 
 from scheduler.extender import filter_nodes, gpu_pod
 from scheduler.gangs import Gangs
+from scheduler.job_progress import JobProgress
 from scheduler.placement.learner import Learner
 from scheduler.reclaim.retry_trigger import RetryTrigger
 from scheduler.scheduler_state import SchedulerState
@@ -62,9 +63,9 @@ def main() -> None:
     clock, settings = Clock(), Settings(kubernetes=KubernetesSettings(server=NOWHERE))
     state = SchedulerState(settings.resources, Learner("best-fit"), clock, hold_seconds=HOLD, lost_seconds=60)
     fill(state, options.nodes, options.size - MISSING)
-    gangs = Gangs(
-        state, clock, RetryTrigger(KubeClient(settings.kubernetes), clock, pause_seconds=1), hold_seconds=HOLD
-    )
+    nowhere = KubeClient(settings.kubernetes)
+    trigger, jobs = RetryTrigger(nowhere, clock, pause_seconds=1), JobProgress(nowhere, clock)
+    gangs = Gangs(state, clock, trigger, jobs, hold_seconds=HOLD)
     every = orjson.dumps([f"node-{n:05}" for n in range(options.nodes)])
     members = [[member(g, n, options.size) for n in range(options.size)] for g in range(options.gangs)]
     for made in (made for gang in members for made in gang):

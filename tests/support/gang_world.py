@@ -23,6 +23,14 @@ def node(name, gpus=1, memory=8192, model="A100", **more):
     return {"metadata": {"name": name, "annotations": {names.NODE_GPUS: value}}, **more}
 
 
+def of_deployment(name, revision, *, size=4, **more):
+    """Return a pod of a Deployment's revision, whose ReplicaSet is its controller."""
+    made = pod(name, gang="job:" + revision, size=size, **more)
+    made["metadata"]["ownerReferences"][0] |= {"kind": "ReplicaSet", "name": f"serve-{revision}"}
+    made["metadata"]["labels"]["pod-template-hash"] = revision
+    return made
+
+
 def pod(name, core=60, *, gang="g", size=4, on="", gpus="", phase="Pending", owner="", more=None, **spec):
     said = {names.GANG: gang} if gang and not gang.startswith("job:") else {}
     said |= {names.GANG_SIZE: str(size)} if size else {}
@@ -54,6 +62,16 @@ class Calls:
         self.called.append(pod.name)
 
 
+class Jobs:
+    """The Jobs of the cluster: how many of its pods each says have succeeded, by its UID."""
+
+    def __init__(self):
+        self.says = {}
+
+    def succeeded(self, pods):
+        return {pod.controller: self.says[pod.controller] for pod in pods if pod.controller in self.says}
+
+
 class World:
     """One extender without HTTP; a bind does not wait, so that tests say who comes when."""
 
@@ -63,8 +81,10 @@ class World:
         self.state.intake.set_nodes(list(nodes))
         self.state.intake.set_pods([])
         self.nodes = [n["metadata"]["name"] for n in nodes]
-        self.calls = Calls()
-        self.gangs = Gangs(self.state, self.clock, self.calls, hold_seconds=HOLD, barrier_seconds=barrier_seconds)
+        self.calls, self.jobs = Calls(), Jobs()
+        self.gangs = Gangs(
+            self.state, self.clock, self.calls, self.jobs, hold_seconds=HOLD, barrier_seconds=barrier_seconds
+        )
 
     def waits(self, *objects):
         for obj in objects:

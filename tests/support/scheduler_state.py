@@ -2,6 +2,7 @@
 """A scheduler's state that gets nodes and pods from a test, and what the extender answers by it."""
 
 import orjson
+from support.gang_world import Jobs
 from support.manual_clock import ManualClock
 from support.scheduled_pods import container, managed
 
@@ -36,7 +37,7 @@ def new_state(clock, *nodes):
 
 
 def no_gangs(state):
-    return Gangs(state, ManualClock(), None, hold_seconds=HOLD)
+    return Gangs(state, ManualClock(), None, Jobs(), hold_seconds=HOLD)
 
 
 def read(obj):

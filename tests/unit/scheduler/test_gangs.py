@@ -6,7 +6,7 @@ import time
 
 import orjson
 import pytest
-from support.gang_world import HOLD, World, node, pod
+from support.gang_world import HOLD, World, node, of_deployment, pod
 from support.scheduled_pods import container, managed
 
 from scheduler.extender import gpu_pod, preempt, prioritize_nodes
@@ -330,3 +330,64 @@ def test_kube_scheduler_preempts_for_no_single_pod_of_a_gang():
 
     assert helped(pod("p0", size=2)) == {}
     assert helped(pod("alone", gang="", size=0)) == proposed
+
+
+def test_a_rolling_update_is_not_a_second_gang():
+    world = World(*[node(f"n{i}") for i in range(5)])
+    old = world.starts(*world.waits(*[of_deployment(f"a{i}", "5d4f") for i in range(4)]))
+    assert len(old) == 4
+    new = of_deployment("b0", "9c8e")
+    assert len(world.starts(*world.waits(new))) == 1, "its other pods are made when this one is ready"
+
+
+def test_a_deployment_that_is_made_again_is_a_gang_again():
+    world = World(*[node(f"n{i}") for i in range(5)])
+    for obj in world.starts(*world.waits(*[of_deployment(f"a{i}", "5d4f") for i in range(4)])):
+        world.state.intake.drop_pod(obj["metadata"]["uid"])
+    again = world.waits(*[of_deployment(f"b{i}", "9c8e") for i in range(3)])
+    assert "waits for its pods: 3 of 4" in world.why(again[0])
+
+
+def test_a_rolling_update_may_raise_the_size():
+    world = World(*[node(f"n{i}") for i in range(5)])
+    assert len(world.starts(*world.waits(*[of_deployment(f"a{i}", "5d4f", size=2) for i in range(2)]))) == 2
+    assert len(world.starts(*world.waits(of_deployment("b0", "9c8e", size=4)))) == 1
+
+
+def test_a_label_alone_makes_no_pod_one_of_a_deployment():
+    world = World(*[node(f"n{i}") for i in range(5)])
+    world.starts(*world.waits(*[of_deployment(f"a{i}", "5d4f") for i in range(4)]))
+    job = pod("b0", gang="job:j")
+    job["metadata"]["ownerReferences"][0]["name"] = "serve-5d4f"
+    job["metadata"]["labels"]["pod-template-hash"] = "5d4f"
+    world.waits(job)
+    assert "waits for its pods" in world.why(job)
+
+
+@pytest.mark.parametrize("gang", ["job:j", "g"])
+def test_a_gang_stays_started_if_its_succeeded_pods_are_removed(gang):
+    world = World(*[node(f"n{i}") for i in range(4)])
+    bound = world.starts(*world.waits(*[pod(f"p{i}", gang=gang, owner="j") for i in range(4)]))
+    assert len(bound) == 4
+    for obj in bound:
+        world.state.intake.drop_pod(obj["metadata"]["uid"])
+    last = pod("p4", gang=gang, owner="j")
+    world.waits(last)
+    assert "waits for its pods: 1 of 4" in world.why(last)
+    world.gangs.look()
+    assert world.fits(last) == [], "nothing says yet that any has succeeded"
+    world.jobs.says["j"] = 3
+    world.gangs.look()
+    assert world.calls.called == ["p4"], "kube-scheduler is made to try it again"
+    assert len(world.starts(last)) == 1
+
+
+def test_what_a_job_says_counts_once():
+    world = World(*[node(f"n{i}") for i in range(4)])
+    done = [pod(f"p{i}", gang="job:j", on=f"n{i}", phase="Succeeded") for i in range(2)]
+    world.jobs.says["j"] = 2
+    last = pod("p4", gang="job:j")
+    world.waits(*done, last)
+    world.fits(last)
+    world.gangs.look()
+    assert "waits for its pods: 1 of 2 are there, 2 have a place" in world.why(last)

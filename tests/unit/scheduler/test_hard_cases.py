@@ -7,6 +7,7 @@ with `place`, which returns only the best node, and with `filter` and `prioritiz
 
 import orjson
 import pytest
+from support.gang_world import Jobs
 from support.manual_clock import ManualClock
 
 from scheduler.extender import filter_nodes, gpu_pod, prioritize_nodes
@@ -408,7 +409,7 @@ class Extender:
     def __init__(self, nodes, here, *, best_alone):
         clock = ManualClock()
         self.state = SchedulerState(Resources(), Learner("best-fit"), clock, hold_seconds=30, lost_seconds=60)
-        self.gangs = Gangs(self.state, clock, None, hold_seconds=30, barrier_seconds=0)
+        self.gangs = Gangs(self.state, clock, None, Jobs(), hold_seconds=30, barrier_seconds=0)
         self.names, self.best_alone = [f"n{number}" for number in range(len(nodes))], best_alone
         for node, made in zip(self.names, nodes, strict=True):
             listed = inventory.encode([gpu(node) for gpu in made])

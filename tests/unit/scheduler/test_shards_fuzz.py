@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.gang_world import Jobs
 from support.manual_clock import ManualClock
 from support.scheduled_pods import container, managed
 
@@ -68,7 +69,7 @@ class Extender:
     def __init__(self, clock: ManualClock, nodes: list[Object], pods: list[Object]) -> None:
         self.state = SchedulerState(Resources(), Learner("best-fit"), clock, hold_seconds=HOLD, lost_seconds=LOST)
         calls: Any = RetryTrigger
-        self.gangs = Gangs(self.state, clock, calls, hold_seconds=HOLD)
+        self.gangs = Gangs(self.state, clock, calls, Jobs(), hold_seconds=HOLD)
         self.nodes_behind: list[tuple[bool, Object]] = []
         self.pods_behind: list[tuple[bool, Object]] = []
         self.known: dict[str, Object] = {}

@@ -9,6 +9,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.gang_world import Jobs
 from support.manual_clock import ManualClock
 from support.scheduled_pods import container, managed
 
@@ -69,7 +70,7 @@ def read(obj):
 
 
 def no_gangs(state):
-    return Gangs(state, ManualClock(), None, hold_seconds=30)
+    return Gangs(state, ManualClock(), None, Jobs(), hold_seconds=30)
 
 
 def judged(state, obj):
