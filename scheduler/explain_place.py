@@ -26,7 +26,11 @@ def why_node(pod: Pod, node: str, places: Iterable[Place], policy: str, *, is_eq
         if place.kind is not HoldKind.TENTATIVE:
             continue
         if there == node:
-            return f"{policy}, the cheapest of {place.among} nodes with room" if place.among > 1 else "the only room"
+            return (
+                f"{policy}, the cheapest of {place.among} nodes with room"
+                if place.among > 1
+                else "the only node with room"
+            )
         if is_equal(there):
             return f"{policy}, as good as node {there}; kube-scheduler chose between them"
         return f"kube-scheduler's own rules; {policy} would have taken node {there}"

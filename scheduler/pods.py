@@ -108,6 +108,17 @@ class Pod:
         return tuple(str(as_map(gate).get("name")) for gate in as_list(self.spec.get("schedulingGates")))
 
     @property
+    def scheduled(self) -> Mapping[str, Any]:
+        """Its condition PodScheduled, which kube-scheduler writes when it has refused the pod; empty without one."""
+        conditions = map(as_map, as_list(as_map(as_map(self.waiting).get("status")).get("conditions")))
+        return next((condition for condition in conditions if condition.get("type") == "PodScheduled"), {})
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether kube-scheduler found no node at its last attempt."""
+        return self.scheduled.get("status") == "False"
+
+    @property
     def is_placeable(self) -> bool:
         """Whether kube-scheduler may place it, and it needs a place on GPUs."""
         return not (self.node or self.finished or self.leaving or self.refusal or self.gates) and bool(

@@ -9,7 +9,7 @@ from typing import Any
 from scheduler import nodes as node_objects
 from scheduler.cluster_state import ClusterState
 from scheduler.cpu_memory import Entry, comes_with_its_node, entry_of
-from scheduler.held_places import HoldKind, Place, nodes_of
+from scheduler.held_places import HoldKind, Place, is_tentative, nodes_of
 from scheduler.placement.learner import Learner
 from scheduler.pods import Hold, Pod, held_by, read_pod
 from slicekeeper.config.settings import Resources
@@ -126,6 +126,9 @@ class Intake:
             self._cluster.put(pod.uid, ())
         elif pod.node:
             self._cluster.put(pod.uid, bound)
+        elif pod.is_refused and (known is None or known.scheduled != pod.scheduled):
+            # kube-scheduler does not tell extenders that it has given up a pod, or a group of pods.
+            self._cluster.drop_places(pod.uid, is_tentative)
 
     def _lose(self, uid: str) -> None:
         self._change(uid)

@@ -124,9 +124,11 @@ class Admission:
             missing = missing if self._missing(pod, request, other) else []
         return _not_as_admitted(pod, missing[0]) if missing else Verdict()
 
-    def validate_template(self, template: Mapping[str, Any], case: Case, prefix: str) -> Verdict:
+    def validate_template(
+        self, workload: Mapping[str, Any], template: Mapping[str, Any], case: Case, prefix: str
+    ) -> Verdict:
         """Return whether pods made from a workload's template at `prefix` would pass."""
-        return pod_templates.validate(template, case, prefix, self._cluster)
+        return pod_templates.validate(workload, template, case, prefix, self._cluster)
 
     def forges_mirror(self, pod: Mapping[str, Any], case: Case) -> bool:
         """Whether a GPU pod, or a template of one, says that it mirrors a static pod, as only a kubelet's pods do."""

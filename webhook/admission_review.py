@@ -143,7 +143,9 @@ class Reviewer:
         template = template_of(request.object, path)
         if request.operation == "UPDATE" and template == template_of(request.old, path):
             return Verdict()  # existing workloads can be scaled, annotated and deleted
-        return self._admission.validate_template(template, self._case_of(request.namespace), ".".join(path))
+        return self._admission.validate_template(
+            request.object, template, self._case_of(request.namespace), ".".join(path)
+        )
 
 
 def parse(body: bytes | bytearray) -> tuple[Request, Violation | None]:

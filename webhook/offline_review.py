@@ -147,7 +147,7 @@ def _admit(admission: Admission, document: Document, case: Case) -> tuple[Verdic
     if path is None:
         return Verdict(), document
     template = template_of(document, path)
-    verdict = admission.validate_template(template, case, ".".join(path))
+    verdict = admission.validate_template(document, template, case, ".".join(path))
     if not verdict.allowed:
         return verdict, document
     pod = admission.mutate(template, case)

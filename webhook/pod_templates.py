@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from slicekeeper.errors import Violation
 from slicekeeper.untyped_json import as_map
-from webhook import pod_rules, pod_warnings, relevant_pods, reserved_names, spent_budget
+from webhook import gang_templates, pod_rules, pod_warnings, relevant_pods, reserved_names, spent_budget
 from webhook.foreign.conversion import convert
 from webhook.json_patch import apply
 from webhook.review_inputs import Case, ClusterContext
@@ -48,7 +48,9 @@ def with_template(workload: Mapping[str, Any], path: tuple[str, ...], template: 
     return {**workload, head: below}
 
 
-def validate(template: Mapping[str, Any], case: Case, prefix: str, cluster: ClusterContext) -> Verdict:
+def validate(
+    workload: Mapping[str, Any], template: Mapping[str, Any], case: Case, prefix: str, cluster: ClusterContext
+) -> Verdict:
     """Return whether pods made from a workload's template at `prefix` would pass."""
     found = list(reserved_names.forged(template, case))
     if not found and relevant_pods.forges_mirror(template, case, cluster):
@@ -59,12 +61,12 @@ def validate(template: Mapping[str, Any], case: Case, prefix: str, cluster: Clus
     if foreign.violations:
         return Verdict(violations=_below(prefix, foreign.violations))
     if foreign.patch:
-        verdict = validate(apply(template, foreign.patch), case, prefix, cluster)
+        verdict = validate(workload, apply(template, foreign.patch), case, prefix, cluster)
         return replace(verdict, warnings=[*foreign.warnings, *verdict.warnings])
     if not relevant_pods.is_relevant(template, case, cluster):
         return Verdict()
     request, broken = pod_rules.check_pod(template, case, cluster)
-    violations = _below(prefix, broken)
+    violations = [*_below(prefix, broken), *gang_templates.refusal(workload, request)]
     if case.policy.mode == "observe":
         return Verdict(warnings=[f"observed, not refused: {violation}" for violation in violations])
     if violations:
@@ -73,7 +75,7 @@ def validate(template: Mapping[str, Any], case: Case, prefix: str, cluster: Clus
         return Verdict()
     # The template itself is admitted: its pods may be created when there is budget again.
     later = [f"pods of this template will be refused: {refusal}" for refusal in spent_budget.refusal(case)]
-    always = pod_warnings.of_pod(template, request, case, cluster)
+    always = [*gang_templates.warnings(workload, request), *pod_warnings.of_pod(template, request, case, cluster)]
     return Verdict(warnings=[*always, *(later or spent_budget.warnings(template, request, case, cluster))])
 
 

@@ -20,7 +20,6 @@ from slicekeeper.clock import Clock
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import PODS, KubeClient
 from slicekeeper.units import format_instant
-from slicekeeper.untyped_json import as_list, as_map
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class RetryTrigger:
 
         Unless `at_once`, a pod that kube-scheduler has not refused yet is left alone: it waits for its first turn.
         """
-        if not (at_once or _is_refused(pod)):
+        if not (at_once or pod.is_refused):
             return
         now = self._clock.monotonic_ns()
         first_ns = now if at_once else now + self._pause_ns
@@ -64,8 +63,3 @@ class RetryTrigger:
             log.info("pod %s was not nudged: %s", pod.key, error)
         else:
             log.info("there is room for pod %s; kube-scheduler is to try it again", pod.key)
-
-
-def _is_refused(pod: Pod) -> bool:
-    conditions = map(as_map, as_list(as_map(as_map(pod.waiting).get("status")).get("conditions")))
-    return any(of.get("type") == "PodScheduled" and of.get("status") == "False" for of in conditions)

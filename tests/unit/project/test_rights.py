@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from unittest import mock
@@ -28,6 +29,7 @@ from objects.budgets.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS
 from objects.policies.keeper import PolicyKeeper
 from objects.sharepods.keeper import SharePodKeeper
 from objects.sharepods.template import SHAREPOD_LABEL
+from scheduler.job_progress import JobProgress
 from scheduler.pods import read_pod
 from scheduler.reclaim.disruption_budgets import not_allowed_together
 from scheduler.reclaim.retry_trigger import RetryTrigger
@@ -157,6 +159,9 @@ def run_scheduler(server: Server) -> None:
     waits = read_pod(pod(node=""), Resources())
     assert waits is not None
     scheduler.notices._write(waits)
+    job = {"kind": "Job", "name": "j", "uid": "uid-j", "controller": True}
+    of_job = replace(waits, controller="uid-j", waiting={"metadata": {"ownerReferences": [job]}})
+    attempt(lambda: JobProgress(client, clock).succeeded([of_job]))
     elect(server, "slicekeeper-reclaimer")
     elect(server, "slicekeeper-binder")
 

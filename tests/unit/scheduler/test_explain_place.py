@@ -27,7 +27,7 @@ def test_a_place_says_what_led_there_and_what_was_free(clock):
     )
     state.intake.set_node(node("n2", 2))
     fitting(state, pod("d", 200, 0), "n0", "n2")
-    assert why(pod("d", 200, 0), "n2") == "the only room; GPU before: 2 times idle"
+    assert why(pod("d", 200, 0), "n2") == "the only node with room; GPU before: 2 times idle"
     state.intake.set_pod(pod("e", 10))
     found = chosen_hold(read(pod("e", 10)), "n1", ["n1-0"])[0]
     assert state.reserve([(read(pod("e", 10)), found)], 1 << 62)

@@ -101,7 +101,9 @@ def test_the_binding_says_whether_a_pod_is_on_a_mig_slice_and_why(cluster, exten
     assert extender.bind(adaptive, "m") == ""
     found = {name: cluster.get(name)["metadata"]["annotations"] for name in ("asked", "adaptive")}
     assert [chosen[names.gpu_annotation("c")] for chosen in found.values()] == ["MIG-a", "MIG-b"]
-    assert found["asked"][names.SHARING_MODE] == ("mig: asked for; the only room; the smallest slice that fits")
+    assert found["asked"][names.SHARING_MODE] == (
+        "mig: asked for; the only node with room; the smallest slice that fits"
+    )
     assert found["adaptive"][names.SHARING_MODE] == (
         "mig: adaptive, no shared GPU here had room; kube-scheduler's own rules; the smallest slice that fits"
     )

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from support.manual_clock import ManualClock
 from support.scheduler_state import fitting, free, judged, new_state, node, placed, pod, points, read
 
+from scheduler.held_places import HoldKind
 from scheduler.pending_bindings import NoPlace
 from scheduler.placement.learner import Learner
 from scheduler.scheduler_state import SchedulerState
@@ -229,3 +230,40 @@ def test_pods_that_take_cores_beside_gpus_and_no_gpu_are_counted_once_as_arrival
         state.intake.set_others([plain, of_the_node, elsewhere])
         state.intake.set_other(plain)
     assert learner.arrivals.mix().without_gpus == 1 / 2, "one of two pods"
+
+
+def refused(obj, message):
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {**obj, "status": {"phase": "Pending", "conditions": [condition]}}
+
+
+def test_a_place_that_kube_scheduler_gave_up_stays_behind_for_nobody(state):
+    waits = pod("a")
+    state.intake.set_pod(waits)
+    placed(state, waits)
+    assert state.counts()[HoldKind.TENTATIVE] == 1
+    state.intake.set_pod(refused(waits, "its group lacks room"))
+    assert HoldKind.TENTATIVE not in state.counts()
+
+
+def test_another_change_of_a_refused_pod_leaves_its_new_place(state):
+    waits = refused(pod("a"), "no room")
+    state.intake.set_pod(waits)
+    placed(state, waits)
+    annotated = {**waits, "metadata": {**waits["metadata"], "resourceVersion": "9"}}
+    state.intake.set_pod(annotated)
+    assert state.counts()[HoldKind.TENTATIVE] == 1
+    state.intake.set_pod(refused(annotated, "no room, again"))
+    assert HoldKind.TENTATIVE not in state.counts()
+
+
+def test_a_nominated_node_gets_the_same_answer_without_prioritize(state):
+    waits = pod("a")
+    state.intake.set_pod(waits)
+    [best] = placed(state, waits)
+    assert judged(state, waits, best)["NodeNames"] == [best]
+    assert placed(state, waits, best) == [best]
+    [held] = state.places_of(["uid-a"])
+    assert (held.kind, held.hold.node) == (HoldKind.TENTATIVE, best)
+    chosen = state.bindings.choose(read(waits), best)
+    assert {share.uuid for share in chosen.hold.shares} == {share.uuid for share in held.hold.shares}

@@ -324,7 +324,7 @@ def test_an_annotation_of_ours_that_nobody_reads_is_told_of(key: str, meant: str
     [warning] = ADMISSION.mutate(manifest, CASE).warnings
     assert f'"{key}" has no effect' in warning
     assert warning.endswith(f"did you mean {meant}?" if meant else "Slicekeeper")
-    [of_template] = ADMISSION.validate_template(manifest, CASE, "spec.template").warnings
+    [of_template] = ADMISSION.validate_template({}, manifest, CASE, "spec.template").warnings
     assert of_template == warning
 
 

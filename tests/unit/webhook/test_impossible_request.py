@@ -29,7 +29,7 @@ def warnings(core: int, memory: int | None, gpus: ClusterGpus = GPUS, model: str
     admission = Admission(Settings())
     found = admission.mutate(pod, case)
     assert found.allowed, found
-    assert list(admission.validate_template(pod, case, "spec.template").warnings) == list(found.warnings)
+    assert list(admission.validate_template({}, pod, case, "spec.template").warnings) == list(found.warnings)
     return list(found.warnings)
 
 

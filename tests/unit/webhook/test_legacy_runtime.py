@@ -155,7 +155,7 @@ def test_what_a_webhook_wrote_before_becomes_what_is_written_now(before: str, no
     assert judge.mutate(done, case).patch == []
     assert judge.validate(done, case).allowed
     stale = {**done, "spec": {**done["spec"], "containers": [manifest["spec"]["containers"][0]]}}
-    assert judge.validate_template(stale, case, "spec.template").allowed
+    assert judge.validate_template({}, stale, case, "spec.template").allowed
 
 
 def test_a_pod_that_names_its_gpus_past_the_mutating_webhook_is_refused() -> None:
@@ -194,7 +194,7 @@ def test_a_variable_that_asks_for_nothing_is_replaced_only_where_it_must_name_gp
     assert devices_of(done) == [CHOSEN if injection == "meter" else entry]
     assert judge.mutate(done, CASE).patch == []
     assert judge.validate(done, CASE).allowed
-    assert judge.validate_template(manifest, CASE, "spec.template").allowed
+    assert judge.validate_template({}, manifest, CASE, "spec.template").allowed
 
 
 @pytest.mark.parametrize("limits", [DEVICES, {"nvidia.com/gpu.shared": 2}, {"nvidia.com/mig-1g.5gb": 1}])
@@ -243,5 +243,5 @@ def test_nothing_is_limited_where_pods_are_only_observed() -> None:
 
 
 def test_a_template_is_judged_like_its_pods() -> None:
-    found = ADMISSION.validate_template(pod(gpu(DEVICES, env=[ALL])), CASE, "spec.template").violations
+    found = ADMISSION.validate_template({}, pod(gpu(DEVICES, env=[ALL])), CASE, "spec.template").violations
     assert [(v.code, v.field) for v in found] == [("reserved-env", "spec.template.spec.containers[0].env[0]")]

@@ -192,7 +192,7 @@ def test_a_limit_that_the_sidecar_cannot_satisfy_is_named_with_a_remedy(
     assert said in str(violation)
     assert "LimitRange usual" in str(violation)
     assert "gpu-sidecar" in str(violation)
-    template = judge.validate_template(manifest, CASE, "spec.template")
+    template = judge.validate_template({}, manifest, CASE, "spec.template")
     assert [violation.code for violation in template.violations] == ["limit-range"]
 
 

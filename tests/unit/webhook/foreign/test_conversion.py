@@ -307,11 +307,11 @@ def test_a_gpu_that_a_limit_range_gave_to_our_sidecar_is_no_request() -> None:
 
 def test_a_template_is_judged_as_its_pods_will_be() -> None:
     case = Case("research", policy("volcano-vgpu"))
-    fits = ADMISSION.validate_template(pod({"volcano.sh/vgpu-memory": 3000}), case, "spec.template")
+    fits = ADMISSION.validate_template({}, pod({"volcano.sh/vgpu-memory": 3000}), case, "spec.template")
     assert fits.allowed
     assert any("3000 MiB are rounded up to 12 blocks" in warning for warning in fits.warnings)
     two = pod({"volcano.sh/vgpu-number": 2, "volcano.sh/vgpu-cores": 50})
-    refused = ADMISSION.validate_template(two, case, "spec.template")
+    refused = ADMISSION.validate_template({}, two, case, "spec.template")
     assert [violation.field for violation in refused.violations] == [
         "spec.template.spec.containers[0].resources.limits[volcano.sh/vgpu-number]"
     ]
