@@ -290,11 +290,20 @@ def _add_rates(group: click.Group) -> None:
         if model and rate:
             made = client.set_rate(model, rate, reason, instant_of(start, lambda: "UTC") if start else None)
             show_one(made, output, columns, lambda r: str(r["model"]))
-            if made.get("warning"):
-                click.echo(f"warning: {made['warning']}", err=True)
+            _warn(made)
             return
-        found = gathered(client.records("rates", query={"model": model} if model else {}), "prices")
+        if start:
+            raise click.UsageError("--from is for a rate that is set: give a MODEL and a RATE")
+        found = gathered(client.records("rates", query={"model": model} if model else {}), "rates")
         show_list(found, output, columns, lambda r: str(r["model"]))
+        _warn(*found)
+
+
+def _warn(*rates: _Record) -> None:
+    """Print once each that models of some rates are of no GPU."""
+    for warning in dict.fromkeys(rate.get("warning") for rate in rates):
+        if warning:
+            click.echo(f"warning: {warning}", err=True)
 
 
 def _at(key: str, head: str) -> list[Column[_Record]]:

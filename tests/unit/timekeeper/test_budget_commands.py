@@ -264,6 +264,7 @@ def test_use_reasons_and_periods_are_told(run: Run) -> None:
     assert (used["group"], used["allocatedMs"] > 0) == ("uid-p", True)
     assert json.loads(run("rates", "A100", "3/2", "-o", "json"))["rate"] == "3/2"
     assert [r["rate"] for r in json.loads(run("rates", "A100", "-o", "json"))] == ["3/2"]
+    assert "give a MODEL and a RATE" in run("rates", "A100", "--from", "2020-01-01", code=2)
     assert json.loads(run("seal", "team", "2020-01-01", "-o", "json")) == json.loads(
         run("periods", "team", "-o", "json")
     )

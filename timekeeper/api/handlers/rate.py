@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flask import Response
 
 from slicekeeper.config.policy import parse_rate
@@ -13,6 +15,7 @@ from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.rate import GpuRate, GpuRateList, RateBody
 from timekeeper.ledger.rate import set_rate
 from timekeeper.store import rates
+from timekeeper.store.db.models import Rate
 
 
 def listed(context: HandlerContext) -> Response:
@@ -22,17 +25,21 @@ def listed(context: HandlerContext) -> Response:
     with context.books.database.reading() as session:
         rows = rates.listed(session, parse.plain("model"), after or 0, limit + 1)
     rows, more = paging.page(rows, limit, lambda row: row.id)
-    items = [
-        GpuRate(
-            id=row.id,
-            model=row.model,
-            rate=str(row.rate),
-            effective_at=format_instant(row.effective_at),
-            source=row.source,
-        )
-        for row in rows
-    ]
-    return answers.json(GpuRateList(items=items, next_cursor=more))
+    models = context.controller.nodes.models()
+    return answers.json(GpuRateList(items=[_rate(row, models) for row in rows], next_cursor=more))
+
+
+def _rate(row: Rate, models: Sequence[str]) -> GpuRate:
+    """Return a rate, with a warning if none of the cluster's models is its own."""
+    unmatched = f"no GPU of the cluster is of the model {row.model}; there are {', '.join(models)}"
+    return GpuRate(
+        id=row.id,
+        model=row.model,
+        rate=str(row.rate),
+        effective_at=format_instant(row.effective_at),
+        source=row.source,
+        warning=unmatched if models and row.model not in models else "",
+    )
 
 
 def put(context: HandlerContext) -> Response:
@@ -53,14 +60,4 @@ def put(context: HandlerContext) -> Response:
         row = rates.at(session, given.model, since)
     if row is None:
         raise Problem(503, "database-unavailable", "the rate was set but cannot be read; try again")
-    models = context.controller.nodes.models()
-    unmatched = f"no GPU of the cluster is of the model {row.model}; there are {', '.join(models)}"
-    answer = GpuRate(
-        id=row.id,
-        model=row.model,
-        rate=str(row.rate),
-        effective_at=format_instant(since),
-        source=row.source,
-        warning=unmatched if models and row.model not in models else "",
-    )
-    return answers.json(answer, 201 if made else 200)
+    return answers.json(_rate(row, context.controller.nodes.models()), 201 if made else 200)

@@ -29,7 +29,7 @@ class GpuRate(Wire, frozen=True, kw_only=True):
     effective_at: str
     source: str
     warning: str = ""
-    """If the rate was set just now and no GPU of the cluster is of the model: which models there are."""
+    """If no GPU of the cluster is of the model: which models there are."""
 
 
 class GpuRateList(Wire, frozen=True, kw_only=True):

@@ -75,6 +75,8 @@ def test_a_rate_of_a_model_that_no_gpu_is_comes_with_a_warning(world: World) -> 
     nodes.on_event("ADDED", {"metadata": {"name": "b", "labels": {"nvidia.com/gpu.product": "Tesla-T4-SHARED"}}})
     assert warning("a100") == "no GPU of the cluster is of the model a100; there are A100-80GB, Tesla-T4"
     assert [warning(model) for model in ("A100-80GB", "Tesla-T4")] == ["", ""]
+    listed = {rate["model"]: rate["warning"] for rate in world.get("/api/v1/rates")["items"]}
+    assert [model for model, text in listed.items() if text] == ["A100", "a100"]
 
 
 def test_a_budget_warns_then_overdraws_its_credit(world: World) -> None:
