@@ -20,7 +20,15 @@ from slicekeeper.gpu.pod_request import parse_admitted, parse_pod
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.pod import controller_of
 from slicekeeper.untyped_json import as_map, show
-from webhook import host_access, legacy_runtime, limiter_preload, pod_priority, reserved_names, sidecar_amounts
+from webhook import (
+    host_access,
+    legacy_runtime,
+    limiter_preload,
+    node_platform,
+    pod_priority,
+    reserved_names,
+    sidecar_amounts,
+)
 from webhook.field_types import malformed
 from webhook.mutation import DEFAULT_SCHEDULER
 from webhook.review_inputs import Case, ClusterContext
@@ -190,14 +198,7 @@ def _gpu_container_name(path: str, name: str, seen: set[str]) -> Iterator[Violat
 def _spec(spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext) -> Iterator[Violation]:
     """Yield the fields of a GPU pod's spec that prevent its placement, metering or class according to the policy."""
     policy = case.policy
-    if as_map(spec.get("os")).get("name") == "windows":
-        yield Violation(
-            code="os-windows",
-            field="spec.os.name",
-            value=show("windows"),
-            rule="shares of GPUs, their meter and their limiter are supported only on Linux",
-            example="no spec.os",
-        )
+    yield from node_platform.of_spec(spec)
     if policy.reserves:
         yield from _deadline(spec)
     if spec.get("nodeName") and not may_name_node(case, cluster, ours=bool(request.requests)):

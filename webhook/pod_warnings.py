@@ -8,7 +8,7 @@ from typing import Any
 
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.untyped_json import as_map
-from webhook import impossible_request, reserved_names, sidecar_amounts
+from webhook import impossible_request, node_platform, reserved_names, sidecar_amounts
 from webhook.review_inputs import Case, ClusterContext
 
 
@@ -16,6 +16,8 @@ def of_pod(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: Clu
     """Yield all warnings about a pod that breaks no rule."""
     yield from reserved_names.unknown_annotations(pod)
     yield from impossible_request.warnings(request, case.gpus)
+    if request.requests:
+        yield from node_platform.warnings(as_map(pod.get("spec")))
     limits = cluster.limit_ranges.of(case.namespace)
     if limits and request.requests:
         yield from sidecar_amounts.warnings(as_map(pod.get("spec")), cluster.sidecar(case.policy.sidecar, ""), limits)
