@@ -91,8 +91,9 @@ def _forget_worker(_server: object, worker: Any) -> None:
 def review(context: Context, files: tuple[Path, ...], namespace: str, over_budget: bool, output: str) -> None:
     """Print manifests as they would be admitted, or the refusal.
 
-    Needs no server. A workload is shown with the pods that would be created from it. GpuPolicies among the manifests
-    apply to the others, as in a cluster. Exit code 1: something was refused.
+    Needs no server. A workload, or another object with pod templates, is shown with the pods that would be created from
+    it. GpuPolicies and LimitRanges among the manifests apply to the others, as in a cluster. Exit code 1: something was
+    refused.
     """
     settings = context.loaded.settings
     book = read_book(settings.policy)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import IO, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import IO, Any, Final
 
 import yaml
 
@@ -26,12 +26,16 @@ from webhook.admission import Admission
 from webhook.budget_standing import Standing
 from webhook.json_patch import apply
 from webhook.limit_range_watch import LimitRanges
-from webhook.pod_templates import template_of, template_path, with_template
+from webhook.pod_templates import template_path
 from webhook.refusal_status import status_of
 from webhook.review_inputs import Case
+from webhook.template_search import FoundTemplate, group_of, may_have_pods, search, with_template, written
 from webhook.verdict import Verdict
 
 Document = dict[str, Any]
+
+_PARAMETER: Final = "{{"
+"""In a value: an operator replaces it before it creates pods, as Argo's do."""
 
 
 @dataclass(frozen=True)
@@ -137,23 +141,48 @@ def _objects(documents: list[Document]) -> Iterator[Document]:
 
 
 def _admit(admission: Admission, document: Document, case: Case) -> tuple[Verdict, Document]:
-    group = str(document.get("apiVersion", "")).rpartition("/")[0]
-    if document["kind"] == "Pod" and not group:
+    if document["kind"] == "Pod" and not group_of(document):
         if admission.forges_mirror(document, case):
             return Verdict(violations=[reserved_names.not_by_kubelet(document)]), document
         verdict = admission.mutate(document, case)
         return verdict, apply(document, verdict.patch)
-    path = template_path(group, document["kind"])
-    if path is None:
-        return Verdict(), document
-    template = template_of(document, path)
-    verdict = admission.validate_template(document, template, case, ".".join(path))
+    found = search(document)
+    if not found and may_have_pods(document):
+        kind = f"{document['kind']} of {group_of(document)}"
+        return Verdict(warnings=[f"not looked at: no pod template was found in this {kind}"]), document
+    known = template_path(group_of(document), document["kind"]) is not None
+    verdicts, admitted = [], document
+    for one in found:
+        verdict, template = _admit_template(admission, document if known else {}, one, case)
+        verdicts.append(verdict)
+        if one.is_whole and template is not None:
+            admitted = with_template(admitted, one.path, template)
+    return _joined(verdicts), admitted
+
+
+def _admit_template(
+    admission: Admission, workload: Document, found: FoundTemplate, case: Case
+) -> tuple[Verdict, Mapping[str, Any] | None]:
+    """Return the verdict on a template, and the template as its pods would be; None if they would be refused."""
+    verdict = admission.validate_template(workload, found.template, case, written(found.path))
     if not verdict.allowed:
-        return verdict, document
-    pod = admission.mutate(template, case)
+        named = [replace(each, field=found.field(each.field)) for each in verdict.violations]
+        refused = [each for each in named if _PARAMETER not in each.value]
+        later = [f"not looked at: {each.field} is {each.value}, which is filled in later" for each in named]
+        return Verdict(violations=refused) if refused else Verdict(warnings=later), None
+    pod = admission.mutate(found.template, case)
     if not pod.allowed:  # refused only by the budget: the template passes with a warning
-        return verdict, document
-    return pod, with_template(document, path, apply(template, pod.patch))
+        return verdict, None
+    return pod, apply(found.template, pod.patch)
+
+
+def _joined(verdicts: Sequence[Verdict]) -> Verdict:
+    if len(verdicts) == 1:
+        return verdicts[0]
+    return Verdict(
+        warnings=list(dict.fromkeys(warning for verdict in verdicts for warning in verdict.warnings)),
+        violations=[violation for verdict in verdicts for violation in verdict.violations],
+    )
 
 
 def as_yaml(outcomes: list[ReviewOutcome]) -> str:

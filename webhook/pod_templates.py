@@ -41,13 +41,6 @@ def template_of(workload: Mapping[str, Any], path: tuple[str, ...]) -> Mapping[s
     return node
 
 
-def with_template(workload: Mapping[str, Any], path: tuple[str, ...], template: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the workload with another template."""
-    head, *rest = path
-    below = with_template(as_map(workload.get(head)), tuple(rest), template) if rest else dict(template)
-    return {**workload, head: below}
-
-
 def validate(
     workload: Mapping[str, Any], template: Mapping[str, Any], case: Case, prefix: str, cluster: ClusterContext
 ) -> Verdict:

@@ -43,7 +43,7 @@ def os_is(operator: str, *values: str) -> dict[str, Any]:
 )  # fmt: skip
 def test_a_gpu_pod_for_windows_is_refused(spec: dict[str, Any], field: str) -> None:
     assert [(v.code, v.field) for v in ADMISSION.mutate(pod(**spec), CASE).violations] == [("os-windows", field)]
-    template = ADMISSION.validate_template(pod(**spec), CASE, "spec.template")
+    template = ADMISSION.validate_template({}, pod(**spec), CASE, "spec.template")
     assert [violation.field for violation in template.violations] == [f"spec.template.{field}"]
     assert ADMISSION.mutate(pod({"cpu": "1"}, **spec), CASE).allowed
 
@@ -78,7 +78,7 @@ def test_a_pod_that_may_run_on_linux_passes(spec: dict[str, Any]) -> None:
 def test_a_gpu_in_a_sandbox_causes_a_warning(spec: dict[str, Any], warned: bool) -> None:
     for verdict in (
         ADMISSION.mutate(pod(**spec), CASE),
-        ADMISSION.validate_template(pod(**spec), CASE, "spec.template"),
+        ADMISSION.validate_template({}, pod(**spec), CASE, "spec.template"),
     ):
         assert verdict.allowed
         assert ["sandbox" in warning for warning in verdict.warnings] == [True] * warned

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the pod templates in an object of any kind, for `slicekeeper review`.
+
+The server looks only at workloads of Kubernetes, because it is called only for these. An operator's object passes
+there, and its pods are refused later, so a review by hand should see them: everything that looks like a pod template
+(`spec.containers`), a pod's spec within another mapping (`containers`), or a template of Argo with one `container`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from slicekeeper import names
+from slicekeeper.untyped_json import as_list, as_map
+from webhook.pod_templates import template_of, template_path
+
+Path = tuple[str | int, ...]
+
+_NOT_SEARCHED: Final = ("metadata", "status")
+_KUBERNETES: Final = (
+    "admissionregistration", "apiextensions", "apiregistration", "authentication", "authorization", "certificates",
+    "coordination", "discovery", "events", "flowcontrol.apiserver", "gateway.networking", "metrics", "networking",
+    "node", "rbac.authorization", "resource", "scheduling", "snapshot.storage", "storage", "storagemigration",
+)  # fmt: skip
+"""Groups below `k8s.io` whose kinds create no pods; operators have groups there too."""
+_SHARE_PODS: Final = ("kubeshare.nthu", "SharePod")
+"""Its request is in annotations, and the operator makes the pod's containers from it."""
+_FIRST: Final = "containers[0]"
+_SINGLE: Final = ("container", "script")
+_OF_PODS: Final = (
+    "affinity", "initContainers", "nodeSelector", "priorityClassName", "schedulerName", "securityContext",
+    "tolerations", "volumes",
+)  # fmt: skip
+"""Fields of one of Argo's templates that its pods get as they are."""
+
+
+@dataclass(frozen=True)
+class FoundTemplate:
+    """A pod template in an object: its path, and whether it is written there in the form of a template."""
+
+    path: Path
+    template: Mapping[str, Any]
+    inner: str = ""
+    """What its first container is called there, if it stands alone."""
+    is_whole: bool = True
+
+    def field(self, field: str) -> str:
+        """Return the path in the object of a field that is named as if this were a whole template at its path."""
+        within = f"{written(self.path)}."
+        if not field.startswith(within):  # of the object itself
+            return field
+        field = field.removeprefix(within)
+        if not self.is_whole:
+            field = field.removeprefix("spec.")
+        if self.inner and field.startswith(_FIRST):
+            field = self.inner + field.removeprefix(_FIRST)
+        return f"{written(self.path)}.{field}" if self.path else field
+
+
+def written(path: Path) -> str:
+    """Return a path as people write it."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def search(document: Mapping[str, Any]) -> list[FoundTemplate]:
+    """Return all pod templates of an object, in its order."""
+    group, kind = group_of(document), document.get("kind")
+    known = template_path(group, kind)
+    if known is not None:
+        return [FoundTemplate(known, template_of(document, known))]
+    return [] if (group, kind) == _SHARE_PODS else list(_search(document))
+
+
+def may_have_pods(document: Mapping[str, Any]) -> bool:
+    """Whether a kind is one of an operator, which may create pods: not one of Kubernetes' own, or of ours."""
+    group = group_of(document)
+    of_kubernetes = group.removesuffix(".k8s.io") in _KUBERNETES
+    return "." in group and not of_kubernetes and group != names.GROUP
+
+
+def group_of(document: Mapping[str, Any]) -> str:
+    """Return the API group of an object."""
+    return str(document.get("apiVersion", "")).rpartition("/")[0]
+
+
+def with_template(document: Any, path: Path, template: Mapping[str, Any]) -> Any:
+    """Return an object with another template; what the path does not touch is shared."""
+    if not path:
+        return dict(template)
+    copied = list(document) if isinstance(document, list) else dict(as_map(document))
+    head: Any = path[0]
+    below = copied[head] if isinstance(copied, list) else copied.get(head)
+    copied[head] = with_template(below, path[1:], template)
+    return copied
+
+
+def _search(document: Mapping[str, Any]) -> Iterator[FoundTemplate]:
+    waiting: list[tuple[Path, Any]] = [((), document)]
+    while waiting:  # no recursion: a file may be nested as deeply as its author likes
+        path, node = waiting.pop()
+        if isinstance(node, list):
+            waiting += [((*path, index), node[index]) for index in reversed(range(len(node)))]
+        if not isinstance(node, dict):
+            continue
+        found = _template_at(path, node)
+        if found is not None:
+            yield found
+            continue
+        waiting += [((*path, key), node[key]) for key in reversed(node) if path or key not in _NOT_SEARCHED]
+
+
+def _template_at(path: Path, node: Mapping[str, Any]) -> FoundTemplate | None:
+    """Return the template that a mapping is, or contains without a name of its own."""
+    if _are_containers(as_map(node.get("spec")).get("containers")):
+        return FoundTemplate(path, node)
+    if _are_containers(node.get("containers")):
+        return FoundTemplate(path, {"metadata": {}, "spec": node}, is_whole=False)
+    for key in _SINGLE:
+        single = as_map(node.get(key))
+        if "image" in single:
+            spec = {key: node[key] for key in _OF_PODS if key in node}
+            spec["containers"] = [{"name": "main", **single}, *as_list(node.get("sidecars"))]
+            return FoundTemplate(path, {"metadata": as_map(node.get("metadata")), "spec": spec}, key, is_whole=False)
+    return None
+
+
+def _are_containers(value: object) -> bool:
+    return bool(as_list(value)) and all(isinstance(entry, dict) for entry in as_list(value))
