@@ -21,7 +21,7 @@ from slicekeeper.errors import SettingsError, Unavailable
 from slicekeeper.net.serving.process import serve as run_server
 from slicekeeper.net.serving.wsgi import WsgiBridge
 from slicekeeper.net.tls import ClientCas
-from slicekeeper.units import parse_instant
+from slicekeeper.units import format_duration, parse_instant
 from timekeeper.api.app import MAX_BODY_BYTES, make_app
 from timekeeper.ledger import explain as explaining
 from timekeeper.ledger import verify as verification
@@ -121,13 +121,23 @@ def explain(context: Context, namespace: str, at: str, parent: bool, uid: str, o
             f"{at!r} is not RFC 3339; for example 2026-11-30T12:00:00Z", param_hint="--at"
         ) from error
     mine = settings.timekeeper
-    head = ("AT", "TRANSACTION", "KIND", "GPU-MS", "BALANCE", "CAUSE")
+    head = ("AT", "TRANSACTION", "KIND", "GPU-TIME", "BALANCE", "CAUSE")
     with _engine(context) as engine:
         lines = explaining.explain(
             engine, mine.cluster, namespace, instant, carry=mine.debt == "carry", parent=parent, uid=uid
         )
         show_each(
-            lines, output, head, lambda e: (e.at, e.transaction or "-", e.kind, e.amount_ms, e.balance_ms, e.cause)
+            lines,
+            output,
+            head,
+            lambda e: (
+                e.at,
+                e.transaction or "-",
+                e.kind,
+                format_duration(e.amount_ms),
+                format_duration(e.balance_ms),
+                e.cause,
+            ),
         )
 
 

@@ -33,6 +33,8 @@ class GpuTime(click.ParamType[int]):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return milliseconds."""
+        if str(value).startswith("-"):
+            self.fail(f"{value!r} is negative; for example 20h, 90m or 1h30m", param, ctx)
         try:
             amount = parse_duration(str(value))
         except ValueError:

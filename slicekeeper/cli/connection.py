@@ -53,7 +53,7 @@ def _telling(function: Any) -> Any:
             return function(*args, **kwargs)
         except ServiceError as error:
             ctx = click.get_current_context()
-            text = in_words(str(error), options_of(ctx.command))
+            text = in_words(str(error), options_of(ctx.command), ctx.params)
             if error.reason == "namespace-unknown" and (found := _MISSING.search(text)):
                 text = f"{text[: found.start()]}namespace {found[1]} is not found{_similar(ctx, found[1])}"
             raise type(error)(text, error.status, error.reason) from error
@@ -80,9 +80,14 @@ def negative_amounts_named(command: click.Command, args: Sequence[str]) -> Itera
         negative = next((arg for arg in args if arg.startswith(error.option_name) and arg[1:2].isdigit()), "")
         if not negative:
             raise
-        takes = any(param.name == "take" for param in command.params)
-        remedy = f"--take deducts {negative[1:]}" if takes else "give a positive one; `adjust --take` deducts GPU time"
-        raise click.UsageError(f"{negative!r}: an amount is never negative: {remedy}") from error
+        names = {param.name for param in command.params}
+        if "take" in names:
+            remedy = f"an amount is never negative: --take deducts {negative[1:]}"
+        elif "amount" in names:
+            remedy = "an amount is never negative; `adjust --take` deducts GPU time"
+        else:
+            remedy = "it is negative; give a positive number"
+        raise click.UsageError(f"{negative!r}: {remedy}", error.ctx) from error
 
 
 class AmountCommand(click.Command):

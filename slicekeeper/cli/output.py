@@ -44,6 +44,7 @@ _DIGITS: Final = 8
 """Digits of a UUID that are shown at least, as in events."""
 
 _UUID: Final = re.compile(r"\b((?:GPU|MIG)-)([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
+_OBEYED: Final = re.compile(r"[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 _FORMULA: Final = tuple("=+-@\t\r＝＋－＠")
 LISTS: Final = ("table", "wide", "json", "yaml", "csv", "name")
 """Formats for rows."""
@@ -85,11 +86,17 @@ def output_option(*formats: str) -> Callable[[Callable[..., Any]], Any]:
 def show(data: Any, output: str, table: Callable[[], str]) -> None:
     """Print `data` (anything that msgspec encodes) in the requested format."""
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
+        click.echo(_json(data))
     elif output == "yaml":
         click.echo(yaml.safe_dump(msgspec.to_builtins(data), sort_keys=False), nl=False)
     else:
         click.echo(table())
+
+
+def _json(data: object) -> str:
+    """Return anything that msgspec encodes as JSON, in which characters that a terminal obeys are escaped."""
+    text = msgspec.json.format(msgspec.json.encode(data), indent=2).decode()
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def show_list(items: Sequence[T], output: str, columns: Sequence[Column[T]], name: Callable[[T], str]) -> None:
@@ -219,8 +226,7 @@ def show_each(items: Iterable[T], output: str, head: Sequence[str], row: Callabl
     if output == "json":
         click.echo("[", nl=False)
         for number, item in enumerate(chain(chunk, each)):
-            text = msgspec.json.format(msgspec.json.encode(item), indent=2).decode()
-            click.echo((",\n" if number else "\n") + indent(text, "  "), nl=False)
+            click.echo((",\n" if number else "\n") + indent(_json(item), "  "), nl=False)
         click.echo("\n]")
         return
     more = True

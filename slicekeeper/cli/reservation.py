@@ -11,15 +11,17 @@ from slicekeeper.cli.budget_options import amount_argument, booking_options, cha
 from slicekeeper.cli.connection import ClusterGroup, timekeeper
 from slicekeeper.cli.date_options import HELP, instant_of
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.output import LISTS, Column, instant_columns, output_option, show_list, show_one
+from slicekeeper.cli.output import LISTS, Column, instant_columns, output_option, rounded, show_list, show_one
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget, Reservation
 
 _COLUMNS: list[Column[Reservation]] = [
     Column("ID", lambda r: r.id),
     Column("STATE", lambda r: r.state),
-    Column("AMOUNT", lambda r: format_duration(r.amount_ms)),
-    Column("HELD", lambda r: format_duration(r.held_ms)),
+    Column("AMOUNT", lambda r: rounded(r.amount_ms), narrow=True),
+    Column("AMOUNT", lambda r: format_duration(r.amount_ms), wide=True),
+    Column("HELD", lambda r: rounded(r.held_ms), narrow=True),
+    Column("HELD", lambda r: format_duration(r.held_ms), wide=True),
     *instant_columns("OPENED", lambda r: r.opened_at),
     *instant_columns("EXPIRES", lambda r: r.expires_at),
     Column("ENDED", lambda r: r.ended_at or "-", wide=True),

@@ -109,10 +109,8 @@ def _running(client: TimekeeperClient, kind: type[B], name: str, uid: str, found
         pods = len(list(client.workloads(name, uid, "running"))) if kind is Budget else 0
         if pods or missing > 0:
             who = f"{pods} pods still run" if pods > 1 else "1 pod still runs" if pods else "Pods still run"
-            return (
-                f"{who}: {rounded(missing)} that {'is' if pods == 1 else 'are'} charged so far and not booked yet are "
-                f"not in it; {rounded(left)} is left now."
-            )
+            whose = "its" if pods == 1 else "their"
+            return f"{who}; {rounded(missing)} of {whose} charge is not booked yet. {rounded(left)} is left now."
     return ""
 
 

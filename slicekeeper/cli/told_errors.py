@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import click
@@ -11,9 +12,11 @@ import click
 from slicekeeper.units import format_duration
 
 _REQUEST: Final = re.compile(r"(?:GET|POST|PUT|PATCH|DELETE) /\S*: ")
-_FIELD: Final = re.compile(r"([A-Za-z-]+)(?= ?:)")
+_FIELD: Final = re.compile(r"([A-Za-z-]+)(?=:| must be )")
+_THAN: Final = re.compile(r"(?<= later than )[a-z]+\b")
 _NOT_EMPTY: Final = re.compile(r"Expected `str` of length >= 1\b")
 _TOO_LONG: Final = re.compile(r"Expected `str` of length <= (\d+)")
+_INSTANT: Final = re.compile(r"^: (\d{4}-\d\d-\d\dT\S*Z)(?= )")
 _AMOUNT: Final = re.compile(r"(-?\d+) GPU-ms")
 _PARAMS: Final = {
     "amountMs": ("amount",),
@@ -46,12 +49,18 @@ _PARAMS: Final = {
 _UNMISTAKABLE: Final = re.compile(r"\b([a-z]+[A-Z][A-Za-z]*|Idempotency-Key)\b")
 
 
-def in_words(message: str, options: dict[str, str]) -> str:
-    """Return a server's message without its request, and with options and amounts as the user writes them."""
+def in_words(message: str, options: Mapping[str, str], typed: Mapping[str, object]) -> str:
+    """Return a server's message without its request, and with options, amounts and instants as the user writes them.
+
+    `options` are those of the command, by field, and `typed` the values of its parameters.
+    """
     text = _AMOUNT.sub(lambda found: format_duration(int(found[1])), _REQUEST.sub("", message, count=1))
     text = _NOT_EMPTY.sub("it must not be empty", _TOO_LONG.sub(r"use at most \1 characters", text))
     if (first := _FIELD.match(text)) and first[1] in options:
-        text = f"{options[first[1]]}{text[first.end() :]}"
+        said = next((typed[name] for name in _PARAMS[first[1]] if isinstance(typed.get(name), str)), None)
+        rest = _INSTANT.sub(lambda found: f": {said or found[1]}", text[first.end() :], count=1)
+        text = f"{options[first[1]]}{rest}"
+    text = _THAN.sub(lambda found: options.get(found[0], found[0]), text)
     return _UNMISTAKABLE.sub(lambda found: options.get(found[1], found[1]), text)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from typing import Any
 
 import pytest
@@ -60,11 +61,12 @@ FORGED = "x\nevil  ok  999h\r\x1b[2J\x9b31m\u202e\u2028\x00end"
 def test_control_characters_are_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
     columns: list[Column[Any]] = [Column("NAME", lambda r: r["name"]), Column("REASON", lambda r: r["reason"])]
     rows = [{"name": "team", "reason": FORGED, "n": -5}]
-    for output in ("table", "wide", "csv", "name", "yaml"):
+    for output in ("table", "wide", "csv", "name", "yaml", "json"):
         show_list(rows, output, columns, lambda r: str(r["reason"]))
         out = capsys.readouterr().out
         assert all(one.isprintable() or one == "\n" for one in out), output
         assert "\nevil" not in out, output
+        assert output != "json" or json.loads(out) == rows
     assert len(table(("A", "B"), [("x", FORGED)]).splitlines()) == 2
     assert plain("ä – 語 \u00a0.") == "ä – 語 \u00a0."
     assert plain("a\tb\n") == r"a\tb\n"

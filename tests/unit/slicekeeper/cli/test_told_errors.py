@@ -29,9 +29,17 @@ OPEN = options_of(reservation.commands["open"])
         ("Idempotency-Key 'k' was already used", GRANT, "--key 'k' was already used"),
         ("reason: Expected `str` of length >= 1", GRANT, "--reason: it must not be empty"),
         ("reason: Expected `str` of length <= 1024", GRANT, "--reason: use at most 1024 characters"),
+        ("to must be later than from", STATEMENT, "--to must be later than --from"),
+        ("validFrom must be RFC 3339, from 1970 on", GRANT, "--from must be RFC 3339, from 1970 on"),
         ("priority: unknown", GRANT, "priority: unknown"),
         ("x has no grant 7", WITHDRAW, "x has no grant 7"),
     ],
 )  # fmt: skip
 def test_a_message_is_told_in_the_words_of_the_command(message: str, options: dict[str, str], told: str) -> None:
-    assert in_words(message, options) == told
+    assert in_words(message, options, {}) == told
+
+
+def test_a_date_is_told_as_it_was_typed() -> None:
+    past = "validTo: 2019-12-31T23:00:00.000Z is not later than now"
+    assert in_words(past, GRANT, {"until": "2020-01-01"}) == "--until: 2020-01-01 is not later than now"
+    assert in_words(past, GRANT, {"until": None}) == "--until: 2019-12-31T23:00:00.000Z is not later than now"
