@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -21,18 +22,20 @@ from scheduler.wait_forecast import deadlines
 from scheduler.wait_remedies import ROOM
 from scheduler.watches import BOUND
 from slicekeeper import names
-from slicekeeper.cli.connection import cluster, cluster_options
+from slicekeeper.cli.connection import cluster, cluster_options, timekeeper
 from slicekeeper.cli.main import Context
+from slicekeeper.cli.namespaces import current_if_any
 from slicekeeper.cli.output import output_option, show
 from slicekeeper.cli.plain_text import plain
 from slicekeeper.clock import from_settings
 from slicekeeper.config.settings import Settings
-from slicekeeper.errors import Forbidden, NotFound
+from slicekeeper.errors import Forbidden, NotFound, SlicekeeperError
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import EVENTS, JOBS, NAMESPACES, NODES, PODS, KubeClient, Object
 from slicekeeper.kube.pod import has_ended
-from slicekeeper.units import format_instant
+from slicekeeper.units import as_instant, format_instant
 from slicekeeper.untyped_json import as_list, as_map
+from slicekeeper.wire.timekeeper import Budget
 
 _STATES: Final = {"waiting": "waits since", "placed": "has its place since", "ended": "has ended; it was there from"}
 _SHOWN: Final = 5
@@ -40,17 +43,19 @@ _SHOWN: Final = 5
 
 
 @click.command()
-@click.argument("pod")
-@click.option("-n", "--namespace", default="default", show_default=True, help="The pod's namespace.")
+@click.argument("pod", metavar="[NAMESPACE/]POD")
+@click.option("-n", "--namespace", default="", help="The pod's namespace. Default: that of the kubeconfig's context.")
 @cluster_options
 @output_option()
 def explain(context: Context, pod: str, namespace: str, output: str) -> None:
     """Say why a pod waits for a GPU, or why it has its place.
 
-    For a waiting pod: what would help too, and when it is expected to start. Reads all nodes and all GPU pods. The
-    expected time is computed from the deadlines (activeDeadlineSeconds) of pods and Jobs.
+    For a waiting pod: what would help too, and when it is expected to start. Reads all nodes and all GPU pods; for a
+    user who may not, it shows what the scheduler last said about the pod. The expected time is computed from the
+    deadlines (activeDeadlineSeconds) of pods and Jobs, and from when budgets run out.
     """
-    client, pod = cluster(context), pod.removeprefix("pod/")
+    namespace, pod = _named(context, pod, namespace)
+    client = cluster(context)
     found = _pod(client, pod, namespace)
     placed = found["spec"].get("nodeName", "")
     annotations, metadata = annotations_of(found), found["metadata"]
@@ -71,8 +76,19 @@ def explain(context: Context, pod: str, namespace: str, output: str) -> None:
         sharing, _, why = annotations.get(names.SHARING_MODE, "").partition("; ")
         said |= {"node": placed, "gpus": gpus, "sharing": sharing, "why": why}
     elif said["state"] == "waiting":
-        said |= _waiting(context, client, found)
+        try:
+            said |= _waiting(context, client, found)
+        except Forbidden:
+            said |= _told(client, found)
     show(said, output, lambda: _in_words(said))
+
+
+def _named(context: Context, pod: str, namespace: str) -> tuple[str, str]:
+    """Return the namespace and the name of a pod, given as POD, pod/POD or NAMESPACE/POD."""
+    there, _, name = pod.removeprefix("pod/").rpartition("/")
+    if there and namespace and there != namespace:
+        raise click.UsageError(f"{pod} names the namespace {there}, and -n names {namespace}: give one of them")
+    return there or namespace or current_if_any(context), name
 
 
 def _pod(client: KubeClient, name: str, namespace: str) -> Object:
@@ -108,6 +124,9 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
         return {"asks": "", "reasons": [{"reason": refusal, "nodes": len(state.snapshot().nodes)}]}
     gate = _said_of_gpu_time(client, found) if names.GATE in pod.gates else ""
     now_ms, ends = clock.now_ms(), deadlines(objects, _jobs(client))
+    run_outs = _run_outs(context, state, pod)
+    by_budget = {uid for uid, at in run_outs.items() if at < ends.get(uid, math.inf)}
+    ends |= {uid: run_outs[uid] for uid in by_budget}
     forecast = outlook(state.snapshot(), pod, learner.policy, ends, now_ms)
     if ROOM in forecast.helps:  # only now do other pods matter, which may be many: they take CPU and memory
         state.intake.set_others(client.list(PODS, label_selector=f"!{names.MANAGED_LABEL}", field_selector=BOUND)[0])
@@ -124,11 +143,52 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
                 forecast = replace(forecast, helps=tuple(helps))
     return {
         "asks": pod.demand.asks,
-        **_data(forecast),
+        **_data(forecast, {other.key for other in map(state.pod, by_budget) if other is not None}),
         "gateSaid": gate,
         "gang": gang,
         "schedulerSaid": _last_message(found),
     }
+
+
+def _run_outs(context: Context, state: SchedulerState, mine: Pod) -> dict[str, int]:
+    """Return when other namespaces' running pods will go over budget, by UID: from then on they give way to this one.
+
+    Empty if it is not in budget itself, or if the user may not read the others' budgets.
+    """
+    if mine.budget_state != names.IN_BUDGET or mine.gpu_class != names.STANDARD:
+        return {}
+    try:
+        budgets = [one for one in timekeeper(context).budgets(Budget) if one.enforcement != "safe" and not one.gone]
+    except SlicekeeperError:
+        return {}
+    at = {one.namespace: as_instant(one.run_out_at) for one in budgets if one.namespace != mine.namespace}
+    running = (pod for pod in state.snapshot().pods if pod.node and not pod.finished and not pod.leaving)
+    return {pod.uid: found for pod in running if (found := at.get(pod.namespace)) is not None}
+
+
+def _told(client: KubeClient, pod: Object) -> dict[str, Any]:
+    """Return what was said about a waiting pod, for a user who may not read what it is computed from."""
+    newest = _newest_events(client, pod)
+    shown = [newest[reason] for reason in (names.WAITS_FOR_GPU_TIME, names.WAITS_FOR_GPU) if reason in newest]
+    return {
+        "told": [{"at": _said_at(event), "message": str(event.get("message", ""))} for event in shown],
+        "schedulerSaid": _last_message(pod),
+    }
+
+
+def _newest_events(client: KubeClient, pod: Object) -> dict[str, Object]:
+    """Return the last event of each reason about a pod; none if the user may not read them."""
+    metadata = pod["metadata"]
+    selected = f"involvedObject.uid={metadata['uid']}"
+    try:
+        about = client.list(EVENTS, namespace=metadata["namespace"], field_selector=selected)[0]
+    except Forbidden:
+        return {}
+    return {str(event.get("reason")): event for event in sorted(about, key=_said_at)}
+
+
+def _said_at(event: Object) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
 def _jobs(client: KubeClient) -> list[Object]:
@@ -196,7 +256,8 @@ def _is_too_large(gang: Mapping[str, Any]) -> bool:
     return not gang["missing"] and bool(gang["fittingIdle"] < gang["size"] - gang["placed"])
 
 
-def _data(forecast: Outlook) -> dict[str, Any]:
+def _data(forecast: Outlook, by_budget: Set[str]) -> dict[str, Any]:
+    """Return an outlook as JSON; `by_budget` are the pods that give way when their budget runs out."""
     expected = forecast.expected
     return {
         "reasons": [{"reason": reason, "nodes": nodes} for reason, nodes in forecast.reasons],
@@ -208,6 +269,7 @@ def _data(forecast: Outlook) -> dict[str, Any]:
             "node": expected.node,
             "after": expected.after,
             "afterIsBeingDeleted": expected.is_leaving,
+            "afterRunsOutOfBudget": expected.after in by_budget,
         },
         "stuck": forecast.is_stuck,
         "heldBack": forecast.held_back,
@@ -217,15 +279,8 @@ def _data(forecast: Outlook) -> dict[str, Any]:
 
 def _said_of_gpu_time(client: KubeClient, pod: Object) -> str:
     """Return when and why the timekeeper last said that a pod waits for GPU time; empty if it said nothing yet."""
-    metadata = pod["metadata"]
-    selected = f"involvedObject.uid={metadata['uid']}"
-    with suppress(Forbidden):
-        about = client.list(EVENTS, namespace=metadata["namespace"], field_selector=selected)[0]
-        said = [event for event in about if event.get("reason") == names.WAITS_FOR_GPU_TIME]
-        if said:
-            last = max(said, key=lambda event: str(event.get("lastTimestamp")))
-            return f"at {last['lastTimestamp']} the timekeeper said: {last['message']}"
-    return ""
+    last = _newest_events(client, pod).get(names.WAITS_FOR_GPU_TIME)
+    return f"at {_said_at(last)} the timekeeper said: {last.get('message')}" if last is not None else ""
 
 
 def _last_message(pod: Object) -> str:
@@ -245,6 +300,13 @@ def _in_words(said: Mapping[str, Any]) -> str:
         mode = f" ({said['sharing']})" if said["sharing"] else ""
         why = [f"Why there: {said['why']}"] if said["why"] else []
         return "\n".join(map(plain, [head, f"on node {said['node']}{mode}:", *gpus, *why]))
+    if "told" in said:
+        lines = [head, *(f"At {one['at']}: {one['message']}" for one in said["told"])]
+        lines += ["kube-scheduler said last:", f"  {said['schedulerSaid']}"] if said["schedulerSaid"] else []
+        if len(lines) == 1:
+            lines.append("Nothing has been said about it yet; the scheduler writes an event after a minute.")
+        lines.append("More can be computed by a user who may list nodes and all pods.")
+        return "\n".join(map(plain, lines))
     if "reasons" not in said:
         return plain(head)
     lines = [head, f"It asks for {said['asks']}." if said["asks"] else "", "Why:", *_why(said)]
@@ -301,6 +363,11 @@ def _when(said: Mapping[str, Any]) -> str:
         return f"now, on node {expected['node']}"
     if expected and expected["afterIsBeingDeleted"]:
         return f"soon, on node {expected['node']}, when {expected['after']} has ended, which is being deleted"
+    if expected and expected["afterRunsOutOfBudget"]:
+        return (
+            f"about {expected['at']} on node {expected['node']}, when the budget of {expected['after']} runs out: "
+            "then it gives way"
+        )
     if expected:
         return f"about {expected['at']} on node {expected['node']}, when {expected['after']} reaches its deadline"
     if said["stuck"] or (gang and _is_too_large(gang)):

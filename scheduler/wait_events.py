@@ -107,7 +107,7 @@ class WaitEvents:
             dict(pod.waiting or {}),
             times=notice.times,
             kind="Normal",
-            reason="WaitsForGPU",
+            reason=names.WAITS_FOR_GPU,
             action="Scheduling",
             note=said,
             reporter=self._reporter,

@@ -20,6 +20,7 @@ MANAGED_SELECTOR: Final = MANAGED_LABEL
 FINALIZER: Final = "slicekeeper.io/charge"
 GATE: Final = "slicekeeper.io/reservation"
 """The schedulingGate of a pod whose GPU time is not reserved yet; only the timekeeper removes it."""
+WAITS_FOR_GPU: Final = "WaitsForGPU"
 WAITS_FOR_GPU_TIME: Final = "WaitsForGpuTime"
 """The reason of the timekeeper's event that says how much GPU time such a pod waits for."""
 

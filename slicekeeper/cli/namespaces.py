@@ -73,6 +73,11 @@ def current(context: Context | None) -> str:
     return kubeconfig.namespace(files, asked.kube_context)
 
 
+def current_if_any(context: Context) -> str:
+    """Return what `current` does; `default` if the command does not use a kubeconfig, as in local mode."""
+    return current(context) if kubeconfig_of(context) else "default"
+
+
 def known_namespaces(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Return namespaces that have budgets, for a shell to complete."""
     context = ctx.find_object(Context) or Context(None)  # while a shell completes, no command has made one

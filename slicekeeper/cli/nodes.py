@@ -13,6 +13,7 @@ from slicekeeper import names
 from slicekeeper.cli.connection import cluster, cluster_options
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import LISTS, Column, key_column, output_option, show_list
+from slicekeeper.cli.pods import own_pods_instead
 from slicekeeper.cli.seat_usage import Agents, figure_columns, figures, node_cell, parts
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
@@ -44,8 +45,9 @@ def nodes(context: Context, output: str) -> None:
     """Show the GPUs of nodes: model, allocated share, usage, pods."""
     settings = context.loaded.settings
     client = cluster(context)
-    objects, _ = client.list(NODES)
-    held, _ = client.list(PODS, label_selector=names.MANAGED_SELECTOR)
+    with own_pods_instead(context, output):
+        objects, _ = client.list(NODES)
+        held, _ = client.list(PODS, label_selector=names.MANAGED_SELECTOR)
     shares = _shares(held, settings.resources)
     rows = [
         {

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final
 
@@ -13,10 +15,11 @@ from slicekeeper import names
 from slicekeeper.cli.budget_options import uid_option
 from slicekeeper.cli.connection import cluster, cluster_options, timekeeper
 from slicekeeper.cli.main import Context
+from slicekeeper.cli.namespaces import current_if_any
 from slicekeeper.cli.output import LISTS, Column, key_column, output_option, rounded, show_list
 from slicekeeper.cli.seat_usage import Agents, figure_columns, figures
 from slicekeeper.config.settings import Resources, Settings
-from slicekeeper.errors import ServiceError
+from slicekeeper.errors import Forbidden, ServiceError
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.gpu.pod_request import parse_admitted
 from slicekeeper.kube.client import NODES, PODS, KubeClient, Object
@@ -56,9 +59,35 @@ def pods(context: Context, namespace: str, every: bool, uid: str, output: str) -
 
     Each with its budget state, class, GPU, the current usage of its share, and its charge.
     """
+    show_pods(context, namespace, output, every=every, uid=uid)
+
+
+@contextmanager
+def own_pods_instead(context: Context, output: str) -> Iterator[None]:
+    """Show the pods of the context's namespace in place of a table that the user may not see, and exit."""
+    try:
+        yield
+    except Forbidden as error:
+        if output not in ("table", "wide"):
+            raise
+        namespace = current_if_any(context)
+        click.echo(f"{error}\nThese are the pods of namespace {namespace} with their GPUs:", err=True)
+        show_pods(context, namespace, output)
+        sys.exit()
+
+
+def show_pods(context: Context, namespace: str, output: str, *, every: bool = False, uid: str = "") -> None:
+    """Show the pods of a namespace, or of all that the user may see; `every` shows also those that have ended."""
     settings = context.loaded.settings
     client = cluster(context)
-    objects, _ = client.list(PODS, namespace=namespace, label_selector=names.MANAGED_SELECTOR)
+    try:
+        objects, _ = client.list(PODS, namespace=namespace, label_selector=names.MANAGED_SELECTOR)
+    except Forbidden:
+        if namespace:
+            raise
+        namespace = current_if_any(context)
+        click.echo(f"only namespace {namespace}: you may not list the pods of all namespaces", err=True)
+        objects, _ = client.list(PODS, namespace=namespace, label_selector=names.MANAGED_SELECTOR)
     known = {w.pod_uid: w for w in timekeeper(context).workloads(namespace, uid, "all" if every else "running")}
     if uid:  # existing pods belong to the existing namespace
         objects = [pod for pod in objects if pod["metadata"]["uid"] in known]

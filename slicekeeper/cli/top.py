@@ -15,6 +15,7 @@ from slicekeeper.cli.connection import cluster, cluster_options
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import memory, narrow_table, output_option, percent, show, table
 from slicekeeper.cli.plain_text import plain
+from slicekeeper.cli.pods import own_pods_instead
 from slicekeeper.cli.seat_usage import FIGURES, Agents, cells, figures, node_cell, parts
 from slicekeeper.gpu.inventory import Part
 from slicekeeper.kube.client import NODES, KubeClient
@@ -43,10 +44,11 @@ def top(context: Context, node: str, interval: float, once: bool, output: str) -
     """
     client, agents = cluster(context), Agents(context)
     if once or output not in ("table", "wide") or not sys.stdout.isatty():
-        gpus = _gpus(client, agents, node)
+        with own_pods_instead(context, output):
+            gpus = _gpus(client, agents, node)
         show(gpus, output, lambda: _table(gpus, wide=output == "wide"))
     else:
-        with suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt), own_pods_instead(context, output):
             while True:
                 room = shutil.get_terminal_size()
                 lines = _table(_gpus(client, agents, node), wide=room.columns >= _WIDE).splitlines()

@@ -3,6 +3,7 @@
 
 import json
 import re
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner
@@ -10,10 +11,12 @@ from support.manual_clock import ManualClock
 from support.small_cluster import NAMESPACE, small_cluster
 from support.waiting_pods import OVER
 
+from simulator.api_errors import ApiError
 from slicekeeper import names
 from slicekeeper.cli.main import cli
 from slicekeeper.kube import events
-from slicekeeper.kube.client import NODES, PODS
+from slicekeeper.kube.client import NAMESPACES, NODES, PODS
+from slicekeeper.net.timekeeper_client import TimekeeperClient
 
 
 @pytest.fixture
@@ -211,3 +214,69 @@ def test_a_pod_or_a_namespace_that_is_not_there_is_named_as_the_user_names_it(re
                        (("pod/w", "-n", "taem"), "namespace taem is not found")):  # fmt: skip
         done = CliRunner().invoke(cli, ["explain", *args])
         assert (done.exit_code, str(done.exception)) == (1, told)
+
+
+def as_researcher(real, monkeypatch):
+    """Let the API server answer as to a user who has the role `edit` in one namespace."""
+    answer = real.api.answer
+
+    def checked(method, call):
+        if not call.namespace and call.kind.resource.plural in ("nodes", "pods", "jobs"):
+            plural = call.kind.resource.plural
+            raise ApiError(
+                403, "Forbidden", f'{plural} is forbidden: User "jane" cannot list {plural} at the cluster scope'
+            )
+        return answer(method, call)
+
+    monkeypatch.setattr(real.api, "answer", checked)
+
+
+def test_a_user_of_one_namespace_is_told_what_was_said_about_a_pod(real, monkeypatch):
+    made = real.pod("w", 50)
+    as_researcher(real, monkeypatch)
+    words = explain("w", "-n", NAMESPACE)
+    assert "Nothing has been said about it yet" in words
+    for reason, note in ((names.WAITS_FOR_GPU, "Pods served before it: 3."), ("Other", "not this")):
+        write = {"kind": "Normal", "reason": reason, "action": "Scheduling", "note": note, "reporter": "scheduler"}
+        events.write(real.client, real.clock, made, **write)
+    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
+    real.client.patch(PODS, "w", {"status": {"conditions": [said]}}, NAMESPACE, subresource="status")
+    words = explain("w", "-n", NAMESPACE)
+    assert "Pod team-a/w waits since " in words
+    assert ": Pods served before it: 3." in words
+    assert "kube-scheduler said last:\n  0/3 nodes are available" in words
+    assert "not this" not in words
+    told = json.loads(explain("w", "-n", NAMESPACE, "-o", "json"))
+    assert [one["message"] for one in told["told"]] == ["Pods served before it: 3."]
+
+
+def test_a_pod_is_named_as_pods_prints_it(real):
+    real.pod("w", 200, 0)
+    for named in (["team-a/w"], ["pod/w", "-n", "team-a"], ["team-a/w", "-n", "team-a"]):
+        assert explain(*named).startswith("Pod team-a/w waits since ")
+    done = CliRunner().invoke(cli, ["explain", "team-a/w", "-n", "other"])
+    assert done.exit_code == 2
+    assert "team-a/w names the namespace team-a, and -n names other" in done.output
+
+
+def test_a_budget_that_runs_out_makes_room(real, monkeypatch):
+    real.node("n0")
+    real.client.create(NAMESPACES, {"metadata": {"name": "spender"}})
+    holds = real.pod("h", 100, 0, annotations={names.gpu_annotation("c"): "n0-0"}, nodeName="n0")
+    real.client.delete(PODS, "h", NAMESPACE)
+    metadata = {key: holds["metadata"][key] for key in ("name", "labels", "annotations")}
+    real.client.create(PODS, {"metadata": metadata, "spec": holds["spec"]}, "spender")
+    real.pod("w", 100, 0)
+    assert "Expected: unknown" in explain("w", "-n", NAMESPACE)
+    at = "2100-01-01T00:00:00.000Z"
+
+    def budgets(_self, _kind):
+        return [mock.Mock(namespace="spender", run_out_at=at, enforcement=enforcement, gone=False)]
+
+    monkeypatch.setenv("SLICEKEEPER_TIMEKEEPER_CLIENT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(TimekeeperClient, "budgets", budgets)
+    enforcement = "soft"
+    words = explain("w", "-n", NAMESPACE)
+    assert f"Expected: about {at} on node n0, when the budget of spender/h runs out: then it gives way" in words
+    enforcement = "safe"
+    assert "Expected: unknown" in explain("w", "-n", NAMESPACE)
