@@ -164,7 +164,7 @@ def test_by_hand_it_is_made_once_and_released_or_expires(books: Books) -> None:
     assert (new, repeated, again.id) == (True, False, first.id)
     with pytest.raises(Conflicting, match="another request"):
         reservation.open_by_hand(books, TEAM, order(50_000), expires_at=T0 + 60_000)
-    with pytest.raises(Conflicting, match="the 40000 that team has free"):
+    with pytest.raises(Conflicting, match="the 40000 GPU-ms that team has free"):
         reservation.open_by_hand(books, TEAM, order(40_001, "k2"), expires_at=T0 + 60_000)
     assert (
         reservation.release(books, find_team, "team", first.id, reason="r", actor="me", now=T0 + 1).outcome
@@ -202,7 +202,7 @@ def test_the_tightest_budget_above_limits_what_all_under_it_set_aside(books: Boo
     assert cover.free(standing.account.id) == (20_000, standing.above[0].id)
     assert cover.most(standing.account.id) == 50_000
     assert reservation.open_for_pod(books, OTHER, "q", "q", Need(20_000, 20_000), now)
-    with pytest.raises(Conflicting, match="the 0 that other has free"):
+    with pytest.raises(Conflicting, match="the 0 GPU-ms that other has free"):
         reservation.open_by_hand(books, OTHER, order(1, now=now), expires_at=T0 + 9)
     run(books, "p", now, end=now + 10_000, now=now + 10_000)
     with books.database.reading() as session:
