@@ -78,6 +78,7 @@ class SimulatedAdmission:
                 self._in_tree(mutated, attributes.namespace)
         admission_plugins.check_pod(mutated)
         limit_ranger.check(self._store, mutated, attributes.namespace)
+        admission_plugins.default_own_requests(mutated)
         self._validate(mutated, attributes)
         return mutated
 

@@ -102,6 +102,19 @@ def _check_own_amounts(pod: str, spec: Object, where: str) -> None:
         raise Invalid(f"Pod {pod!r} is invalid: {', '.join(wrong)}")
 
 
+def default_own_requests(pod: Object) -> None:
+    """Complete the amounts of a pod as a whole, after all webhooks: its containers' requests, or else its limit."""
+    spec = pod["spec"]
+    own = spec.get("resources") or {}
+    limits, requests = own.get("limits") or {}, own.get("requests") or {}
+    for resource in limits:
+        if resource not in requests:
+            together = requested_together(spec, resource)
+            requests = {**requests, resource: _quantity(together) if together else limits[resource]}
+    if requests:
+        own["requests"] = requests
+
+
 def _quantity(amount: Fraction) -> str:
     """Return a quantity as Kubernetes writes it, if it is less than a thousandth off."""
     return str(amount) if amount.denominator == 1 else f"{int(amount * 1000)}m"

@@ -93,6 +93,19 @@ def test_the_sidecar_fits_into_a_pod_whose_own_amounts_are_all_requested(site: S
         assert spec["resources"]["limits"] == whole
 
 
+def test_a_bare_pods_file_can_be_applied_a_second_time(site: Site) -> None:
+    team = site.namespace()
+    container = gpu_container(core=5)
+    container["env"] = [*container.get("env", []), {"name": "LD_PRELOAD", "value": ""}]
+    made = pod("again", container, schedulerName="default-scheduler")
+    for _ in range(2):
+        site.kubectl.apply(made, namespace=team)
+    assert site.wait_phase(team, "again", "Running")["spec"]["schedulerName"] == "slicekeeper-scheduler"
+    site.kubectl.apply(made, namespace=team)
+    with pytest.raises(Refused, match="pod updates may not change fields"):
+        site.kubectl.apply({**made, "spec": {**made["spec"], "schedulerName": "another"}}, namespace=team)
+
+
 def test_a_pod_is_resized_in_place_beside_one_with_resources_of_its_own(site: Site) -> None:
     if not _has_pod_resources(site):
         pytest.skip("resources of a pod as a whole came with Kubernetes 1.34")

@@ -154,6 +154,16 @@ def test_an_empty_field_gets_its_default_like_one_that_is_left_out(cluster: Clus
     assert made["spec"]["replicas"] == 1
 
 
+def test_a_pods_own_request_is_derived_after_the_webhook(cluster: Cluster, webhook: Webhook) -> None:
+    sidecar = {"name": "s", "image": "i", "resources": {"requests": {"cpu": "50m"}}, "restartPolicy": "Always"}
+    webhook.mutate = lambda seen: (
+        [] if "initContainers" in seen["spec"] else [{"op": "add", "path": "/spec/initContainers", "value": [sidecar]}]
+    )
+    own = {"limits": {"cpu": 2, "memory": "1Gi"}}
+    made, _ = cluster.create(PODS, pod(resources=own), "default")
+    assert made["spec"]["resources"] == {**own, "requests": {"cpu": "50m", "memory": "1Gi"}}
+
+
 def test_a_limit_range_gives_defaults_before_the_webhook_and_limits_what_it_made(
     cluster: Cluster, webhook: Webhook
 ) -> None:
