@@ -21,6 +21,7 @@ from slicekeeper.wire.json_patch import JsonPatch
 from webhook import (
     applied_again,
     ephemeral_containers,
+    impossible_request,
     mutation,
     pod_rules,
     pod_templates,
@@ -88,7 +89,8 @@ class Admission:
             patch = []
             if request.holds_gpus and not any(violation.code in _IN_THE_WAY for violation in violations):
                 patch = mutation.patch_pod(pod, request, case, self._cluster)
-            return Verdict(patch, [f"observed, not refused: {violation}" for violation in violations])
+            observed = [f"observed, not refused: {violation}" for violation in violations]
+            return Verdict(patch, [*observed, *impossible_request.warnings(request, case.gpus)])
         if violations:
             return Verdict(violations=violations)
         if not request.holds_gpus:

@@ -9,7 +9,15 @@ from typing import Any, Final
 
 from slicekeeper.errors import Violation
 from slicekeeper.untyped_json import as_map
-from webhook import gang_templates, pod_rules, pod_warnings, relevant_pods, reserved_names, spent_budget
+from webhook import (
+    gang_templates,
+    impossible_request,
+    pod_rules,
+    pod_warnings,
+    relevant_pods,
+    reserved_names,
+    spent_budget,
+)
 from webhook.foreign.conversion import convert
 from webhook.json_patch import apply
 from webhook.review_inputs import Case, ClusterContext
@@ -61,7 +69,8 @@ def validate(
     request, broken = pod_rules.check_pod(template, case, cluster)
     violations = [*_below(prefix, broken), *gang_templates.refusal(workload, request)]
     if case.policy.mode == "observe":
-        return Verdict(warnings=[f"observed, not refused: {violation}" for violation in violations])
+        observed = [f"observed, not refused: {violation}" for violation in violations]
+        return Verdict(warnings=[*observed, *impossible_request.warnings(request, case.gpus)])
     if violations:
         return Verdict(violations=violations)
     if not request.holds_gpus:

@@ -53,8 +53,9 @@ def test_memory_that_no_gpu_has_gets_a_warning(core: int, memory: int, model: st
     assert THERE in told
 
 
-def test_more_gpus_than_any_node_has_get_a_warning() -> None:
-    [told] = warnings(800, None)
+@pytest.mark.parametrize("mode", ["enforce", "observe"])
+def test_more_gpus_than_any_node_has_get_a_warning(mode: str) -> None:
+    [told] = warnings(800, None, mode=mode)
     assert "asks for 8 whole GPUs, but no node of the cluster has more than 4" in told
 
 
