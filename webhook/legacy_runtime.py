@@ -110,7 +110,7 @@ def of_container(
         variable = entry.get("name")
         if variable == VISIBLE_DEVICES:
             yield from _visible_devices(f"{path}.env[{index}]", name, entry, gpu, held=held)
-        elif variable in _OTHER_VARIABLES and (entry.get("value") or entry.get("valueFrom")):
+        elif variable in _OTHER_VARIABLES and not _asks_for_none(entry):
             yield Violation(
                 code="reserved-env",
                 container=name,

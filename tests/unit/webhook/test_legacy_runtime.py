@@ -117,6 +117,22 @@ def test_no_container_without_a_gpu_names_devices(limits: dict[str, int], name: 
     assert set(codes(init)) == {"reserved-env"}
 
 
+@pytest.mark.parametrize("value", ["", "none", "void"])
+@pytest.mark.parametrize("limits", [SHARE, DEVICES])
+def test_variables_that_ask_for_nothing_may_be_anywhere(limits: dict[str, int], value: str) -> None:
+    env = [
+        {"name": variable, "value": value}
+        for variable in (
+            "NVIDIA_VISIBLE_DEVICES",
+            "NVIDIA_MIG_CONFIG_DEVICES",
+            "NVIDIA_NVSWITCH",
+            "DOCKER_RESOURCE_GPU",
+        )
+    ]
+    manifest = pod(gpu(limits, env=env), {"name": "c", "env": env}, initContainers=[{"name": "i", "env": env}])
+    assert codes(manifest) == []
+
+
 def devices_of(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     """What a GPU container's `env` says of the variable, without what the API server fills in."""
     [container] = [c for c in manifest["spec"]["containers"] if c["name"] == "a"]
