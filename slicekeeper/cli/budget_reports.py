@@ -74,7 +74,7 @@ def _name(budget: Budget) -> str:
 
 def _add_live(group: click.Group, columns: _Columns) -> None:
     @group.command("top")
-    @click.option("--most", type=click.IntRange(min=1), default=20, show_default=True, help="How many.")
+    @click.option("--most", type=click.IntRange(min=1), default=20, show_default=True, help="How many namespaces.")
     @output_option(*LISTS)
     def top(context: Context, most: int, output: str) -> None:
         """Show the namespaces that have used most GPU time.
@@ -94,7 +94,9 @@ def _add_live(group: click.Group, columns: _Columns) -> None:
 
     @group.command("watch")
     @namespace_argument
-    @click.option("--interval", type=click.FloatRange(min=0.5), default=2.0, show_default=True, help="Seconds.")
+    @click.option(
+        "--interval", type=click.FloatRange(min=0.5), default=2.0, show_default=True, help="Seconds between looks."
+    )
     @uid_option
     @click.pass_obj
     def watch(context: Context, name: str, interval: float, uid: str) -> None:
@@ -255,7 +257,7 @@ def _add_lists(group: click.Group) -> None:
     @uid_option
     @output_option(*LISTS)
     def audit(context: Context, name: str | None, uid: str, output: str) -> None:
-        """Show who changed a budget or all, and why; oldest first."""
+        """Show who changed which budget and why, oldest first."""
         asked = {key: value for key, value in (("namespace", name), ("uid", uid)) if value}
         columns: list[Column[_Record]] = [
             *_at("at", "AT"),

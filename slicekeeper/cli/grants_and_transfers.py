@@ -79,7 +79,7 @@ def add_grants(group: click.Group, kind: type[B], columns: _Columns[B]) -> None:
             show({**msgspec.to_builtins(changed), "grantId": number}, output, str)
             return
         show_budget(changed, output, columns)
-        if output in ("table", "wide"):
+        if output in ("table", "wide") and number:
             click.echo(f"{format_duration(amount)} granted to {name}: grant {number}")
 
     @group.command("withdraw")

@@ -94,3 +94,13 @@ def test_usage_by_time_is_paged_and_never_guesses(world: World) -> None:
     ]
     (team,) = world.get("/api/v1/usage?namespace=team&bucket=month&groupBy=workload")["items"]
     assert (team["group"], team["allocatedMs"], team["unknownWorkloads"]) == (world.uid("a-pod"), 45 * 60_000, 1)
+
+
+def test_what_was_used_and_what_was_not_observed_are_at_most_what_was_held(world: World) -> None:
+    mine, held = world.pod("a"), HOUR - 60_000
+    world.clock.advance(held)
+    assert send(world, mine, report(world, "a-pod", 1, 3_000_000)) == [("accepted", "")]  # the first in all this time
+    for group in ("namespace", "workload", "model"):
+        route = f"/api/v1/usage?groupBy={group}&from={format_instant(T0)}&to={format_instant(T0 + HOUR)}"
+        [bucket] = world.get(route)["items"]
+        assert (bucket["allocatedMs"], bucket["usedMs"], bucket["unobservedMs"]) == (held, 3_000_000, 540_000), group
