@@ -15,6 +15,8 @@ from timekeeper.core.accumulated_charge import Claim
 from timekeeper.core.budget_record import Debt, Forest, GrantRecord, Link, Records, Rule, Withdrawal
 
 SHORT = {"hour": 40, "day": 100, "week": 150, "month": 230}
+YEAR = 1_100
+CLOCK_CHANGE = 1_700
 
 
 def short_bounds(instant: int, period: str, zone: str, anchor: int | None = None) -> tuple[int, int] | None:
@@ -24,6 +26,19 @@ def short_bounds(instant: int, period: str, zone: str, anchor: int | None = None
     length, shift = SHORT[period], len(zone) + (anchor or 0)
     start = (instant - shift) // length * length + shift
     return start, start + length
+
+
+def bounds_with_a_clock_change(
+    instant: int, period: str, zone: str, anchor: int | None = None
+) -> tuple[int, int] | None:
+    """Periods like those of `short_bounds`, and years; the clock is put forward by 13 ms at `CLOCK_CHANGE`."""
+    if period == "none":
+        return None
+    length, shift = {**SHORT, "year": YEAR}[period], len(zone) + (anchor or 0)
+    local = instant if instant < CLOCK_CHANGE else instant + 13
+    start = (local - shift) // length * length + shift
+    first, last = (at if at < CLOCK_CHANGE else max(at - 13, CLOCK_CHANGE) for at in (start, start + length))
+    return first, last
 
 
 def rounded(exact: Fraction) -> int:
@@ -277,6 +292,9 @@ class ForestOracle:
     parents: dict[int, int | None] = field(default_factory=dict)
     sums: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Charged by (budget, the one below it)."""
+    over: set[int] = field(default_factory=set)
+    run_outs: dict[int, list[int]] = field(default_factory=dict)
+    """When each budget, or one above it, had nothing left any more."""
 
     def chain(self, key: int) -> list[int]:
         found: list[int] = []
@@ -284,6 +302,13 @@ class ForestOracle:
         while up is not None:
             found.append(up)
             up = self.parents.get(up)
+        return found
+
+    def ever_above(self, key: int) -> set[int]:
+        """Return a budget and all that are ever above it."""
+        found = {key}
+        while more := {link.parent for link in self.forest.links if link.child in found and link.parent} - found:
+            found |= more
         return found
 
     def stop(self, key: int) -> int | None:
@@ -319,6 +344,15 @@ class ForestOracle:
                 self.budgets[stop].debt += total if self.budgets[stop].carries(t - 1) else 0
             budget.so_far |= budget.looked
 
+    def look(self, at: int) -> None:
+        """Note which budgets have nothing left since an instant."""
+        for key in self.budgets:
+            if self.stop(key) is None:
+                self.over.discard(key)
+            elif key not in self.over:
+                self.over.add(key)
+                self.run_outs.setdefault(key, []).append(at)
+
     def birth(self, key: int, until: int) -> int:
         """Return the instant before anything concerned a budget: its first period is the one around that."""
         mine = self.forest.records[key]
@@ -327,14 +361,16 @@ class ForestOracle:
         firsts += [link.since for link in self.forest.links if key in (link.child, link.parent)]
         return min([until, *(first - 1 for first in firsts), until if mine.opened is None else mine.opened])
 
-    def walk(self, begin_at: int, until: int) -> ForestOracle:
+    def walk(self, begin_at: int, until: int, *, begun: int | None = None) -> ForestOracle:
+        """Walk from an instant to another one; by `begun` (default: by the end), all budgets have."""
         self.budgets = {key: Oracle(records) for key, records in self.forest.records.items()}
-        born = {key: self.birth(key, until) for key in self.budgets}
+        born = {key: self.birth(key, until if begun is None else begun) for key in self.budgets}
         for key, budget in self.budgets.items():
             budget.start(born[key])
         for t in range(begin_at + 1, until + 1):
             steps = {key: budget.steps(t) for key, budget in self.budgets.items()}
             self.ask(steps)
+            self.look(t - 1)
             self.charge(steps, t)
             for budget in self.budgets.values():
                 budget.exhausted = budget.exhausted or budget.spendable() <= 0
@@ -347,6 +383,7 @@ class ForestOracle:
             for key, budget in self.budgets.items():
                 if t > born[key]:
                     budget.turn(t, refunds.get(key, ()))
+            self.look(t)
         self.ask({key: budget.steps(until + 1) for key, budget in self.budgets.items()})
         return self
 
@@ -370,3 +407,28 @@ def forests(draw: st.DrawFn) -> Forest:
         instants = draw(st.sets(st.integers(990, 1300), max_size=2))
         links += [Link(child, draw(st.sampled_from(parents)), since) for since in instants]
     return Forest(records, sorted(links, key=lambda link: link.since))
+
+
+@st.composite
+def steady_forests(draw: st.DrawFn) -> Forest:
+    """Pods that go on below budgets with short periods, which are below others with long ones."""
+    few, owed = st.sampled_from([0, 0, 0, 7]), [Debt(0, draw(st.booleans()))]
+    above = {1: 10, 2: draw(st.sampled_from([10, 20])), 3: 20, 10: 20}
+    records = {}
+    for key in (*above, 20):
+        claims = []
+        if key in NAMESPACES:
+            starts = draw(st.lists(st.integers(1000, 1060), max_size=2))
+            claims = [Claim(f"{key}/{index}", start, None, *draw(rates)) for index, start in enumerate(starts)]
+        periods, most = (["hour", "hour", "day", "none"], 90) if key in NAMESPACES else (["day", "month", "year"], 900)
+        zone = draw(st.sampled_from(["UTC", "Asia/Kolkata"]))
+        period = draw(st.sampled_from([*periods, "none"]))
+        rule = Rule(0, draw(st.integers(0, most)), period, zone, draw(few), draw(few))
+        grants = []
+        if draw(st.integers(0, 2)) == 0:
+            since, until = draw(st.integers(1000, 1060)), draw(st.sampled_from([None, 1900]))
+            grants = [
+                GrantRecord(f"{key}/g", draw(st.integers(1, 400)), since, until, priority=draw(st.integers(-1, 1)))
+            ]
+        records[key] = Records(claims, [rule], grants, debts=owed, opened=990)
+    return Forest(records, [Link(child, parent, 990) for child, parent in above.items()])

@@ -46,6 +46,8 @@ class BudgetLine:
         state.at = at  # earlier than the state's own if nothing concerns the budget until then
         self.rule = rule_at(records.rules, state.at)
         self.parent: BudgetLine | None = None
+        self.chain: tuple[BudgetLine, ...] = (self,)
+        """This line and those above it."""
         self.active: dict[str, Claim] = {}
         """The budget's own running pods."""
         self.running = 0
@@ -72,9 +74,8 @@ class BudgetLine:
         self._rate = 0
         self._open_window()
 
-    @property
-    def chain(self) -> tuple[BudgetLine, ...]:
-        """Return this line and those above it."""
+    def find_chain(self) -> tuple[BudgetLine, ...]:
+        """Return the chain that follows from the parents."""
         found = [self]
         while found[-1].parent is not None:
             found.append(found[-1].parent)
@@ -97,6 +98,8 @@ class BudgetLine:
         self._ahead = (self._from, self._estimate)
         """The instant for which `crossing` last computed the estimate, and that estimate."""
         self._available = self.state.balance + self.rule.credit
+        self._crosses: tuple[Instant, Instant] | None = None
+        """What `crossing` found last: from when on the rest is spent, and what it returned."""
 
     def enter(self, claim: Claim) -> None:
         """Count a pod's time from now on."""
@@ -106,6 +109,7 @@ class BudgetLine:
         self._entered[key] = at
         self._rates[key] = _scaled(claim, at)
         self._rate += self._rates[key]
+        self._crosses = None
 
     def leave(self, claim: Claim) -> None:
         """Stop counting a pod's time."""
@@ -115,6 +119,7 @@ class BudgetLine:
         self._rate -= rate
         self._estimate -= rate * (at - entered) + self._before_change.pop(key, 0)
         self._ended += claim.gross(at) - self._base.pop(key)
+        self._crosses = None
 
     def change_rate(self, claim: Claim) -> None:
         """Apply a pod's new rate from now on."""
@@ -125,6 +130,7 @@ class BudgetLine:
         self._entered[key] = at
         self._rate += rate - before
         self._rates[key] = rate
+        self._crosses = None
 
     def _spent(self, at: Instant) -> int:
         base = self._base
@@ -200,6 +206,8 @@ class BudgetLine:
         if not self._counted or self.state.over_budget:
             return None
         before = self.state.at
+        if self._crosses is not None and self._crosses[0] > before:
+            return self._crosses[1] if self._crosses[0] <= to else None
         estimate = self._estimate + self._rate * (to - before)
         self._ahead = (to, estimate)
         if self._at_most(estimate) < self._available or self._spent(to) < self._available:
@@ -208,7 +216,9 @@ class BudgetLine:
         while after - before > 1:
             middle = Instant((before + after) // 2)
             before, after = (before, middle) if self._spent(middle) >= self._available else (middle, after)
-        return after if self._spent(after) == self._available else before
+        found = after if self._spent(after) == self._available else before
+        self._crosses = after, found
+        return found
 
     def go(self, to: Instant) -> None:
         """Advance to an instant before which only the balance changes by itself."""

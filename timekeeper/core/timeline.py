@@ -132,6 +132,8 @@ class Run:
 
     def __init__(self, states: Mapping[AccountId, BudgetState], forest: Forest) -> None:
         self.at = min(state.at for state in states.values())
+        self.moves = 0
+        """How often all budgets were advanced: what the run has cost so far."""
         self.lines = {key: BudgetLine(key, state, forest.records[key], self.at) for key, state in states.items()}
         # What happens later than now, by its instant; `apply` looks it up.
         self._links: dict[Instant, list[Link]] = {}
@@ -148,7 +150,6 @@ class Run:
         for child, parent in parents_at(forest.links, self.at).items():
             if child in self.lines:
                 self.lines[child].parent = self.lines[parent]
-        self._linked = bool(forest.links)
         self._sort()
         for key, line in self.lines.items():
             line.counting = self._counting(line)
@@ -178,7 +179,14 @@ class Run:
 
     def _sort(self) -> None:
         """Sort the budgets for the check whether a millisecond is too much: lower ones are checked first."""
+        for line in self.lines.values():
+            line.chain = line.find_chain()
         self._order = sorted(self.lines.values(), key=lambda line: (-len(line.chain), line.key))
+        self._below: dict[AccountId, list[BudgetLine]] = {key: [] for key in self.lines}
+        """Each line and all below it."""
+        for line in self._order:
+            for one in line.chain:
+                self._below[one.key].append(line)
 
     def postings(self) -> dict[AccountId, list[Posting]]:
         """Return the postings of all budgets."""
@@ -188,6 +196,11 @@ class Run:
         return found
 
     # Time
+
+    @property
+    def next_record(self) -> Instant | None:
+        """The next instant of a record; None if there is none. Ends of periods and grants are not records."""
+        return next((instant for instant in reversed(self._instants) if instant > self.at), None)
 
     def next_boundary(self, until: Instant) -> Instant | None:
         """Return the next instant, up to `until`, at which anything changes; None if there is none."""
@@ -233,6 +246,7 @@ class Run:
         for line in self._order:
             line.go(to)
         self.at = to
+        self.moves += 1
 
     def complete(self) -> None:
         """Bring the states to this instant: draw balances, mark budgets as over if the next millisecond exceeds them.
@@ -332,10 +346,6 @@ class Run:
 
     # Which budgets a pod's time counts in
 
-    def _below(self, line: BudgetLine) -> list[BudgetLine]:
-        """Return a line and all below it."""
-        return [one for one in self._order if line in one.chain] if self._linked else [line]
-
     def _counting(self, line: BudgetLine) -> tuple[BudgetLine, ...]:
         """Return in which lines the time of a line's own pods counts: in all above, or in the lowest exhausted one."""
         found = line.chain
@@ -354,15 +364,15 @@ class Run:
             for one in line.chain[1:]:
                 one.running -= line.running
             line.parent = None if link.parent is None else self.lines[link.parent]
+            self._sort()
             for one in line.chain[1:]:
                 one.running += line.running
-        self._sort()
 
     @contextmanager
     def _recounted(self, line: BudgetLine) -> Iterator[None]:
         """Let the block change in which lines the time of a line and of all below it counts; earlier time is posted."""
         self._cut(line)
-        below = self._below(line)
+        below = self._below[line.key]
         before = [one.state.over_budget for one in below]
         for one in below:
             one.close_window()
@@ -388,7 +398,7 @@ class Run:
 
     def _cut(self, line: BudgetLine) -> None:
         """Post the time up to now, in a line and all below it."""
-        for one in self._below(line):
+        for one in self._below[line.key]:
             for claim in one.active.values():
                 self._post_charge(one, claim)
             if one.active or one is line:

@@ -7,10 +7,11 @@ import threading
 from collections import Counter
 
 from slicekeeper.units import Instant
-from timekeeper.core import forecast, hierarchy, timeline
+from timekeeper.core import hierarchy, timeline
 from timekeeper.core.account import AccountId
 from timekeeper.core.budget_record import Forest
 from timekeeper.core.budget_state import BudgetState, rule_at
+from timekeeper.core.forecast import Forecast, forecast
 from timekeeper.core.posting import Posting
 from timekeeper.core.timeline import CHILD
 from timekeeper.store.accounts import BudgetAccount
@@ -32,7 +33,7 @@ class TreeStanding:
         """The open claims, by UID: of running pods, and of those whose end is still ahead."""
         self.next_end = min((c.end for c in self.running.values() if c.end is not None), default=None)
         """When the first claim ends by itself: clocks differ, so an end may be ahead of ours."""
-        self._run_outs: dict[AccountId, Instant] = {}
+        self._forecast = Forecast({}, None)
         self._forecast_for: list[Instant] = []
 
     def at(self, now: Instant) -> dict[AccountId, BudgetState]:
@@ -66,15 +67,21 @@ class TreeStanding:
                     self._due[posting.key, posting.kind] += posting.amount
                 self._due_above += [(key, posting) for posting in postings if posting.key.startswith(CHILD)]
 
-    def run_outs(self, now: Instant) -> dict[AccountId, Instant]:
-        """Return when nothing will be left in budgets, or above them, if the pods that run now continue."""
+    def forecast(self, now: Instant, *, known: bool = False) -> Forecast:
+        """Return when nothing will be left in budgets, or above them, if the pods that run now continue.
+
+        If `known`, only what has been forecast already: nothing if that no longer holds.
+        """
         states = self.at(now)
         # Consumption is linear, so the forecast stays right until the charges' account or the period changes.
         cuts = [state.cut for state in states.values()]
         with self._lock:
-            if self._forecast_for != cuts:
-                self._run_outs, self._forecast_for = forecast.run_outs(states, self.forest), cuts
-        return self._run_outs
+            seen = self._forecast.until
+            if self._forecast_for != cuts or (seen is not None and seen <= now):
+                if known:
+                    return Forecast({}, now)
+                self._forecast, self._forecast_for = forecast(states, self.forest), cuts
+            return self._forecast
 
 
 class BudgetStanding:
@@ -99,9 +106,12 @@ class BudgetStanding:
         """Return the state at an instant, at least that at which the namespace was settled."""
         return self.tree_standing.at(now)[self.account.id]
 
-    def run_out(self, now: Instant) -> Instant | None:
-        """Return when the namespace will be over budget if the pods that run now continue, in others too."""
-        return self.tree_standing.run_outs(now).get(self.account.id)
+    def run_out(self, now: Instant, *, known: bool = False) -> Instant | None:
+        """Return when the namespace will be over budget if the pods that run now continue, in others too.
+
+        None if it will not, or if that is further ahead than a forecast looks; `known` is as for `forecast`.
+        """
+        return self.tree_standing.forecast(now, known=known).run_outs.get(self.account.id)
 
     def binding(self, now: Instant) -> tuple[BudgetAccount, BudgetState]:
         """Return the limiting budget, its own or one above: the nearest with nothing left, or with the least.
@@ -142,5 +152,8 @@ class BudgetStanding:
     def due(self, now: Instant) -> Instant | None:
         """Return the next instant at which the namespace's state may change by itself."""
         change = timeline.next_allowance_change(self.tree_standing.at(now), self.tree_standing.forest, self.account.id)
-        dues = self.run_out(now), change, self.tree_standing.next_end
+        looked = self.tree_standing.forecast(now)
+        # What it did not see as far as it looked may happen right after that.
+        run_out = looked.run_outs.get(self.account.id, looked.until)
+        dues = run_out, change, self.tree_standing.next_end
         return min((instant for instant in dues if instant is not None), default=None)

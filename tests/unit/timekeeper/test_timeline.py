@@ -42,7 +42,7 @@ def advance(state: BudgetState, records: Records, until: int, *, every: int = 0,
 
 
 def run_out(state: BudgetState, records: Records) -> int | None:
-    return forecast.run_outs({1: state}, Forest({1: records})).get(1)
+    return forecast.forecast({1: state}, Forest({1: records})).run_outs.get(1)
 
 
 def totals(records: Records, outcome: Outcome) -> tuple[Counter[str], Counter[str]]:

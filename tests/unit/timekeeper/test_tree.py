@@ -8,12 +8,24 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.timeline_oracle import ForestOracle, forests, short_bounds
+from support import timeline_oracle
+from support.timeline_oracle import (
+    SHORT,
+    YEAR,
+    ForestOracle,
+    bounds_with_a_clock_change,
+    forests,
+    short_bounds,
+    steady_forests,
+)
 
+from slicekeeper.units import Instant
 from timekeeper.core import budget_state as budget_core
+from timekeeper.core import forecast as forecast_core
+from timekeeper.core import repetition
 from timekeeper.core.accumulated_charge import Claim
 from timekeeper.core.budget_record import Debt, Forest, Link, Records, Rule
-from timekeeper.core.forecast import run_outs
+from timekeeper.core.forecast import forecast
 from timekeeper.core.hierarchy import chain
 from timekeeper.core.posting import Posting
 from timekeeper.core.timeline import TimelineOutcome, advance, begin_all
@@ -136,21 +148,79 @@ def test_a_budget_above_consumed_what_those_below_were_charged_meanwhile(forest:
     assert {k: n for k, n in mine.items() if n} == {k: n for k, n in below.items() if n}
 
 
-@settings(max_examples=60, deadline=None)
+def check_forecast(forest: Forest, now: int, horizon: int) -> None:
+    """Compare a forecast with a walk by milliseconds."""
+    start = begin_all(forest, now)
+    states = advance(start, forest, now).states
+    seen = forecast(states, forest)
+    above = ForestOracle(forest).ever_above
+    oracle = ForestOracle(forest).walk(min(state.at for state in start.values()), horizon, begun=now)
+    drawn_on = {up for key, mine in forest.records.items() for c in mine.claims if c.goes_on(now) for up in above(key)}
+    for key in drawn_on:
+        state = states[key]
+        happens = next((at for at in oracle.run_outs.get(key, ()) if at >= now), None)
+        foreseen = seen.run_outs.get(key)
+        if state.over_budget:
+            assert foreseen is None
+        elif foreseen is not None:
+            assert (key, happens) == (key, foreseen if foreseen <= horizon else None)
+        elif happens is not None:
+            assert seen.until is not None
+            assert happens > seen.until
+
+
+@settings(max_examples=40, deadline=None)
 @given(forests(), st.integers(1000, 1300))
 def test_the_forecast_is_when_it_happens(forest: Forest, now: int) -> None:
-    states = whole(forest, now).states
-    for key, at in run_outs(states, forest).items():
-        going_on = Forest(  # an end that lies ahead of the clock is still to come
-            {
-                k: Records([c for c in r.claims if c.end is None or c.end > now], r.rules, r.grants, r.withdrawals)
-                for k, r in forest.records.items()
-            },
-            forest.links,
-        )
-        then = advance(states, going_on, at).states[key]
-        assert (states[key].over_budget, then.over_budget, then.since) == (False, True, at)
-        assert not advance(states, going_on, at - 1).states[key].over_budget
+    check_forecast(forest, now, 1_600)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steady_forests(), st.integers(1030, 1100), st.sampled_from([0, 3_000]))
+def test_a_forecast_for_short_periods_below_long_ones_is_when_it_happens(forest: Forest, now: int, steps: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (budget_core, timeline_oracle):
+            name = "bounds" if module is budget_core else "short_bounds"
+            patch.setattr(module, name, bounds_with_a_clock_change)
+        patch.setattr(forecast_core, "_STEPS", steps)
+        patch.setattr(forecast_core, "_LONGEST", {**SHORT, "year": YEAR})
+        patch.setattr(repetition, "_CHECK_EVERY_MS", 200)
+        patch.setattr(forecast_core, "_AHEAD", 3_000)
+        check_forecast(forest, now, 2_600)
+
+
+HOUR = 3_600_000
+
+
+def hours_below_a_year(amount: int, rates: list[tuple[int, int]]) -> Forest:
+    """Return budgets of half an hour by the hour, below one by the year, with a pod in each."""
+    opened = 1_790_000_000_000 // HOUR * HOUR
+    pods = {key: Claim(f"p{key}", opened + key * 1_000, None, *rate) for key, rate in enumerate(rates, 1)}
+    records = {key: Records([pod], [Rule(0, HOUR // 2, "hour", "UTC")], opened=opened) for key, pod in pods.items()}
+    records[20] = Records([], [Rule(0, amount, "year", "UTC")], opened=opened)
+    return Forest(records, [Link(key, 20, opened + 1) for key in pods])
+
+
+def test_a_year_is_forecast_exactly_through_thousands_of_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    forest = hours_below_a_year(2_000 * HOUR, [(1, 1), (3, 2), (2, 7), (1, 3)])
+    states = whole(forest, 1_790_000_300_000).states
+    seen = forecast(states, forest)
+    assert (seen.run_outs.keys(), seen.until) == ({1, 2, 3, 4, 20}, None)
+    at = seen.run_outs[20]
+    assert at - 1_790_000_300_000 > 1_000 * HOUR
+    assert advance(states, forest, Instant(at - 1)).states[20].exhausted is False
+    assert (advance(states, forest, at).states[20].exhausted, seen.run_outs[1] < at) == (True, True)
+
+
+def test_a_forecast_that_is_too_much_work_says_how_far_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    forest = hours_below_a_year(1_000 * HOUR, [(81_563, 81_559)] * 9)  # no two hours have the same roundings
+    now = 1_790_000_300_000
+    seen = forecast(whole(forest, now).states, forest)
+    assert seen.run_outs.keys() == set(range(1, 10))
+    assert seen.until is not None
+    assert seen.until > now + 5 * HOUR
 
 
 @settings(max_examples=60, deadline=None)

@@ -20,11 +20,15 @@ STALE_MS = 60_000
 
 
 def decision(
-    standing: BudgetStanding, policy: NamespacePolicy, settings: Settings, now: Instant, reserved: GpuMilliseconds
+    standing: BudgetStanding,
+    policy: NamespacePolicy,
+    settings: Settings,
+    now: Instant,
+    reserved: GpuMilliseconds,
+    run_out: Instant | None = None,
 ) -> Decision:
     """Return the decision about a namespace; `reserved` is its reserved GPU time."""
     state = standing.at(now)
-    run_out = standing.run_out(now)
     name = state_name(standing, state, policy)
     if state.over_budget and not policy.reserves:
         chosen = policy.over_budget_class or settings.classes.over_budget.name
