@@ -196,7 +196,7 @@ def test_a_balance_is_explained_booking_by_booking(databases: Databases) -> None
             ("allowance", 2 * HOUR),
             ("charge", -minute),
             ("charge", -HOUR),
-            ("allowance", HOUR),
+            ("grant", HOUR),
         ]
         assert before[-1]["balance_ms"] == 2 * HOUR - minute
         assert "grant 1 by ann: a deadline" in before[-1]["cause"]
