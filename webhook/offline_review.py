@@ -155,7 +155,7 @@ def _admit(admission: Admission, document: Document, case: Case) -> tuple[Verdic
     for one in found:
         verdict, template = _admit_template(admission, document if known else {}, one, case)
         verdicts.append(verdict)
-        if one.is_whole and template is not None:
+        if not one.called and template is not None:
             admitted = with_template(admitted, one.path, template)
     return _joined(verdicts), admitted
 

@@ -3,7 +3,8 @@
 
 The server looks only at workloads of Kubernetes, because it is called only for these. An operator's object passes
 there, and its pods are refused later, so a review by hand should see them: everything that looks like a pod template
-(`spec.containers`), a pod's spec within another mapping (`containers`), or a template of Argo with one `container`.
+(`spec.containers`), a pod's spec within another mapping (`containers`), a template of Argo with one `container`, or
+anything with `resources` that Kubernetes does not have of its own.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ Path = tuple[str | int, ...]
 _NOT_SEARCHED: Final = ("metadata", "status")
 _KUBERNETES: Final = (
     "admissionregistration", "apiextensions", "apiregistration", "authentication", "authorization", "certificates",
-    "coordination", "discovery", "events", "flowcontrol.apiserver", "gateway.networking", "metrics", "networking",
-    "node", "rbac.authorization", "resource", "scheduling", "snapshot.storage", "storage", "storagemigration",
+    "coordination", "discovery", "events", "flowcontrol.apiserver", "gateway.networking", "kustomize.config", "metrics",
+    "networking", "node", "rbac.authorization", "resource", "scheduling", "snapshot.storage", "storage",
+    "storagemigration",
 )  # fmt: skip
 """Groups below `k8s.io` whose kinds create no pods; operators have groups there too."""
 _SHARE_PODS: Final = ("kubeshare.nthu", "SharePod")
 """Its request is in annotations, and the operator makes the pod's containers from it."""
-_FIRST: Final = "containers[0]"
+_FIRST: Final = "spec.containers[0]"
 _SINGLE: Final = ("container", "script")
 _OF_PODS: Final = (
     "affinity", "initContainers", "nodeSelector", "priorityClassName", "schedulerName", "securityContext",
@@ -38,25 +40,24 @@ _OF_PODS: Final = (
 
 @dataclass(frozen=True)
 class FoundTemplate:
-    """A pod template in an object: its path, and whether it is written there in the form of a template."""
+    """A pod template in an object, or what makes one."""
 
     path: Path
     template: Mapping[str, Any]
-    inner: str = ""
-    """What its first container is called there, if it stands alone."""
-    is_whole: bool = True
+    called: tuple[tuple[str, str], ...] = ()
+    """Fields of the template that have another name below the path, or none; empty for a whole template."""
 
     def field(self, field: str) -> str:
         """Return the path in the object of a field that is named as if this were a whole template at its path."""
-        within = f"{written(self.path)}."
-        if not field.startswith(within):  # of the object itself
+        here = written(self.path)
+        if not field.startswith(f"{here}."):  # of the object itself
             return field
-        field = field.removeprefix(within)
-        if not self.is_whole:
-            field = field.removeprefix("spec.")
-        if self.inner and field.startswith(_FIRST):
-            field = self.inner + field.removeprefix(_FIRST)
-        return f"{written(self.path)}.{field}" if self.path else field
+        field = field.removeprefix(f"{here}.")
+        for ours, theirs in self.called:
+            if field.startswith(f"{ours}."):
+                field = ".".join(filter(None, (theirs, field.removeprefix(f"{ours}."))))
+                break
+        return f"{here}.{field}" if here else field
 
 
 def written(path: Path) -> str:
@@ -116,13 +117,18 @@ def _template_at(path: Path, node: Mapping[str, Any]) -> FoundTemplate | None:
     if _are_containers(as_map(node.get("spec")).get("containers")):
         return FoundTemplate(path, node)
     if _are_containers(node.get("containers")):
-        return FoundTemplate(path, {"metadata": {}, "spec": node}, is_whole=False)
+        return FoundTemplate(path, {"metadata": {}, "spec": node}, (("spec", ""),))
     for key in _SINGLE:
         single = as_map(node.get(key))
         if "image" in single:
             spec = {key: node[key] for key in _OF_PODS if key in node}
             spec["containers"] = [{"name": "main", **single}, *as_list(node.get("sidecars"))]
-            return FoundTemplate(path, {"metadata": as_map(node.get("metadata")), "spec": spec}, key, is_whole=False)
+            template = {"metadata": as_map(node.get("metadata")), "spec": spec}
+            return FoundTemplate(path, template, ((_FIRST, key), ("spec", "")))
+    declared = as_map(node.get("resources"))
+    if any("/" in name for section in ("limits", "requests") for name in as_map(declared.get(section))):
+        container = {"name": "main", "resources": declared, "env": node.get("env")}
+        return FoundTemplate(path, {"metadata": {}, "spec": {"containers": [container]}}, ((_FIRST, ""),))
     return None
 
 

@@ -72,6 +72,13 @@ OBJECTS = {
         kind: InferenceService
         spec: {{predictor: {{minReplicas: 1, containers: [{CONTAINER}]}}}}
         """,
+    "spec.predictor.model": f"""
+        apiVersion: serving.kserve.io/v1beta1
+        kind: InferenceService
+        spec:
+          transformer: {{containers: [{{name: c, image: i}}]}}
+          predictor: {{model: {{modelFormat: {{name: onnx}}, {ALONE.removeprefix("{image: i, ")}}}
+        """,
     "spec.containers[0]": f"""
         apiVersion: example.com/v1
         kind: Task
