@@ -29,6 +29,9 @@ from slicekeeper.cli.file_option import files_option
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.namespaces import METAVAR, BudgetGroup, namespace_argument
 from slicekeeper.cli.output import LISTS, Column, gathered, instant_columns, output_option, show_list
+from slicekeeper.cli.told_errors import in_words
+from slicekeeper.errors import ServiceError
+from slicekeeper.net.timekeeper_client import TimekeeperClient
 from slicekeeper.wire.timekeeper import Budget, IntervalCorrection
 
 _COLUMNS: list[Column[Budget]] = [
@@ -77,12 +80,21 @@ def set_budget(
         if not changed and output in ("table", "wide"):
             click.echo("nothing to change: the budgets are as the files say")
             return
-        each = (client.change_budget(Budget, name, rule, reason) for name, rule in changed)
+        each = (_changed(client, name, rule, reason) for name, rule in changed)
         show_list(gathered(each, "budgets set"), output, _COLUMNS, lambda b: b.namespace)
         return
     if not namespace:
         raise click.UsageError("give a NAMESPACE, or files with -f")
     show_budget(client.change_budget(Budget, namespace, rule_of(amount, **rule), reason), output, _COLUMNS)
+
+
+def _changed(client: TimekeeperClient, namespace: str, rule: dict[str, object], reason: str) -> Budget:
+    """Change one of several budgets; an error names its namespace."""
+    try:
+        return client.change_budget(Budget, namespace, rule, reason)
+    except ServiceError as error:
+        text = f"namespace {namespace}: {in_words(str(error), {}, {})}"
+        raise type(error)(text, error.status, error.reason) from error
 
 
 @budget.command("unset")

@@ -53,10 +53,13 @@ def _telling(function: Any) -> Any:
             return function(*args, **kwargs)
         except ServiceError as error:
             ctx = click.get_current_context()
-            text = in_words(str(error), options_of(ctx.command), ctx.params)
+            options = {} if ctx.params.get("files") else options_of(ctx.command)  # files have fields
+            text = in_words(str(error), options, ctx.params)
             if error.reason == "namespace-unknown" and (found := _MISSING.search(text)):
                 text = f"{text[: found.start()]}namespace {found[1]} is not found{_similar(ctx, found[1])}"
             raise type(error)(text, error.status, error.reason) from error
+        except SettingsError as error:  # a value that cannot be sent
+            raise SettingsError(in_words(str(error), {}, {})) from error
 
     return told
 

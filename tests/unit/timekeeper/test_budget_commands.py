@@ -492,3 +492,15 @@ def test_a_statement_adds_up_line_by_line_and_says_what_still_runs(run: Run) -> 
     assert head == ["BOOKED", "AT", "COUNT", "GPU-TIME", "CHANGE", "BALANCE"]
     assert (lines[0][0], lines[-1][0]) == ("opening", "closing")
     assert lines[-2][-1] == lines[-1][-1], "the balance runs from line to line"
+
+
+def test_an_error_of_a_file_names_the_namespace_and_the_field_in_it(run: Run) -> None:
+    text = "[{namespace: other, amount: 3h}, {namespace: team, amount: 3h, timeZone: Mars/Base}]"
+    told = run("set", "-f", "-", stdin=text, code=1).splitlines()[-1]
+    assert told.startswith("namespace team: timeZone: 'Mars/Base'")
+    assert run("set", "-f", "-", stdin="{namespace: taem, amount: 3h}", code=1).endswith("did you mean team?")
+
+
+def test_a_key_that_cannot_be_sent_is_refused_without_the_request(run: Run) -> None:
+    told = run("grant", "team", "1h", "--key", "a\nb", code=1).splitlines()[-1]
+    assert told.startswith("not sent: the bearer token or the idempotency key")
