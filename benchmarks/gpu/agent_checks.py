@@ -471,28 +471,32 @@ def about_gpu(node: Node) -> str:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run(
+    doc: str | None, steps: Sequence[tuple[Callable[[Node], str], float]], make: Callable[..., Node], what: str
+) -> int:
+    """Try steps on a node that `make` makes, and print what was measured; return the exit status."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fake", action="store_true", help="on the fake GPU")
     parser.add_argument("--seconds", type=float, default=4, help="how long shares are measured")
     parser.add_argument("--out", type=Path, help="folder for an archive of the logs")
     options = parser.parse_args()
     try:
-        node = Node(options.fake, options.seconds)
-    except pynvml.NVMLError as error:
-        for step, _ in STEPS:
-            verdict("skipped", step.__name__.replace("_", " "), f"no NVIDIA GPU: {error}")
+        node = make(options.fake, options.seconds)
+    except (pynvml.NVMLError, Skip) as error:
+        why = str(error) if isinstance(error, Skip) else f"no NVIDIA GPU: {error}"
+        for step, _ in steps:
+            verdict("skipped", step.__name__.replace("_", " "), why)
     else:
         try:
-            for step, seconds in STEPS:
+            for step, seconds in steps:
                 attempt(node, step, seconds)
             print("\n| what | figure |\n|---|---:|")
             print("".join(f"| {name} | {value} |\n" for name, value in FIGURES.items()))
             print(about_gpu(node))
         finally:
             node.close(options.out)
-    return total("node", options.fake)
+    return total(what, options.fake)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, STEPS, Node, "node"))

@@ -4,7 +4,7 @@
 `slicekeeper nodeagent agent` and `slicekeeper nodeagent arbiter` run as on a node, with what `make -C vcuda` built, and
 need not be installed. kubelet is played by this process, over the device plugin's and PodResources' sockets, and so are
 the API server, over HTTP, and the container runtime: it reads each CDI specification, and starts the container's
-program as a process of the machine that has what the specification gives.
+program as a process of the machine that has what the specification gives. container_node.py has a real runtime.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +47,7 @@ from slicekeeper.units import format_instant
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 BUILD: Final = Path(os.environ.get("VCUDA_BUILD") or ROOT / "vcuda" / "build")
+PROGRAM: Final = Path(__file__).resolve().with_name("tenant.py")
 NODE: Final = "node-1"
 TRAIN: Final = "train"
 SEAT: Final = "slicekeeper.io/seat"
@@ -86,14 +87,14 @@ def milliseconds(since: float) -> float:
 class Tenant:
     """A container's process, and what it says of itself."""
 
-    def __init__(self, kind: str, environ: dict[str, str], log: Path) -> None:
+    def __init__(self, command: Sequence[str], environ: dict[str, str], log: Path) -> None:
         self.counted: list[tuple[int, int]] = []
         """Instants in nanoseconds, and how many kernels were done by then."""
         self._said: queue.Queue[str] = queue.Queue()
         self._log = log
         with log.open("w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("tenant.py")), kind],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -353,7 +354,12 @@ class Node:
         return {k: v for k, v in os.environ.items() if k.startswith("SLICEKEEPER_FAKE_")} if self.fake else {}
 
     def _tenant(self, kind: str, environ: dict[str, str], name: str) -> Tenant:
-        tenant = Tenant(kind or ("torch" if self.torch else "driver"), environ, self.dir / "kept" / f"{name}.log")
+        return self._started(
+            [sys.executable, str(PROGRAM), kind or ("torch" if self.torch else "driver")], environ, name
+        )
+
+    def _started(self, command: Sequence[str], environ: dict[str, str], name: str) -> Tenant:
+        tenant = Tenant(command, environ, self.dir / "kept" / f"{name}.log")
         self.tenants.append(tenant)
         return tenant
 
