@@ -20,7 +20,6 @@ from slicekeeper.units import parse_quantity
 
 _TOKEN_MOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a path
 _TOKEN_VOLUME: Final = "kube-api-access-"  # noqa: S105 - a name
-_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _CONTAINER_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _DEFAULTS: Final = {
     "restartPolicy": "Always",
@@ -62,8 +61,6 @@ def check_pod(pod: Object, where: str = "spec") -> None:
     """
     metadata, spec = pod.get("metadata") or {}, pod.get("spec")
     name = metadata.get("name") or metadata.get("generateName", "").rstrip("-")
-    if where == "spec" and not (isinstance(name, str) and _NAME.fullmatch(name)):
-        raise Invalid(f"Pod {name!r} is invalid: metadata.name: Invalid value: must be a lowercase RFC 1123 subdomain")
     if not isinstance(spec, dict) or not isinstance(spec.get("containers"), list) or not spec["containers"]:
         raise Invalid(f"Pod {name!r} is invalid: {where}.containers: Required value")
     seen: set[str] = set()

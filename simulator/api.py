@@ -30,6 +30,7 @@ from simulator.kinds import BY_PATH, ObjectKind
 from simulator.patch import PatchError, apply, clone, merge
 from simulator.selectors import Selector, SelectorError, compile_selectors
 from simulator.store import Change
+from slicekeeper import names
 from slicekeeper.kube.client import (
     ACCESS_REVIEWS,
     DEPLOYMENTS,
@@ -333,6 +334,7 @@ class ApiServer:
         self._stop = threading.Event()
         paths: dict[str, Callable[[], Any]] = {
             "/readyz": lambda: {"status": "ok"},
+            "/version": lambda: {"major": "1", "minor": "36", "gitVersion": names.LOCAL_VERSION},
             "/simulator/pods": api.pod_records,
             **(extra or {}),
         }

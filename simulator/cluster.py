@@ -9,6 +9,7 @@ from simulator.admission import Attributes, SimulatedAdmission
 from simulator.api_errors import Malformed, ObjectConflict, ObjectNotFound
 from simulator.identities import USER, TokenBook
 from simulator.kinds import BY_RESOURCE, check_types
+from simulator.object_names import check_names
 from simulator.patch import clone
 from simulator.store import Store
 from slicekeeper.clock import Clock
@@ -45,6 +46,7 @@ class Cluster:
             if self.store.find(NAMESPACES, namespace) is None:
                 raise ObjectNotFound(NAMESPACES, namespace)
         check_types(resource, obj)
+        check_names(resource, obj)
         obj |= {"apiVersion": kind.api_version, "kind": kind.name}
         if resource == PODS:
             obj["status"] = {"phase": "Pending"}

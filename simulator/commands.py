@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import signal
 import sys
 import threading
@@ -19,11 +20,12 @@ from simulator.initial_objects import MODELS
 from simulator.local import Interrupted, LocalCluster, Options
 from simulator.narrator import Narrator
 from slicekeeper import threads
-from slicekeeper.cli.local_home import home
+from slicekeeper.cli import local_home
+from slicekeeper.cli.connection import cluster, cluster_options, kubeconfig_of
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.cli.plain_text import plain
-from slicekeeper.kube.client import KubeClient
+from slicekeeper.kube import kubeconfig
 from slicekeeper.units import format_instant
 
 PROGRESS_SECONDS: Final = 2.0
@@ -38,7 +40,7 @@ def examples_folder() -> Path:
 
 @click.command()
 @click.option("--nodes", type=click.IntRange(1, 100), default=2, show_default=True, help="Nodes of the cluster.")
-@click.option("--gpus", type=click.IntRange(1, 16), default=2, show_default=True, help="GPUs of each node.")
+@click.option("--gpus", type=click.IntRange(1, 16), help="GPUs of each node.  [default: 2, or 3 with --mig]")
 @click.option("--model", type=click.Choice(list(MODELS)), default="A100", show_default=True, help="Their model.")
 @click.option("--mig", default="", help="MIG slices of each node's first GPU, for example 3g.20gb+4g.20gb.")
 @click.option(
@@ -58,7 +60,7 @@ def examples_folder() -> Path:
     "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Output format."
 )
 def local(
-    nodes: int, gpus: int, model: str, mig: str, speed: float, examples: Path | None, once: bool, output: str
+    nodes: int, gpus: int | None, model: str, mig: str, speed: float, examples: Path | None, once: bool, output: str
 ) -> None:
     """Run Slicekeeper on this machine, with a simulated cluster.
 
@@ -67,13 +69,16 @@ def local(
     """
     folder = examples or examples_folder()
     plot = story.read(folder)
+    gpus = gpus or (3 if mig else 2)  # the story needs two whole ones on each of two nodes
     options = Options(nodes, gpus, model, mig, speed, folder / plot.policy if plot.policy else None)
     printer = Printer(to_stderr=output == "json")
     interrupted = threads.stop_on_signals(numbers=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
-        with LocalCluster(home(), options, lambda line: printer.line("", "start", line), interrupted) as cluster:
+        with LocalCluster(
+            local_home.home(), options, lambda line: printer.line("", "start", line), interrupted
+        ) as made:
             try:
-                _play(cluster, folder, plot, printer, once=once, output=output)
+                _play(made, folder, plot, printer, once=once, output=output)
             finally:
                 printer.line("", "stop", "all parts")
     except Interrupted:
@@ -137,8 +142,11 @@ def _finish(cluster: LocalCluster, teller: story.Teller, output: str) -> None:
 
 
 def _next_commands(cluster: LocalCluster) -> str:
-    where = "" if home() == Path(".slicekeeper") else f"export SLICEKEEPER_HOME={cluster.home}\n  "
-    settings = cluster.settings
+    settings, token = cluster.settings, cluster.home / "operator.token"
+    config = cluster.home / local_home.SETTINGS
+    named = local_home.is_elsewhere() or bool(Context(None).comes_before_local_mode())
+    command = " ".join([_program(), *(("--config", _short(config)) if named else ())])
+    budgets = f"{settings.timekeeper_client.url}/api/v1/budgets"
     return f"""
 The cluster stays up until Ctrl-C:
   timekeeper  {settings.timekeeper_client.url}/api/v1/openapi.json
@@ -146,13 +154,26 @@ The cluster stays up until Ctrl-C:
   logs        {cluster.home / "logs"}
   policy      {cluster.home / "policy.yaml"} (changes take effect at once)
 
-Try from another terminal:
-  {where}slicekeeper pods
-  slicekeeper nodes
-  slicekeeper budget list
-  slicekeeper budget grant trial 1h
-  slicekeeper submit -n mine --create-namespace -f {examples_folder() / "mnist-case.yaml"}
+Try from another terminal, in this folder:
+  {command} pods
+  {command} nodes
+  {command} budget list
+  {command} budget grant trial 1h
+  {command} submit -n mine --create-namespace -f {_short(examples_folder() / "mnist-case.yaml")}
+  curl -s -H "Authorization: Bearer $(cat {_short(token)})" {budgets}
 """
+
+
+def _program() -> str:
+    """Return the command as it is typed in the current folder: a virtual environment's need not be on the PATH."""
+    own = Path(sys.executable).with_name("slicekeeper")
+    return _short(own) if sys.prefix != sys.base_prefix and own.exists() else "slicekeeper"
+
+
+def _short(path: Path) -> str:
+    """Return a path for a shell, from the current folder if it is below that."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 @click.command()
@@ -164,8 +185,14 @@ Try from another terminal:
     required=True,
     help="Manifests (YAML or JSON; several documents, Lists); - reads standard input.",
 )
-@click.option("-n", "--namespace", default="", help="Namespace for objects that name none.  [default: default]")
+@click.option(
+    "-n",
+    "--namespace",
+    default="",
+    help="Namespace for objects that name none. Default: that of the kubeconfig's context.",
+)
 @click.option("--create-namespace", is_flag=True, help="Create the namespace if it is missing.")
+@cluster_options
 @output_option("table", "json")
 def submit(context: Context, file: TextIO, namespace: str, create_namespace: bool, output: str) -> None:
     """Create objects in the cluster, and say which were admitted.
@@ -176,16 +203,18 @@ def submit(context: Context, file: TextIO, namespace: str, create_namespace: boo
         text = file.read()
     except UnicodeDecodeError as error:
         raise click.ClickException(f"-f {file.name}: not UTF-8: {error}") from error
-    client = KubeClient(context.loaded.settings.kubernetes)
+    client = cluster(context)
     manifests = list(submitting.documents(text, file.name))
     if not manifests:
         raise click.ClickException(f"-f {file.name}: no object in it")
     if create_namespace and namespace:
         submitting.create_namespace(client, namespace)
+    used = kubeconfig_of(context)
+    usual = kubeconfig.namespace(used, context.kube_context) if used and not namespace else "default"
     outcomes: list[submitting.SubmitOutcome] = []
     report_at = time.monotonic() + PROGRESS_SECONDS
     for manifest in manifests:
-        outcomes.append(submitting.create(client, manifest, namespace, file.name))
+        outcomes.append(submitting.create(client, manifest, namespace, file.name, usual))
         for warning in outcomes[-1].warnings:
             click.echo(f"Warning: {plain(warning)}", err=True)
         if time.monotonic() > report_at:

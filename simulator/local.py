@@ -202,7 +202,7 @@ class LocalCluster:
             why = "it is not a folder" if isinstance(error, (FileExistsError, NotADirectoryError)) else error.strerror
             raise SettingsError(
                 f"local mode cannot keep its state in {self.home}: {why}; "
-                "name a folder that you may write to: SLICEKEEPER_HOME=DIR slicekeeper local"
+                "name a folder that you may write to: SLICEKEEPER_HOME=DIR"
             ) from error
 
     def _check_no_others_files(self) -> None:
@@ -227,7 +227,7 @@ class LocalCluster:
                 owner = os.pread(lock, 20, 0).decode().strip() or "unknown"
                 raise SettingsError(
                     f"local mode already runs in {self.home} (process {owner}); end it with Ctrl-C there, "
-                    "or give this one another home: SLICEKEEPER_HOME=DIR slicekeeper local"
+                    "or name another home for this one: SLICEKEEPER_HOME=DIR"
                 ) from error
             break
         os.truncate(lock, 0)

@@ -12,6 +12,7 @@ from simulator.local import LocalCluster
 from simulator.store import Change
 from simulator.story import ending, is_evicted
 from slicekeeper import names
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.errors import ServiceError
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import EVENTS, PODS, Object
@@ -23,12 +24,18 @@ log = logging.getLogger(__name__)
 TELL_SECONDS = 3.0
 """Longest time, in real seconds, for which `stop` waits for lines that are still to come."""
 
+POLICY_SECONDS = 0.5
+"""How often, in real seconds, the policy file is looked at."""
+
 SHORT = 12
 """Characters of a GPU's UUID that a line shows."""
 
 
 class Narrator:
-    """Follows the store and the budgets' decisions in two daemon threads; `tell` gets a verb and the rest of a line."""
+    """Follows the store, the budgets' decisions and the policy file in daemon threads.
+
+    `tell` gets a verb and the rest of a line.
+    """
 
     def __init__(self, local: LocalCluster, tell: Callable[[str, str], None]) -> None:
         self._local = local
@@ -37,9 +44,14 @@ class Narrator:
         self._tell = tell
         self._stop = threading.Event()
         self._last_version = self._store.version
+        self._policy_file = PolicyFile(local.settings.policy)
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
-            for name, target in (("narrator", self._follow), ("decisions", self._decisions))
+            for name, target in (
+                ("narrator", self._follow),
+                ("decisions", self._decisions),
+                ("policy", self._policy),
+            )
         ]
 
     def start(self) -> None:
@@ -108,6 +120,18 @@ class Narrator:
         who = (event.get("source") or {}).get("component", "")
         if who.startswith("slicekeeper") or who.endswith("controller"):
             self._tell("event", f"{about['namespace']}/{about['name']}  {event['reason']}: {event['message']}")
+
+    def _policy(self) -> None:
+        """Say whether a changed policy file is in force: the parts write that only to their logs."""
+        file = self._policy_file
+        while not self._stop.wait(POLICY_SECONDS):
+            before = file.error
+            if file.refresh():
+                self._tell("policy", "the changed file is in force")
+                for warning in file.book.warnings:
+                    self._tell("policy", f"warning: {warning}")
+            elif file.error != before:
+                self._tell("policy", f"refused, what was in force before stays: {file.error}")
 
     def _decisions(self) -> None:
         states: dict[str, str] = {}

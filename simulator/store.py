@@ -20,6 +20,7 @@ import msgspec
 
 from simulator.api_errors import Expired, Invalid, ObjectConflict, ObjectNotFound
 from simulator.kinds import check_types
+from simulator.object_names import check_names
 from simulator.patch import clone
 from slicekeeper.clock import Clock
 from slicekeeper.kube.client import PODS, Object, Resource
@@ -154,6 +155,7 @@ class Store:
             if new == old:
                 return old
             check_types(resource, new)
+            check_names(resource, new)
             written = self._write("MODIFIED", (resource, namespace, name), new, old)
             return self._remove_if_done(resource, written)
 

@@ -58,14 +58,14 @@ def _expand(document: Any, where: str) -> Iterator[Object]:
     if of_manifest(document) is None:
         known = ", ".join(f"{kind.name} ({kind.api_version})" for kind in KINDS)
         raise SettingsError(
-            f"{where}: kind is {document.get('kind')!r} of {document.get('apiVersion')!r}, which local mode "
-            f"does not take; it takes {known}"
+            f"{where}: kind is {document.get('kind')!r} of {document.get('apiVersion')!r}, which local mode and "
+            f"`submit` do not take; they take {known}"
         )
     yield document
 
 
-def create(client: KubeClient, manifest: Object, namespace: str, where: str) -> SubmitOutcome:
-    """Create one object, in its own namespace or else in `namespace`.
+def create(client: KubeClient, manifest: Object, namespace: str, where: str, usual: str = "default") -> SubmitOutcome:
+    """Create one object, in its own namespace, or else in `namespace`, or else in the usual one.
 
     Raises Unavailable if the API gives no answer, SettingsError if the two namespaces differ.
     """
@@ -76,7 +76,7 @@ def create(client: KubeClient, manifest: Object, namespace: str, where: str) -> 
     own = str(metadata.get("namespace") or "")
     if own and namespace and own != namespace:
         raise SettingsError(f"{where}: metadata.namespace is {own!r} but -n says {namespace!r}; leave one of them out")
-    place = (own or namespace or "default") if kind.resource.namespaced else ""
+    place = (own or namespace or usual) if kind.resource.namespaced else ""
     name = str(metadata.get("name") or metadata.get("generateName", ""))
     try:
         made, warnings = client.create_with_warnings(kind.resource, manifest, place)

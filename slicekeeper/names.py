@@ -81,6 +81,9 @@ GANG: Final = "slicekeeper.io/gang"
 GANG_SIZE: Final = "slicekeeper.io/gang-size"
 """How many of a gang's pods must exist before any of them gets a place."""
 
+LOCAL_VERSION: Final = "v1.36.0+slicekeeper.local"
+"""The version that the API server of local mode states, by which it can be told from a cluster's."""
+
 RUN_SECONDS: Final = "simulator.slicekeeper.io/run-seconds"
 """For how many seconds local mode runs the program of an image, if no `sleep` in the command says it."""
 

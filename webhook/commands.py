@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -67,6 +68,18 @@ def serve_webhook(context: Context) -> None:
     )
 
 
+def _documents(files: tuple[Path, ...]) -> Iterator[offline_review.Document]:
+    """Yield the objects of all files; in a folder, files without any are named and passed over."""
+    for given in files:
+        for name, text in texts([given]):
+            try:
+                yield from offline_review.read(text, name)
+            except offline_review.NoObjects as error:
+                if not given.is_dir():
+                    raise
+                click.echo(plain(f"passed over: {error}"), err=True)
+
+
 def _make_app(settings: Settings, shared: SharedDecisions, book: PolicyBook, turn: ForkedLock) -> Starlette:
     """Create a worker's application. Imported here, because metrics imported before the fork would be the parent's."""
     from webhook.app import make_app  # noqa: PLC0415
@@ -99,7 +112,7 @@ def review(context: Context, files: tuple[Path, ...], namespace: str, over_budge
     book = read_book(settings.policy)
     for warning in book.warnings:
         click.echo(f"warning: {warning}", err=True)
-    documents = [document for name, text in texts(files) for document in offline_review.read(text, name)]
+    documents = list(_documents(files))
     if not documents:
         raise SettingsError("-f: no manifest found; in a folder, only files that end in .yaml, .yml or .json are read")
     outcomes = offline_review.review(documents, namespace, settings, book, over_budget=over_budget)

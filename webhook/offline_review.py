@@ -66,10 +66,14 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
+class NoObjects(SettingsError):
+    """No document of a file is a Kubernetes object, or meant to be one."""
+
+
 def read(file: IO[bytes] | str, name: str) -> list[Document]:
     """Return the documents of a YAML or JSON file; `name` is for messages.
 
-    Raises SettingsError if it contains anything but Kubernetes objects.
+    Raises SettingsError if it contains anything but Kubernetes objects, NoObjects if it contains none at all.
     """
     try:
         documents = [document for document in yaml.load_all(file, _Loader) if document is not None]
@@ -77,9 +81,11 @@ def read(file: IO[bytes] | str, name: str) -> list[Document]:
         plain: list[Document] = json.loads(json.dumps(documents))
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, TypeError, RecursionError) as error:
         raise SettingsError(f"{name}: not YAML or JSON: {error}") from error
+    meant = any(isinstance(document, dict) and {"kind", "apiVersion"} & document.keys() for document in plain)
     for document in plain:
         if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
-            raise SettingsError(f"{name}: {str(document)[:40]!r} is not an object; begin it with apiVersion: and kind:")
+            refusal = SettingsError if meant else NoObjects
+            raise refusal(f"{name}: {str(document)[:40]!r} is not an object; begin it with apiVersion: and kind:")
     return plain
 
 

@@ -21,6 +21,11 @@ def home() -> Path:
     return Path(os.environ.get("SLICEKEEPER_HOME") or ".slicekeeper")
 
 
+def is_elsewhere() -> bool:
+    """Whether a variable of this shell says where the home is; another shell need not have it."""
+    return bool(os.environ.get("SLICEKEEPER_HOME"))
+
+
 def settings_file() -> Path | None:
     """Return the settings of the local mode that runs in the home; None if none runs, or if we may not look."""
     if not _is_locked(home() / LOCK):

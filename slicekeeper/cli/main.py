@@ -48,7 +48,7 @@ class Context:
     @cached_property
     def loaded(self) -> Loaded:
         """Settings and where they came from. If local mode runs here and there is a choice, say what is used."""
-        file, named = self._file()
+        file, named = self._file(), self.comes_before_local_mode()
         local = local_home.settings_file()
         if local is not None and named:
             if file is None or not _same(file, local):
@@ -59,14 +59,17 @@ class Context:
                 _say(f"using the local mode in {local.parent}, not {other}")
         return load(file, os.environ)
 
-    def _file(self) -> tuple[Path | None, str]:
-        """Return the settings file that is named, or that of /etc, and what comes before local mode."""
+    def _file(self) -> Path | None:
+        """Return the settings file that is named, or that of /etc."""
         variable = os.environ.get("SLICEKEEPER_CONFIG")
-        file = self.config or (Path(variable) if variable else _OF_ALL if _exists(_OF_ALL) else None)
+        return self.config or (Path(variable) if variable else _OF_ALL if _exists(_OF_ALL) else None)
+
+    def comes_before_local_mode(self) -> str:
+        """Return which option, variable or file names what a command uses; empty if nothing does."""
         options = {"context": self.kube_context, "kubeconfig": self.kube_kubeconfig, "config": self.config}
         named = [f"--{option} {value}" for option, value in options.items() if value]
         named += [f"${name}" for name in ("SLICEKEEPER_CONFIG", *_SERVERS) if os.environ.get(name)]
-        return file, (named or [str(file) if file else ""])[0]
+        return (named or [str(self._file() or "")])[0]
 
     def begin(self) -> Settings:
         """Send the log where the settings say, and return them: the first thing that a part's process does."""
@@ -170,9 +173,14 @@ def main() -> None:
 
 
 def run(command: Callable[[], object]) -> None:
-    """Run a command; errors of ours are one line and an exit code, never a traceback."""
+    """Run a command; errors of ours, and of files, are one line and an exit code, never a traceback."""
     try:
         command()
     except SlicekeeperError as error:
         _say(str(error))
         sys.exit(EXIT_USAGE if isinstance(error, SettingsError) else EXIT_FAILED)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _say(f"{os.fsdecode(error.filename)}: {error.strerror}")
+        sys.exit(EXIT_FAILED)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -139,10 +140,41 @@ def test_it_stays_up_for_other_terminals_until_interrupted(tmp_path: Path) -> No
         assert "150" in bad["message"]
         wait_for(lambda: "mine" in run(home, "pods", "-n", "mine").stdout, "the pod's charge")
 
+        policy = (home / "policy.yaml").read_text()
+        (home / "policy.yaml").write_text("defaults: {}\n")
+        told_by(process, output, "policy.yaml: line 1: unknown key defaults")
+        (home / "policy.yaml").write_text(policy)
+        told_by(process, output, "the changed file is in force")
+
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 0, output.read_text()
     assert processes_of(home) == []
     assert "Traceback" not in output.read_text()
+
+
+def test_the_commands_that_it_suggests_work_as_they_are_printed(tmp_path: Path) -> None:
+    with staying(tmp_path / "home", "--examples", str(story_of_nothing(tmp_path))) as (process, output):
+        told = output.read_text().partition("in this folder:\n")[2]
+        commands = [line.strip() for line in told.splitlines() if line.startswith("  ")]
+        assert len(commands) == 6
+        for command in commands:
+            if "grant trial" in command:  # a namespace of the usual story
+                continue
+            if command.startswith("curl") and shutil.which("curl") is None:
+                continue
+            done = subprocess.run(
+                command, shell=True, capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=tmp_path
+            )
+            assert done.returncode == 0, (command, done.stderr)
+            assert "unauthorized" not in done.stdout.lower(), command
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0
+
+
+def story_of_nothing(folder: Path) -> Path:
+    (folder / "examples").mkdir()
+    (folder / "examples" / "story.yaml").write_text("steps: []\n")
+    return folder / "examples"
 
 
 def test_two_that_start_at_once_keep_to_themselves(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 import click
 import msgspec
 
-from slicekeeper import clock
+from slicekeeper import clock, names
 from slicekeeper.cli import break_glass_release
 from slicekeeper.cli.check import (
     clocks,
@@ -58,6 +58,7 @@ _ON_NODES: Final = ("nodeagent", "arbiter")
 _PARTS: Final = ("certificates", "timekeeper", "timekeeper-forwarder", "webhook", "scheduler")
 _BY_COMPONENTS: Final = ("objects", "sharepods")
 """Deployments that not every installation has."""
+_IN_LOCAL: Final = "nothing is unmetered; this is local mode, where nothing is installed that could be missing"
 _OURS: Final = "app.kubernetes.io/part-of=slicekeeper"
 
 
@@ -86,6 +87,11 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glas
         raise click.UsageError("--repair, --adopt and --break-glass are for different troubles: give one of them")
     settings = context.loaded.settings
     client = cluster(context)
+    if client.server_version() == names.LOCAL_VERSION:
+        if repair or open_glass:
+            raise SettingsError("--repair and --break-glass are for installations, and this is local mode")
+        _show([*(unmetered_pods.adopt if adopt else unmetered_pods.unmetered)(client, settings)], output, "", _IN_LOCAL)
+        return
     # In any namespace: an installation in another one still needs what is removed below.
     homes = _homes(client)
     left = [] if homes else leftovers.left_behind(client, settings)
@@ -110,11 +116,16 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glas
         findings += _uncharged(client, namespace)
         findings += [thing.finding for thing in left]
     upgrade = remedies.upgrade_of(workloads.values(), namespace)
+    _show(findings, output, upgrade, "nothing is left" if repair else "nothing is missing, nothing is unmetered")
+
+
+def _show(findings: list[Finding], output: str, upgrade: str, nothing: str) -> None:
+    """Print the findings, or `nothing` if there are none, and exit with the code for them."""
     rows = [(problem, remedies.text_of(remedy, upgrade)) for problem, remedy in findings]
     show(
         [{"problem": problem, "remedy": remedy} for problem, remedy in rows],
         output,
-        lambda: _listing(rows) if rows else "nothing is left" if repair else "nothing is missing, nothing is unmetered",
+        lambda: _listing(rows) if rows else nothing,
     )
     if findings:
         sys.exit(EXIT_FAILED)

@@ -80,6 +80,20 @@ def test_a_folder_is_read_with_the_policies_in_it(tmp_path: Path) -> None:
     assert "slicekeeper.io/seat" not in both.stdout
 
 
+def test_files_without_objects_are_named_and_passed_over_in_a_folder_only(tmp_path: Path) -> None:
+    (tmp_path / "pod.yaml").write_text(POD)
+    (tmp_path / "policy.yaml").write_text("default: {mode: observe}\n")
+    result = CliRunner().invoke(cli, ["review", "-f", str(tmp_path)])
+    assert result.exit_code == 0, result.exception
+    assert result.stderr.startswith(f"passed over: {tmp_path}/policy.yaml: ")
+    assert "slicekeeper.io/seat" in result.stdout
+    result = CliRunner().invoke(cli, ["review", "-f", str(tmp_path / "policy.yaml")])
+    assert "begin it with apiVersion: and kind:" in str(result.exception)
+    (tmp_path / "pod.yaml").write_text(POD.replace("kind: Pod\n", ""))
+    result = CliRunner().invoke(cli, ["review", "-f", str(tmp_path)])
+    assert f"{tmp_path}/pod.yaml: " in str(result.exception)
+
+
 def test_over_budget_warns(tmp_path: Path) -> None:
     result = run(tmp_path, POD, "--over-budget")
     assert "gpu-lower-priority" in result.stdout

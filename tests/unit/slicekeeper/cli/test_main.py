@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,15 @@ def test_no_answer_is_one_line_and_exit_1(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "no answer from http://127.0.0.1:9 (Connection refused)" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_file_that_cannot_be_read_or_written_is_one_line_and_exit_1(tmp_path: Path) -> None:
+    shutil.copytree(Path(__file__).parents[4] / "manifests", tmp_path / "manifests")
+    folder = tmp_path / "manifests" / "base" / "webhook.yaml"
+    folder.unlink()
+    folder.mkdir()  # root may read any file, but no folder as one
+    done = run("config", "manifests", str(tmp_path / "manifests"))
+    assert (done.returncode, done.stderr) == (1, f"slicekeeper: {folder}: Is a directory\n")
 
 
 def test_without_an_address_the_setting_is_named(tmp_path: Path) -> None:
