@@ -198,7 +198,7 @@ class KubeClient:
             yield _events(lines)
 
     def server_version(self) -> str:
-        """Return the API server's version, for example v1.36.3; a distribution may append something to it."""
+        """Return the API server's version, for example v1.37.2; a distribution may append something to it."""
         return str(self._object("GET", "/version").get("gitVersion", ""))
 
     def discover(self, api: str) -> Object:

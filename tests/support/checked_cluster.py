@@ -58,7 +58,7 @@ class Server:
     """Objects by path; lists under their collection's path; patches are kept, and may be answered with an error."""
 
     def __init__(self) -> None:
-        version = {"gitVersion": "v1.36.3+k3s1"}
+        version = {"gitVersion": "v1.37.2+k3s1"}
         collections = (PODS, NODES, ALL_DEPLOYMENTS, LEASES, STORAGE_CLASSES, OUR_PODS)
         self.objects: dict[str, Any] = {"/version": version, **{path: [] for path in collections}}
         self.patches: list[tuple[str, Any]] = []
@@ -198,7 +198,7 @@ def with_registry(text: str) -> str:
 def node(name: str, found: NodeSetup | None = None, runtime: str = "containerd://2.1.4", **more: Any) -> dict[str, Any]:
     """Return a GPU node with what its agent found."""
     annotations = {} if found is None else {names.NODE_MACHINE: node_setup.encode(found)}
-    info = {"kubeletVersion": "v1.36.3", "containerRuntimeVersion": runtime, **more}
+    info = {"kubeletVersion": "v1.37.2", "containerRuntimeVersion": runtime, **more}
     metadata = {"name": name, "labels": GPU_LABEL, "annotations": annotations}
     return {"metadata": metadata, "status": {"nodeInfo": info}}
 

@@ -76,7 +76,7 @@ class Module:
 
     @property
     def version(self) -> str:
-        """The pinned version, for example v1.36.3."""
+        """The pinned version, for example v1.37.2."""
         text = (self.folder / "go.mod").read_text()
         found = re.search(rf"{re.escape(self.version_of)} (v\d+\.\d+\.\d+)", text)
         if found is None:

@@ -315,7 +315,7 @@ def _kube_scheduler(right: Right) -> bool:
         "apps": ("replicasets", "statefulsets"),
         "policy": ("poddisruptionbudgets",),
         "storage.k8s.io": ("csinodes", "csidrivers", "csistoragecapacities", "volumeattachments"),
-        "resource.k8s.io": ("deviceclasses", "resourceslices", "resourceclaims"),
+        "resource.k8s.io": ("deviceclasses", "resourceslices", "resourceclaims", "devicetaintrules"),
     }
     others = {
         ("", "pods", "delete"),  # what it preempts; a guard keeps it to that
@@ -325,6 +325,11 @@ def _kube_scheduler(right: Right) -> bool:
         ("resource.k8s.io", "resourceclaims", "patch"),
         ("resource.k8s.io", "resourceclaims/status", "update"),
         ("resource.k8s.io", "resourceclaims/status", "patch"),
+        ("resource.k8s.io", "resourceclaims/binding", "update"),
+        ("resource.k8s.io", "resourceclaims/binding", "patch"),
+        ("resource.k8s.io", "resourceclaims", "create"),
+        ("resource.k8s.io", "resourceclaims", "delete"),
+        ("", "pods/finalizers", "update"),
     }
     ours = {("nodes", "list"), ("nodes", "watch"), ("poddisruptionbudgets", "list")}
     if right.account != "scheduler" or (right.resource, right.verb) in ours:

@@ -147,13 +147,13 @@ def test_namespaces_classes_and_audience_that_are_not_the_settings_are_named_pla
 
 
 @pytest.mark.parametrize(
-    ("ours", "fits"), [("v1.34.9", False), ("v1.35.0", True), ("v1.36.3", True), ("v1.37.1", False)]
+    ("ours", "fits"), [("v1.35.9", False), ("v1.36.0", True), ("v1.37.2", True), ("v1.38.1", False)]
 )
 def test_a_kube_scheduler_that_does_not_fit_the_api_server_is_named(server: Server, ours: str, fits: bool) -> None:
-    tag = "kube-scheduler:v1.36.3"
-    server.install_manifests(lambda text: with_registry(text).replace(tag, tag.replace("v1.36.3", ours)))
+    tag = "kube-scheduler:v1.37.2"
+    server.install_manifests(lambda text: with_registry(text).replace(tag, tag.replace("v1.37.2", ours)))
     found = json.loads(check(server, "-o", "json").stdout)
     assert bool(found) is not fits
     for one in found:
-        assert f"kube-scheduler is {ours[:5]}, the API server v1.36:" in one["problem"]
+        assert f"kube-scheduler is {ours[:5]}, the API server v1.37:" in one["problem"]
         assert "newTag in manifests/base/kustomization.yaml" in one["remedy"]
