@@ -59,6 +59,24 @@ def test_a_container_that_has_ended_holds_its_gpu_and_pays_until_its_pod_has(sit
     assert closed.flags == []
 
 
+@pytest.mark.parametrize(
+    "more", [{}, {"hostNetwork": True}, {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}}], ids=str
+)
+def test_a_sidecar_that_has_just_started_ends_when_it_is_told_to(site: Site, more: dict[str, Any]) -> None:
+    """With a grace period in which every wait of a test ends."""
+    team = site.namespace()
+    patient = {**more, "terminationGracePeriodSeconds": 3600}
+    site.kubectl.create(pod("fails", gpu_container(script="exit 3"), **patient), namespace=team)
+    failed = site.wait_phase(team, "fails", "Failed")
+    [sidecar] = [s for s in failed["status"]["initContainerStatuses"] if s["name"] == names.SIDECAR]
+    assert sidecar["state"]["terminated"]["exitCode"] == 0
+    site.kubectl.create(
+        pod("fresh", gpu_container(script="trap exit TERM; sleep 600 & wait"), **patient), namespace=team
+    )
+    site.wait_phase(team, "fresh", "Running")
+    site.kubectl("delete", "pod", "fresh", "-n", team)
+
+
 def _bound(site: Site, namespace: str) -> int:
     return sum(names.BOUND_AT in p["metadata"].get("annotations", {}) for p in site.pods(namespace))
 
