@@ -16,6 +16,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -126,16 +127,20 @@ def sweep(base: Path) -> None:
             held = lock(run) if run.is_dir() else None
             if held is not None:
                 with held:
-                    _clear(run / "notes")
-                    shutil.rmtree(run)
+                    try:
+                        _clear(run / "notes")
+                        shutil.rmtree(run)
+                    except (OSError, AssertionError, subprocess.CalledProcessError) as error:
+                        print(f"not all that {run} lists is gone; the next run tries again: {error}", file=sys.stderr)
 
 
 def _clear(notes: Path) -> None:
     found: dict[str, list[Any]] = {"process": [], "group": [], "folder": [], "boot": []}
     with contextlib.suppress(FileNotFoundError):
         for line in notes.read_text().splitlines():
-            for kind, what in json.loads(line).items():
-                found[kind].append(what)
+            with contextlib.suppress(json.JSONDecodeError):  # the end of the run cut it off
+                for kind, what in json.loads(line).items():
+                    found[kind].append(what)
     if found["boot"] == [_BOOT.read_text()]:
         _end([pid for pid, began in found["process"] if _began(pid) == began])
     for group in map(Path, found["group"]):

@@ -100,7 +100,7 @@ def test_another_process_with_the_number_of_one_that_has_ended_is_left_alone(tmp
             (tmp_path / "dead").mkdir()
             boot = Path("/proc/sys/kernel/random/boot_id").read_text()
             lines = ({"boot": boot}, {"process": [other.pid, 1]})
-            (tmp_path / "dead/notes").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            (tmp_path / "dead/notes").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"fol')
             leftovers.sweep(tmp_path)
             assert not (tmp_path / "dead").exists()
             assert other.poll() is None
