@@ -51,7 +51,8 @@ def test_every_pod_has_probes_and_limits_and_none_holds_up_a_drain(site: Site, o
     objects = list(yaml.safe_load_all(_render(site, overlay)))
     pods = {o["metadata"]["name"]: o["spec"] for o in objects if o["kind"] in ("Deployment", "DaemonSet")}
     more = {"objects"} if overlay == "playground" else set()
-    assert set(pods) == {"certificates", "timekeeper", "webhook", "scheduler", "nodeagent", "arbiter", *more}
+    parts = {"certificates", "timekeeper", "timekeeper-forwarder", "webhook", "scheduler", "nodeagent", "arbiter"}
+    assert set(pods) == parts | more
     for name, spec in pods.items():
         for container in spec["template"]["spec"]["containers"]:
             what = f"{name}/{container['name']}"
