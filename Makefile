@@ -94,7 +94,7 @@ cluster: $(VENV)/.ready ## A Kubernetes with fake GPUs and Slicekeeper to play w
 cluster-down: $(VENV)/.ready ## End it
 	@PYTHONPATH=tests $(BIN)/python -m cluster.harness down
 
-BENCHMARKS := webhook/reviews webhook/growth timekeeper/ledger scheduler/run nodeagent/starts sidecar/run limiter/bench gpu/limiter_checks gpu/sharing gpu/agent_checks gpu/containers
+BENCHMARKS := webhook/reviews webhook/growth timekeeper/ledger scheduler/run nodeagent/starts sidecar/run limiter/bench gpu/limiter_checks gpu/sharing gpu/callbacks gpu/killed_parents gpu/language_models gpu/agent_checks gpu/containers
 
 .PHONY: bench
 bench: $(VENV)/.ready ## All benchmarks; each prints its table and the command that makes it

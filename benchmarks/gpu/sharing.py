@@ -15,9 +15,7 @@ start at once may not be told apart.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -27,6 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "vcuda" / "test" / "run"))
 
 from harness import Node, Seat
+from torch_bench import Worker, described_gpu, measure, peer_env
 
 Result = dict[str, float]
 
@@ -40,44 +39,8 @@ SEATS = {
 PEER_CEILINGS = {"loop of 70 %": 70, "loop of 30 %": 30, "training": 100, "loop": 20}
 
 
-class Worker:
-    """A program that works when told to."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def _line(self) -> str:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a program ended: {self._process.communicate(timeout=30)[1][-2000:]}")
-        return line
-
-    def ready(self) -> None:
-        """Wait until it is warm."""
-        self._line()
-
-    def go(self, seconds: float) -> None:
-        """Tell it to work."""
-        assert self._process.stdin
-        self._process.stdin.write(f"{seconds}\n")
-        self._process.stdin.flush()
-
-    def result(self) -> Result:
-        """Return what it measured."""
-        got: Result = json.loads(self._line())
-        return got
-
-
 def command(name: str) -> list[str]:
     return [sys.executable, str(PROGRAMS), name.replace("second ", "").partition(" ")[0]]
-
-
-def measure(seconds: float, workers: Iterable[Worker]) -> list[Result]:
-    workers = list(workers)
-    for worker in workers:
-        worker.go(seconds)
-    return [worker.result() for worker in workers]
 
 
 @dataclass
@@ -125,7 +88,7 @@ def table(node: Node, bare: dict[str, Worker], limited: dict[str, Worker], secon
         results: dict[str, list[list[Result]]] = {"bare": [], "limited": []}
         for _ in range(row.rounds):
             for kind, workers in (("bare", bare), ("limited", limited)):
-                results[kind].append(measure(seconds, (workers[name] for name in row.programs)))
+                results[kind].append(measure((workers[name] for name in row.programs), seconds))
         if len(row.programs) == 1:
             alone[row.programs[0]] = statistics.mean(r[0]["rate"] for r in results["bare"])
         for kind, rounds in results.items():
@@ -138,15 +101,7 @@ def peer(node: Node, library: str, seconds: float, alone: dict[str, float]) -> N
     workers = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, ceiling in PEER_CEILINGS.items():
-            env = {
-                "LD_PRELOAD": library,
-                "CUDA_REDIRECT": library,
-                "CUDA_DEVICE_MEMORY_LIMIT": "30g",
-                "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{folder}/{len(workers)}",
-                "LIBCUDA_LOG_LEVEL": "0",
-            }
-            if ceiling < 100:
-                env |= {"CUDA_DEVICE_SM_LIMIT": str(ceiling), "GPU_CORE_UTILIZATION_POLICY": "force"}
+            env = peer_env(library, f"{folder}/{len(workers)}", ceiling)
             workers[name] = Worker(node.bare(Seat(100, program=command(name), env=env)))
             workers[name].ready()
         loops, pair = ("loop of 70 %", "loop of 30 %"), ("training", "loop")
@@ -154,7 +109,7 @@ def peer(node: Node, library: str, seconds: float, alone: dict[str, float]) -> N
             ("two loops, 70 and 30 %", loops),
             ("training without a ceiling, loop with one of 20 %", pair),
         ):
-            show(title, "HAMi-core", names, [measure(3 * seconds, (workers[name] for name in names))], alone)
+            show(title, "HAMi-core", names, [measure((workers[name] for name in names), 3 * seconds)], alone)
 
 
 def main() -> int:
@@ -162,10 +117,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--peer", help="HAMi-core's library, to be preloaded in the same run")
     options = parser.parse_args()
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    try:
-        said = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
+    said = described_gpu()
+    if not said:
         print("there is no NVIDIA GPU on this machine")
         return 0
     print(f"{said}\n", flush=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch programs for sharing.py, which rest until they are told to work.
+"""PyTorch programs for sharing.py and callbacks.py, which rest until they are told to work.
 
-    torch_programs.py training|serving|loop
+    torch_programs.py training|serving|loop|callbacks|events
 
 Each says `ready` when it is warm, works for as many seconds as each line of its input says, and answers with a line of
 JSON: steps per second, and the median and the 99th percentile of what a step took, in milliseconds.
@@ -9,13 +9,17 @@ JSON: steps per second, and the median and the 99th percentile of what a step to
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import json
 import statistics
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 with suppress(ModuleNotFoundError):  # on a machine without it this file can be read, but not run
     import torch
@@ -24,7 +28,7 @@ WARM_UP = 20
 PERIOD = 0.02
 """Seconds between two requests to `serving`."""
 AHEAD = 8
-"""How many products `loop` launches before it waits for the first of them."""
+"""How many products are launched before the first of them is waited for."""
 
 
 def transformer() -> torch.nn.Module:
@@ -78,7 +82,66 @@ def loop() -> Callable[[], None]:
     return step
 
 
-PROGRAMS = {"training": training, "serving": serving, "loop": loop}
+def runtime_call(runtime: str, driver: str) -> Callable[..., int]:
+    """Return a function of the CUDA runtime that PyTorch has loaded, or the driver's that takes the same arguments."""
+    loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libcudart.so" in line}
+    call = getattr(ctypes.CDLL(loaded.pop()), runtime) if loaded else getattr(ctypes.CDLL("libcuda.so.1"), driver)
+    call.restype = ctypes.c_int
+    return call
+
+
+def callbacks() -> Callable[[], None]:
+    """Multiply matrices with a host function after each product; the next one is launched when an old one has run."""
+    factor = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    product = torch.empty_like(factor)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    launch = runtime_call("cudaLaunchHostFunc", "cuLaunchHostFunc")
+    room = threading.Semaphore(AHEAD)
+    ended = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: room.release())
+
+    def step() -> None:
+        if not room.acquire(timeout=60):
+            raise RuntimeError("no host function has run for 60 s")
+        with torch.cuda.stream(stream):
+            torch.matmul(factor, factor, out=product)
+        code = launch(ctypes.c_void_p(stream.cuda_stream), ended, None)
+        if code:
+            raise RuntimeError(f"cudaLaunchHostFunc answers {code}")
+
+    return step
+
+
+def events() -> Callable[[], None]:
+    """Copy to the GPU on one stream and multiply on another, each waiting for the other's events."""
+    source = torch.randn(1024, 4096, dtype=torch.bfloat16).pin_memory()
+    factors = [torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    product = torch.empty_like(factors[0])
+    copies, products = torch.cuda.Stream(), torch.cuda.Stream()
+    for stream in (copies, products):
+        stream.wait_stream(torch.cuda.current_stream())
+    ends: deque[torch.cuda.Event] = deque()
+    turns = itertools.count()
+
+    def step() -> None:
+        factor, copied, used = factors[next(turns) % 2], torch.cuda.Event(), torch.cuda.Event()
+        if len(ends) > 1:
+            copies.wait_event(ends[-2])  # of the product that used the same factor
+        with torch.cuda.stream(copies):
+            factor[:1024].copy_(source, non_blocking=True)
+            copied.record()
+        products.wait_event(copied)
+        with torch.cuda.stream(products):
+            torch.matmul(factor, factor, out=product)
+            used.record()
+        ends.append(used)
+        if len(ends) > AHEAD:
+            ends.popleft().synchronize()
+
+    return step
+
+
+PROGRAMS = {"training": training, "serving": serving, "loop": loop, "callbacks": callbacks, "events": events}
 
 
 def work(step: Callable[[], None], seconds: float, period: float) -> dict[str, float]:
