@@ -171,12 +171,16 @@ def _is_long(session: Session, budget: AccountId, start: Instant, end: Instant) 
 
 
 def begun(session: Session, budget: AccountId, subjects: Collection[str]) -> list[tuple[Instant, GpuMilliseconds]]:
-    """Return the allowances booked under some periods' names: when the first pod drew on each, and its amount."""
+    """Return the allowances booked under some periods' names: when the first pod drew on each, and its amount.
+
+    Without corrections, which are in later periods: what a sealed period began with does not change.
+    """
     total = func.sum(Transaction.amount_ms)
     query = (
         select(Transaction.started_at, total)
         .outerjoin(_undone, _undone.id == Transaction.reverses)
         .where(Transaction.namespace_id == budget, Transaction.subject.in_(subjects), _kind == "allowance")
+        .where(Transaction.corrects_at.is_(None))
         .group_by(Transaction.started_at)
         .having(total != 0)
     )

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
@@ -39,6 +39,9 @@ GroupBy = Literal["namespace", "workload", "model"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _CHECK_VIOLATION: Final = "23514"
+
+_TOGETHER: Final = 96
+"""Intervals that one statement reads."""
 
 
 def add(session: Session, over: Sequence[tuple[str, str, HourUsed]]) -> None:
@@ -89,6 +92,22 @@ class GroupUsage:
 def by_interval(session: Session, wanted: UsageQuery, after: tuple[int, str], limit: int) -> list[GroupUsage]:
     """Return usage by interval and group, in that order, beginning after a position.
 
+    A few intervals are read at a time: a statement compares each of its intervals with each of the pods in them, which
+    for all hours of a month and all pods of a month would be a thousand times as much.
+    """
+    found: list[GroupUsage] = []
+    for first in range(max(after[0], 0) // _TOGETHER * _TOGETHER, len(wanted.spans), _TOGETHER):
+        few = replace(wanted, spans=wanted.spans[first : first + _TOGETHER])
+        rows = _by_interval(session, few, (after[0] - first, after[1]), limit - len(found))
+        found += [replace(row, span=row.span + first) for row in rows]
+        if len(found) >= limit:
+            break
+    return found
+
+
+def _by_interval(session: Session, wanted: UsageQuery, after: tuple[int, str], limit: int) -> list[GroupUsage]:
+    """Return usage of a few intervals.
+
     The statement has three steps: `span` (the intervals), `held` (a row for each interval and each pod that held GPUs
     in it) and `seen` (what those pods reported in it); then it sums up by group.
     """
@@ -124,7 +143,8 @@ def by_interval(session: Session, wanted: UsageQuery, after: tuple[int, str], li
 def _held(span: Any, wanted: UsageQuery, after: tuple[int, str], limit: int) -> Any:
     """Return how many milliseconds (`wall`) of each interval each of the wanted pods held its GPUs."""
     first, last = wanted.spans[0][0], wanted.spans[-1][1]
-    ended = func.coalesce(WorkloadRow.ended_at, wanted.now)
+    # Clocks differ: a pod may begin or end later than now. What is still to come has not been held.
+    ended = _smaller(func.coalesce(WorkloadRow.ended_at, wanted.now), wanted.now)
     wall = _smaller(ended, span.c.until) - _greater(WorkloadRow.started_at, span.c.start)
     group = {"namespace": Namespace.name, "workload": WorkloadRow.pod_uid, "model": WorkloadRow.models}[wanted.group_by]
     held = (
@@ -133,6 +153,7 @@ def _held(span: Any, wanted: UsageQuery, after: tuple[int, str], limit: int) -> 
         .join(WorkloadRow, and_(WorkloadRow.started_at < span.c.until, ended > span.c.start))
         .join(Namespace, Namespace.id == WorkloadRow.namespace_id)
         .where(Namespace.cluster == wanted.cluster, tuple_(span.c.index, group) > tuple_(*after))
+        .where(WorkloadRow.started_at <= wanted.now)
         # Implied by the join, but only constants let the database use the indexes of start and end.
         .where(or_(WorkloadRow.ended_at.is_(None), WorkloadRow.ended_at > first), WorkloadRow.started_at < last)
     )

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 from support.databases import Databases
@@ -115,6 +115,59 @@ def test_usage_by_hour_shows_what_was_held_used_and_not_observed(books: Books) -
     with books.database.reading() as session:
         rest = usage.by_interval(session, UsageQuery("default", by_hour(2), "namespace", now), (0, "other"), 1)
     assert [(row.span, row.group) for row in rest] == [(0, "team")]
+
+
+histories = st.lists(
+    st.tuples(
+        st.integers(-3 * HOUR, 110 * HOUR),
+        st.one_of(st.none(), st.integers(0, 40 * HOUR)),
+        st.sampled_from([Fraction(1), Fraction(1, 4), Fraction(7, 2)]),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=6,
+)
+"""Pods: when they begin, how long they hold their GPUs, how many, and in which of two namespaces."""
+
+
+def held_by_hand(pods: list[Any], spans: list[tuple[int, int]], now: int) -> list[tuple[int, str, int, int]]:
+    """Return each interval's pods and GPU time by namespace, one pod after the other."""
+    found: dict[tuple[int, str], list[Fraction]] = {}
+    for begun, lasts, gpus, is_other in pods:
+        start = T0 + begun
+        end = now if lasts is None else min(start + lasts, now)
+        for index, (since, until) in enumerate(spans):
+            if start <= now and start < until and end > since:
+                wall = min(end, until) - max(start, since)
+                found.setdefault((index, "other" if is_other else "team"), []).append(wall * gpus)
+    return [(index, name, len(times), sum(map(int, times))) for (index, name), times in sorted(found.items())]
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pods=histories, now=st.integers(1, 130 * HOUR), hours=st.integers(1, 120), limit=st.integers(1, 100))
+def test_usage_by_hour_is_what_a_count_pod_by_pod_gives(
+    databases: Databases, pods: list[Any], now: int, hours: int, limit: int
+) -> None:
+    now += T0
+    pods = [(start // 4 * 4, lasts if lasts is None else lasts // 4 * 4, *rest) for start, lasts, *rest in pods]
+    now = now // 4 * 4
+    with databases.migrated() as url:
+        books = Books(Database(make_engine(url)), "default", carry=False)
+        for index, (start, lasts, gpus, is_other) in enumerate(pods):
+            uid = f"{'other' if is_other else 'team'}-{index}"
+            pod(books, uid, T0 + start, None if lasts is None else T0 + start + lasts, A100=gpus)
+        rows: list[Any] = []
+        after = (-1, "")
+        while True:  # page by page
+            with books.database.reading() as session:
+                wanted = UsageQuery("default", by_hour(hours), "namespace", now)
+                page = usage.by_interval(session, wanted, after, limit)
+            rows += [(row.span, row.group, row.pods, row.allocated) for row in page]
+            if len(page) < limit:
+                break
+            after = (page[-1].span, page[-1].group)
+        books.database.close()
+    assert rows == held_by_hand(pods, by_hour(hours), now)
 
 
 def test_a_spool_that_comes_at_once_counts_in_the_hours_in_which_it_was_read(books: Books) -> None:

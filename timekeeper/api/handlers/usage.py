@@ -13,7 +13,7 @@ from timekeeper.api.budget_owner import NamespaceOwner, listed_namespace
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.usage import Usage, UsageBucket, UsageList
-from timekeeper.api.views.budget_state import state_at
+from timekeeper.api.views.budget_state import running_period, state_at
 from timekeeper.core.period import PeriodName, bounds
 from timekeeper.store import usage, workloads
 from timekeeper.store.usage import GroupBy, UsageQuery
@@ -85,14 +85,15 @@ def of_namespace(context: HandlerContext, namespace: str) -> Response:
     now = context.clock.now_ms()
     standing = NamespaceOwner(context, name).standing()
     state = state_at(standing, context.policy.of(name), now)
+    start, _ = running_period(standing, state)
     used = workloads.UsageSum(0, 0, 0)
     if standing is not None:
         with context.books.database.reading() as session:
-            used = workloads.used(session, standing.account.id, state.period_start or EPOCH)
+            used = workloads.used(session, standing.account.id, start or EPOCH)
     return answers.json(
         Usage(
             namespace=name,
-            period_start=format_if_known(state.period_start),
+            period_start=format_if_known(start),
             charged_ms=state.used,
             over_budget_ms=state.over,
             workloads=used.pods,

@@ -8,10 +8,9 @@ from typing import Any
 from msgspec.structs import asdict
 
 from slicekeeper.config.policy import NamespacePolicy
-from slicekeeper.units import EPOCH, GpuMilliseconds, Instant, format_if_known, format_instant
+from slicekeeper.units import EPOCH, GpuMilliseconds, Instant, format_if_known
 from slicekeeper.wire.timekeeper import Budget, Figures, KeptBy, Parent
-from timekeeper.api.views.budget_state import state_at, state_name
-from timekeeper.core.period import bounds
+from timekeeper.api.views.budget_state import running_period, state_at, state_name
 from timekeeper.ledger.budget_object import version_of
 from timekeeper.ledger.budget_rule import policy_rule
 from timekeeper.ledger.standing import BudgetStanding
@@ -53,7 +52,7 @@ def _figures(
 ) -> dict[str, Any]:
     state = state_at(standing, policy, now)
     rule = standing.rule.rule if standing else policy_rule(policy.budget, EPOCH)
-    around = bounds(now, *rule.calendar)
+    start, end = running_period(standing, state)
     run_out = standing.run_out(now) if standing else None
     bound = standing.binding(now)[0] if standing else None
     last = standing.last_object if standing else None
@@ -69,8 +68,8 @@ def _figures(
         withdrawn_ms=state.withdrawn,
         to_spend_ms=state.to_spend,
         state=state_name(standing, state, policy),
-        period_start=None if around is None else format_instant(around[0]),
-        period_end=None if around is None else format_instant(around[1]),
+        period_start=format_if_known(start),
+        period_end=format_if_known(end),
         run_out_at=format_if_known(run_out),
         credit_ms=rule.credit,
         rollover_ms=rule.rollover,

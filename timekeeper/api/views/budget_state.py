@@ -7,6 +7,7 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import EPOCH, Instant, format_duration, format_instant
 from slicekeeper.wire.timekeeper import State
 from timekeeper.core import timeline
+from timekeeper.core.accounting_period import accounting_period
 from timekeeper.core.budget_record import Records
 from timekeeper.core.budget_state import BudgetState, rule_at
 from timekeeper.core.threshold_crossing import crossed
@@ -20,6 +21,22 @@ def state_at(standing: BudgetStanding | None, policy: NamespacePolicy, now: Inst
     if standing is not None:
         return standing.at(now)
     return timeline.begin(Records([], [policy_rule(policy.budget, EPOCH)]), now)
+
+
+def running_period(standing: BudgetStanding | None, state: BudgetState) -> tuple[Instant | None, Instant | None]:
+    """Return since when the state's usage counts, and when its period ends; None: always, and never.
+
+    After a change of the budget that is another period than that of the calendar.
+    """
+    if standing is None or not state.period.booked:  # no pod has drawn on it: it follows the calendar
+        return state.period_start, state.period.expires
+    rules = standing.tree_standing.forest.records[standing.account.id].rules
+    known = [rules[0], *(rule for rule in rules[1:] if rule.since <= state.at)]
+    if all(rule.period != "none" for rule in known):
+        return accounting_period(known, state.at)[0], state.period.expires
+    # Accounts without periods are sealed by the month, but their usage counts on.
+    start = state.period_start if state.counts_since is None else state.counts_since
+    return start, state.period.expires
 
 
 def state_name(standing: BudgetStanding | None, state: BudgetState, policy: NamespacePolicy) -> State:

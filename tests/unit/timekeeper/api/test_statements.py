@@ -9,7 +9,8 @@ import pytest
 from support.openings import opening
 from support.timekeeper_service import HOUR, T0, World
 
-from timekeeper.ledger import workload
+from slicekeeper.units import parse_instant
+from timekeeper.ledger import settlement, workload
 from timekeeper.ledger.verify import verify
 from timekeeper.ledger.workload import Closing
 
@@ -151,3 +152,47 @@ def test_what_rolled_over_is_shown_after_the_period_changed_to_days_and_back(wor
     newest, cut = world.get("/api/v1/budgets/team/periods")["items"]
     assert (newest["start"], cut["start"]) == ("2026-01-11T00:00:00.000Z", "2026-01-01T00:00:00.000Z")
     assert (newest["rolledOverMs"], cut["rolledOverMs"]) == (60_000, 0)
+
+
+def test_what_a_sealed_period_began_with_stays_when_a_late_pod_arrives(world: World) -> None:
+    body = {"amountMs": 100_000, "period": "day", "timeZone": "UTC", "rolloverMs": 60_000}
+    assert world.call("PUT", "/api/v1/budgets/team", body).status_code == 200
+    policies = {"team": world.service.policy.of("team")}
+
+    def book(uid: str, start: int) -> None:
+        ends = [Closing(uid, start + 50_000, "finished")]
+        workload.apply(world.service.books, [opening(uid, start)], ends, policies, world.clock.now_ms())
+
+    world.clock.advance(24 * HOUR)
+    book("first", T0 + 1_000)
+    world.clock.advance(HOUR)
+    book("second", T0 + 24 * HOUR + 1_000)
+    world.clock.advance(24 * HOUR)
+    days = world.get("/api/v1/budgets/team/periods")["items"]
+    until = days[1]["end"]
+    assert world.call("PUT", "/api/v1/budgets/team/seal", {"until": until, "reason": "r"}).status_code == 200
+    sealed = world.get("/api/v1/budgets/team/periods")["items"][1:]
+    assert (sealed[0]["state"], sealed[0]["rolledOverMs"]) == ("sealed", 50_000)
+    book("late", T0 + 2 * HOUR)
+    assert world.get("/api/v1/budgets/team/periods")["items"][1:] == sealed
+
+
+def test_a_budget_its_usage_and_its_periods_name_the_same_running_period(world: World) -> None:
+    rule = {"amountMs": 9 * HOUR, "timeZone": "UTC"}
+    policies = {"team": world.service.policy.of("team")}
+    assert world.call("PUT", "/api/v1/budgets/team", {**rule, "period": "month"}).status_code == 200
+    workload.apply(world.service.books, [opening("runs", T0)], [], policies, T0)
+    for period, more in (("day", {}), ("week", {"anchor": "2026-01-01T05:00:00Z"}), ("hour", {"newPeriod": True}),
+                         ("month", {}), ("day", {"newPeriod": True})):  # fmt: skip
+        world.clock.advance(77 * 60_000)
+        assert world.call("PUT", "/api/v1/budgets/team", {**rule, "period": period, **more}).status_code == 200
+        for minutes in (1, 20 * 60):
+            world.clock.advance(minutes * 60_000)
+            now = world.clock.now_ms()
+            settlement.settle(world.service.books, [world.service.books.require("team").account.id], now)
+            budget, usage = world.get("/api/v1/budgets/team"), world.get("/api/v1/usage/team")
+            newest = world.get("/api/v1/budgets/team/periods")["items"][0]
+            assert (budget["periodStart"], budget["periodEnd"]) == (newest["start"], newest["end"])
+            assert usage["periodStart"] == newest["start"]
+            used = now - parse_instant(newest["start"])
+            assert budget["usedMs"] + budget["overBudgetMs"] == usage["chargedMs"] + usage["overBudgetMs"] == used
