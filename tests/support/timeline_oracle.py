@@ -251,13 +251,12 @@ def histories(draw: st.DrawFn) -> Records:
                 draw(used),
             )
         )
-    grants = []
-    # Several things are often moved at one instant; their numbers tell in which order.
-    instants = st.sampled_from(sorted(draw(st.sets(st.integers(1000, 1300), min_size=1, max_size=2)))) | st.integers(
-        1000, 1300
-    )
+    # Often all is moved at one instant; the numbers tell in which order.
+    at_once = draw(st.booleans())
+    instants = st.just(draw(st.integers(1000, 1250))) if at_once else st.integers(1000, 1300)
     numbers = st.integers(1, 99)
-    for index, since in enumerate(draw(st.lists(instants, max_size=3))):
+    grants = []
+    for index, since in enumerate(draw(st.lists(instants, min_size=int(at_once), max_size=3))):
         until = draw(st.one_of(st.none(), st.integers(1, 150)))
         grants.append(
             GrantRecord(
@@ -273,7 +272,7 @@ def histories(draw: st.DrawFn) -> Records:
     moves = st.tuples(instants, st.integers(1, 80), numbers)
     withdrawals = [
         Withdrawal(f"w{i}", n, at, "withdrawal", number)
-        for i, (at, n, number) in enumerate(draw(st.lists(moves, max_size=2)))
+        for i, (at, n, number) in enumerate(draw(st.lists(moves, min_size=int(at_once), max_size=2)))
     ]
     grants.sort(key=lambda grant: (grant.since, grant.key))
     opened = draw(st.one_of(st.none(), st.integers(950, 1300)))
