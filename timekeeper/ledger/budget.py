@@ -76,7 +76,7 @@ def change_budget(
     rule = change if isinstance(change, Rule) else change(row.rule)
     rule = replace(rule, status=row.status, since=not_before(row.rule, rule.since))
     if rule.used == "reset":
-        moved = movements.last_movement(session, account.id, Instant(rule.since + CLOCK_SKEW_MS))
+        moved = movements.last_movement(session, [account.id], Instant(rule.since + CLOCK_SKEW_MS))
         rule = replace(rule, since=max(rule.since, Instant(moved + 1)))
     if row.source == "own" and rule.used != "reset" and row.rule.says_the_same(rule):
         return

@@ -22,7 +22,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import change_budget, refuse_kept
 from timekeeper.ledger.budget_rule import SET, Change, rule_detail
 from timekeeper.ledger.settlement import CHECKPOINT_LAG_MS
-from timekeeper.store import accounts, hierarchy_links
+from timekeeper.store import accounts, hierarchy_links, movements
 from timekeeper.store.accounts import BudgetAccount, HolderKind
 
 _AHEAD: Final = "a wrong clock had written it for an instant that is still to come"
@@ -148,6 +148,9 @@ def move_below(
             settlement.pin(books, session, account.id, Instant(now - CHECKPOINT_LAG_MS), now)
     # Not before the link in force, by any clock that may be right, so that no cycle can exist in between.
     since = max([now, *(link.since for link in links.values() if link.child not in ahead)])
+    # Nor before, or at the instant of, a refund that went up the chain as it was.
+    refunded = movements.last_movement(session, tree.below(child.id), Instant(since + CLOCK_SKEW_MS))
+    since = max(since, Instant(refunded + 1))
     # A wrong clock wrote the links that are further ahead. They were meant to take effect immediately, and later links
     # rely on them: so they apply from now on too, those further up first.
     parents = parents_at(links.values(), IN_FORCE) | {child.id: wanted}

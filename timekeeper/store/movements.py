@@ -25,9 +25,9 @@ def withdraw_grant(session: Session, key: int, now: Instant) -> None:
     session.execute(update(BudgetGrant).where(BudgetGrant.id == key).values(withdrawn_at=now))
 
 
-def last_movement(session: Session, budget: AccountId, latest: Instant) -> Instant:
-    """Return when the last movement of a budget took place that did so at once, up to `latest`; EPOCH if none did."""
-    query = select(func.max(BudgetGrant.valid_from)).where(BudgetGrant.namespace_id == budget)
+def last_movement(session: Session, keys: Collection[AccountId], latest: Instant) -> Instant:
+    """Return when the last movement of some budgets took place that did so at once, up to `latest`; EPOCH: none did."""
+    query = select(func.max(BudgetGrant.valid_from)).where(BudgetGrant.namespace_id.in_(keys))
     at_once = or_(BudgetGrant.kind != "grant", BudgetGrant.valid_from == BudgetGrant.booked_at)
     return session.execute(query.where(at_once, BudgetGrant.valid_from <= latest)).scalar() or EPOCH
 

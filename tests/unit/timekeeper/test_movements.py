@@ -173,6 +173,21 @@ def test_a_new_period_and_what_is_moved_keep_their_order_whatever_the_clocks_sho
     assert verify(books.database.engine, carry=False).differences == []
 
 
+def test_a_refund_goes_up_the_chain_of_its_time_though_it_changes_in_that_millisecond(books: Books) -> None:
+    for name in ("old", "new"):
+        rule = Rule(T0, 20_000, "none", "UTC")
+        hierarchy.put_parent_budget(books, name, "team", rule, actor="me", if_match=None)
+    place = {"reason": "r", "actor": "me"}
+    set_amount(books, TEAM, 20_000, T0)
+    hierarchy.set_parent(books, TEAM, "old", now=T0 + 1, **place)
+    run(books, "a", T0 + 1_000, T0 + 9_000)
+    refund_pod(books, TEAM, order(3_000, "k", T0 + 10_000), pod_uid="a")
+    hierarchy.set_parent(books, TEAM, "new", now=T0 + 10_000, **place)
+    balances = [books.require_parent(name).at(T0 + 20_000).balance for name in ("old", "new")]
+    assert balances == [15_000, 20_000]
+    assert verify(books.database.engine, carry=False).differences == []
+
+
 def test_an_adjustment_takes_what_is_left_and_not_more(books: Books) -> None:
     run(books, "a", T0, T0 + 1_000)
     assert movement.adjust(books, TEAM, order(-19_000, "k", T0 + 2_000))
