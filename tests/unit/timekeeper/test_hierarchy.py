@@ -222,10 +222,10 @@ def test_what_is_set_aside_in_one_namespace_is_not_free_in_another(books: Books)
         under(books, place, "physics")
     run(books, "a", T0, T0 + 2_000)
     reservation.open_by_hand(books, RED, order(5_000, "r", T0 + 2_000), expires_at=T0 + HOUR)
-    with pytest.raises(Conflicting, match="more than the 3000 that blue has free"):
+    with pytest.raises(Conflicting, match="more than the 3000 GPU-ms that blue has free"):
         reservation.open_by_hand(books, BLUE, order(3_001, "r", T0 + 2_000), expires_at=T0 + HOUR)
     parent = AccountRef(accounts.parent_uid("physics"), "physics", POLICY)
-    with pytest.raises(Conflicting, match="more than the 3000 that team physics has left and unreserved"):
+    with pytest.raises(Conflicting, match="more than the 3000 GPU-ms that team physics has left and unreserved"):
         movement.adjust(books, parent, order(-3_001, "w", T0 + 2_000))
     with books.database.reading() as session:
         cover = coverage.known(session, books.require("blue"), T0 + 2_000)

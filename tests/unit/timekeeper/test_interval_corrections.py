@@ -8,8 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.orm import Session
+from support.databases import Databases
 from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
@@ -91,6 +94,31 @@ def test_an_end_and_a_start_are_put_right_and_the_neighbours_with_them(books: Bo
     assert put_right(books, "wrong", None, T0 + 30 * MINUTE, T0 + 41 * MINUTE, key="k3"), "and back again"
     assert put_right(books, "wrong", T0, None, T0 + 41 * MINUTE, key="k4")
     assert sums(books, "wrong", "good") == [(16 * MINUTE, 14 * MINUTE), (4 * MINUTE, 6 * MINUTE)]
+
+
+REQUESTS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0, 0, -5_000, 7_000])), max_size=8)
+
+
+def test_any_requests_are_executed_once_per_key_in_any_order(databases: Databases) -> None:
+    @settings(max_examples=20 if databases.kind == "sqlite" else 5, deadline=None)
+    @given(REQUESTS)
+    def check(requests: list[tuple[str, int]]) -> None:
+        with databases.migrated() as url:
+            books = Books(Database(make_engine(url)), "default", carry=False)
+            run(books, "a", T0, T0 + HOUR)
+            end, sent = T0 + HOUR, dict[str, int]()
+            for key, by in requests:
+                new = key not in sent
+                wanted = sent.setdefault(key, end + by)
+                changes = new and by != 0
+                assert put_right(books, "a", None, wanted, T0 + 2 * HOUR, key=key) == changes
+                end = wanted if changes else end
+                with books.database.reading() as session:
+                    assert workloads.by_uid(session, ["a"])["a"].ended_at == end
+            assert verify(books.database.engine, carry=False).differences == []
+            books.database.close()
+
+    check()
 
 
 def test_what_the_pods_records_say_later_moves_nothing_that_was_put_right(books: Books) -> None:
@@ -193,16 +221,16 @@ def test_a_refund_never_exceeds_what_late_knowledge_leaves_charged(books: Books)
     run(books, "late", T0, T0 + 15 * MINUTE, now=T0 + 20 * MINUTE)
     # Together they spent the budget after 10 minutes: 10 of each are charged. The refunds come after that.
     assert sums(books, "a") == [(10 * MINUTE, 5 * MINUTE)]
-    assert given(books) == [10 * MINUTE, 0]
+    assert brought(books) == [10 * MINUTE, 0]
     assert books.require("team").at(T0 + 20 * MINUTE).balance == 10 * MINUTE
     with pytest.raises(Conflicting, match="at most 0"):
         refund(books, "a", 1, T0 + 21 * MINUTE, "r3")
     assert put_right(books, "late", None, T0 + MINUTE, T0 + 22 * MINUTE)
-    assert given(books) == [10 * MINUTE, 5 * MINUTE], "what is charged again is refunded again"
+    assert brought(books) == [10 * MINUTE, 5 * MINUTE], "what is charged again is refunded again"
     assert books.require("team").at(T0 + 22 * MINUTE).balance == 19 * MINUTE
 
 
-def given(books: Books) -> list[int]:
+def brought(books: Books) -> list[int]:
     """Return what each refund brings, by the ledger's own entries."""
     query = (
         "SELECT g.id, COALESCE(SUM(e.amount_ms), 0) FROM budget_grant g "
@@ -224,7 +252,7 @@ def test_a_refund_never_exceeds_what_a_corrected_interval_leaves_charged_a_teams
     assert put_right(books, "a", None, T0 + 4 * MINUTE, T0 + 20 * MINUTE)
     assert books.require("team").at(T0 + 20 * MINUTE).balance == 20 * MINUTE
     assert books.require_parent("lab").at(T0 + 20 * MINUTE).balance == HOUR
-    assert given(books) == [4 * MINUTE]
+    assert brought(books) == [4 * MINUTE]
 
 
 def test_refunds_at_once_never_exceed_the_charge(database_url: str) -> None:
