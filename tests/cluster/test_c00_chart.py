@@ -203,7 +203,8 @@ def test_every_pod_of_ours_pulls_with_the_secrets_of_the_values(helm: Helm) -> N
     objects = helm.render({"imagePullSecrets": secrets, "components": components})
     pulling = {o["metadata"]["name"]: pod_of(o)["imagePullSecrets"] for o in objects if o["kind"] in WORKLOADS}
     assert all(found == secrets for found in pulling.values())
-    assert set(pulling) == {"webhook", "scheduler", "nodeagent", "arbiter", "objects", "timekeeper", "certificates"}
+    others = {"webhook", "scheduler", "nodeagent", "arbiter", "objects", "timekeeper-forwarder", "certificates"}
+    assert set(pulling) == {"timekeeper", *others}
 
 
 @pytest.mark.parametrize(("wanted", "postgresql", "made"), [(0, False, 1), (1, False, 1), (0, True, 2), (5, True, 5)])
