@@ -18,7 +18,10 @@ from cluster.harness.kubectl import Kubectl, Refused
 from cluster.harness.site import Site
 
 LOGS = Path(__file__).resolve().parents[2] / "build" / "cluster-logs"
-PARTS = ("arbiter", "certificates", "nodeagent", "objects", "scheduler", "sharepods", "timekeeper", "webhook")
+PARTS = (
+    "arbiter", "certificates", "nodeagent", "objects", "scheduler", "sharepods", "timekeeper", "timekeeper-forwarder",
+    "webhook",
+)  # fmt: skip
 SHOWN = ("pods.txt", "events.txt", *(f"{part}.log" for part in PARTS), "kubelet.log")
 SHOWN_LINES = 40
 

@@ -41,6 +41,7 @@ def test_every_part_is_ready_and_all_but_those_of_the_node_are_restricted(site: 
         "nodeagent",
         "scheduler",
         "timekeeper",
+        "timekeeper-forwarder",
         "webhook",
     }
     for part in pods:
