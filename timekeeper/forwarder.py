@@ -5,7 +5,7 @@ The API server must always get an answer to discovery: while one aggregated API 
 can be deleted. So its connections end here, in a part that keeps nothing and runs twice. Each is forwarded unchanged,
 encrypted from the API server to the timekeeper, which still sees the API server's own certificate. While no timekeeper
 accepts connections, a server in this process answers instead, with the timekeeper's certificate: discovery as the
-timekeeper does, and everything else with 503.
+timekeeper does, and its routes with 503.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
+from slicekeeper import names
 from slicekeeper.cli.main import Context
 from slicekeeper.config.settings import ServingSettings, TlsSettings
 from slicekeeper.errors import SettingsError
@@ -37,6 +38,7 @@ CONNECT_SECONDS: Final = 2.0
 
 CHUNK_BYTES: Final = 64 << 10
 
+_ROOT: Final = f"/apis/{names.API}"
 _ANSWERS: Final = {path: msgspec.json.encode(document) for path, document in DOCUMENTS.items()}
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -147,9 +149,14 @@ def _answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iter
     path = environ.get("PATH_INFO", "")
     if environ["REQUEST_METHOD"] == "GET" and path in _ANSWERS:
         status, media, body = "200 OK", "application/json", _ANSWERS[path]
-    else:
+    elif path.startswith(_ROOT):
         status, media = "503 Service Unavailable", problem_document.MEDIA_TYPE
         detail = "the timekeeper does not answer at present; nothing was changed: try again"
         body = problem_document.encode(status=503, code="timekeeper-away", detail=detail, path=path)
+    else:
+        # As the timekeeper answers. The API server first asks for discovery at /apis, and takes a 503 there for the end
+        # of it; only after a 404 does it ask at the path that both have.
+        status, media = "404 Not Found", problem_document.MEDIA_TYPE
+        body = problem_document.encode(status=404, code="not-found", detail="there is no such route", path=path)
     start_response(status, [("Content-Type", media), ("Content-Length", str(len(body))), ("Retry-After", "5")])
     return [body]

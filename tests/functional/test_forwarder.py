@@ -164,11 +164,16 @@ def test_discovery_is_answered_without_a_timekeeper(site: Site, path: str) -> No
         assert "/" in resource["name"], "kubectl would offer it as a kind"
 
 
-def test_everything_else_gets_503_without_a_timekeeper(site: Site) -> None:
+def test_our_routes_get_503_without_a_timekeeper(site: Site) -> None:
     body = b"x" * 1_000_000
-    for method, path in (("GET", f"/apis/{names.API}/budgets"), ("POST", f"/apis/{names.API}"), ("GET", "/")):
+    for method, path in (("GET", f"/apis/{names.API}/budgets"), ("POST", f"/apis/{names.API}/budgets/a/grants")):
         status, problem = site.ask(method, path, body if method == "POST" else None)
         assert (status, problem["code"]) == (503, "timekeeper-away")
+
+
+@pytest.mark.parametrize("path", ["/apis", "/api", "/", "/openapi/v4"])
+def test_what_is_not_ours_is_not_found_as_the_api_server_expects_it(site: Site, path: str) -> None:
+    assert site.ask("GET", path)[0] == 404
 
 
 def test_a_client_gets_the_timekeeper_as_soon_as_it_is_back(site: Site) -> None:
