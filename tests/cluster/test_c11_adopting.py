@@ -94,7 +94,7 @@ def test_pods_from_before_are_found_shown_and_charged_from_then_on(site: Site) -
     code, told = site.check()
     assert code == 1
     for name in ("whole", "share"):
-        assert f"pod {team}/{name} uses GPUs unmetered  " in told
+        assert f"pod {team}/{name} uses GPUs unmetered\n" in told
     assert f"pod {team}/odd uses GPUs unmetered, and cannot be charged" in told
 
     code, told = site.check("--adopt")

@@ -186,6 +186,7 @@ class Site:
     def slicekeeper(self, *arguments: str) -> tuple[int, str]:
         """Run a command as the cluster's administrator; return its exit code and all that it said."""
         environ = {"PATH": os.environ["PATH"], "KUBECONFIG": str(self.kubectl.kubeconfig), "PYTHONPATH": str(ROOT)}
+        environ["COLUMNS"] = "1000"  # no line is wrapped
         done = subprocess.run(
             [sys.executable, "-c", "from slicekeeper.cli.main import main; main()", *arguments],
             env=environ,
