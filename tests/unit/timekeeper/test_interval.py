@@ -48,6 +48,17 @@ def test_a_pod_that_another_scheduler_bound_opens_at_its_condition() -> None:
     assert start_of(pod(bound_at=None)) is None
 
 
+def test_a_pod_that_kubelet_refused_opens_when_kubelet_was_told_of_it() -> None:
+    """As kubelet 1.37 leaves a pod that it refuses: without conditions, so nothing says when it was bound."""
+    told = {"reason": "NodeAffinity", "startTime": "2026-11-21T10:00:01Z"}
+    refused = pod(bound_at=None, phase="Failed", **told)
+    assert start_of(refused) == Start(at("10:00:01"), exact=False)
+    assert end_of(refused, ["main"], at("10:00:01")) == End(at("10:00:01"), "rejected")
+    assert start_of(pod(bound_at=None, phase="Running", **told)) is None, "its condition is still to come"
+    assert start_of(pod(phase="Failed", **told)) == Start(START, exact=True), "the scheduler knows better"
+    assert start_of(pod(bound_at=None, node="", phase="Failed", **told)) is None
+
+
 def test_a_pod_that_was_there_before_opens_when_it_was_adopted() -> None:
     old = pod(bound_at=None, conditions=[condition("PodScheduled", "True", "09:59:59")])
     old["metadata"]["annotations"][names.ADOPTED_AT] = "2026-11-21T10:30:00.500Z"
