@@ -8,7 +8,6 @@ agent is down, the file becomes stale; while the arbiter is down, it has no coun
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable
 from typing import Final
 
@@ -21,6 +20,7 @@ from nodeagent.seat_files import SeatFiles
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.whole_gpu_usage import WholeGpus
 from slicekeeper import names
+from slicekeeper.clock import machine_ns
 from slicekeeper.wire.usage_file import FILE, Counter, PodUsage
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class UsageFiles:
 
     def write(self) -> None:
         """Write every pod's usage up to now."""
-        at_ns = time.monotonic_ns()
+        at_ns = machine_ns()
         seats = [seat for seat in self._store.all() if seat.taken]
         counts = [*self._fractions(seats), *self._whole.count(seats)]
         self._live.take(counts)

@@ -6,7 +6,6 @@ Nothing is guessed. Usage that cannot be read is None, which the timekeeper stor
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ from typing import Final
 import msgspec
 
 from slicekeeper import typed_json
+from slicekeeper.clock import machine_ns
 from slicekeeper.wire.usage_file import Counter, PodUsage
 
 UNKNOWN: Final = "unknown"
@@ -34,7 +34,7 @@ class UsageReading(msgspec.Struct, frozen=True):
 class FileUsage:
     """The node's file. While it is missing, damaged or old, usage is unknown."""
 
-    def __init__(self, file: Path, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, file: Path, now_ns: Callable[[], int] = machine_ns) -> None:
         self._file = file
         self._now_ns = now_ns
 

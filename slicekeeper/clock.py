@@ -5,9 +5,11 @@ Local mode runs faster than real time: `origin` is the real instant from which t
 clock seconds per real second. All processes with the same two settings agree.
 """
 
+import functools
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from slicekeeper.config.settings import ClockSettings
@@ -27,6 +29,21 @@ SHORTEST_WAIT_SECONDS: Final = 0.05
 def real_seconds() -> float:
     """Return real seconds since some instant, on Linux including the time for which the machine was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+def machine_ns() -> int:
+    """Return the machine's monotonic clock, which is the same in all containers: a time namespace shifts theirs."""
+    return time.monotonic_ns() - _ahead_ns()
+
+
+@functools.cache
+def _ahead_ns() -> int:
+    try:
+        lines = Path("/proc/self/timens_offsets").read_text().splitlines()
+    except OSError:
+        return 0
+    offsets = {name: int(seconds) * 10**9 + int(rest) for name, seconds, rest in map(str.split, lines)}
+    return offsets.get("monotonic", 0)
 
 
 @dataclass(frozen=True)

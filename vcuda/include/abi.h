@@ -19,7 +19,7 @@
 #define VC_GRANULE (2ull << 20)
 #define VC_RUNNING_BITS 10
 #define VC_RUNNING ((1ull << VC_RUNNING_BITS) - 1)
-/* A policy with an older heartbeat has no arbiter: the limiter limits itself. */
+/* A policy whose heartbeat has not changed for longer has no arbiter: the limiter limits itself. */
 #define VC_STALE_NS 100000000ull
 /* After so much idle time a seat hands over the GPU; a seat whose pauses are nearly all longer does so sooner. */
 #define VC_LINGER_NS 100000ull

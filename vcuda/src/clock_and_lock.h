@@ -22,7 +22,9 @@
 /* The clock of a fake GPU in virtual time, or NULL for the machine's. */
 extern const struct vc_clock *vc_clock;
 
-/* Nanoseconds by the machine's clock, and by the one in use. */
+/* Find the machine's clock in the time namespace that this process is in now. */
+void vc_machine_clock_find(void);
+/* Nanoseconds by the machine's clock, the same in all time namespaces, and by the one in use. */
 uint64_t vc_machine_now(void);
 uint64_t vc_now(void);
 /* Wait until the word is no longer what was seen, or the deadline; may return early. A virtual clock pairs waits and

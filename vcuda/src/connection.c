@@ -40,6 +40,7 @@ static ino_t socket_inode;
 static int slot_index = -1;
 static bool waited;
 static uint64_t next_try, pause_ns, next_look;
+static uint64_t beat, beat_at; /* the arbiter's last heartbeat, and when the keeper first saw it */
 static char from_environment[sizeof(((struct sockaddr_un *)0)->sun_path)];
 
 __attribute__((constructor)) static void read_environment(void) {
@@ -172,7 +173,7 @@ void vc_seat_forked(void) {
   if (still_ours()) close(socket_fd);
   socket_fd = -1;
   slot_index = -1;
-  next_try = pause_ns = 0;
+  next_try = pause_ns = beat = 0;
   atomic_store(&vc_gate, &closed_gate);
   vc_life.forget();
 }
@@ -181,9 +182,11 @@ void vc_seat_forked(void) {
  * agent that sets the policy. The pauses grow, because a thousand processes that find their seat full would otherwise
  * keep the arbiter busy with refusing them. */
 static bool first_connect(void) {
-  uint64_t now = vc_machine_now(), until = now + (waited ? 0 : FIRST_WAIT_NS), pause = FIRST_PAUSE_NS;
+  uint64_t now = vc_machine_now(), pause = FIRST_PAUSE_NS;
   char path[sizeof from_environment];
-  if (now < next_try || !find_socket(path, sizeof path)) return false;
+  if ((now < next_try && next_try - now <= TEND_NS) || !find_socket(path, sizeof path)) return false;
+  vc_machine_clock_find(); /* a process of one thread may change its time namespace */
+  uint64_t until = vc_machine_now() + (waited ? 0 : FIRST_WAIT_NS);
   while (!connect_now()) {
     now = vc_machine_now();
     next_try = now + TEND_NS;
@@ -215,9 +218,14 @@ bool vc_seat_ready(void) {
   return ready;
 }
 
+/* By how long the heart has not beaten, and not by when it did, which is a time on another process's clock. */
 bool vc_seat_stale(uint64_t now) {
-  uint64_t beat = atomic_load_explicit(&vc_seat.policy->heartbeat, memory_order_relaxed);
-  return now > beat && now - beat > VC_STALE_NS;
+  uint64_t last = atomic_load_explicit(&vc_seat.policy->heartbeat, memory_order_relaxed);
+  if (last != beat) {
+    beat = last;
+    beat_at = now;
+  }
+  return now > beat_at && now - beat_at > VC_STALE_NS;
 }
 
 static bool lost(void) {

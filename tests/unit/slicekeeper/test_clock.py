@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import subprocess
+import sys
 import threading
 import time
 
@@ -41,3 +43,15 @@ def test_manual_clock_moves_only_by_its_owner() -> None:
     assert not manual.wait(threading.Event(), 2.5)
     assert manual.now_ms() == 3_500
     assert manual.monotonic_ns() == 2_500_000_000
+
+
+@pytest.mark.parametrize("shift", [1000, -100])
+def test_the_machines_clock_is_the_same_in_a_time_namespace(shift: int) -> None:
+    program = [sys.executable, "-c", "from slicekeeper.clock import machine_ns; print(machine_ns())"]
+    before = clock.machine_ns()
+    run = subprocess.run(
+        ["unshare", "-rT", "--monotonic", str(shift), "--fork", *program], capture_output=True, text=True, check=False
+    )
+    if run.returncode:
+        pytest.skip(f"no time namespace can be made here: {run.stderr}")
+    assert before < int(run.stdout) < clock.machine_ns()

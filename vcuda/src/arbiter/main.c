@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli.h"
+#include "clock_and_lock.h"
 
 #include <getopt.h>
 #include <stdio.h>
@@ -101,6 +102,7 @@ static const char *parse(int argc, char **argv, struct ar_options *o) {
 int main(int argc, char **argv) {
   struct ar_options o = {.limit = 100, .vclass = "in-budget"};
   if (argc < 2) return complain("a command is missing");
+  vc_machine_clock_find();
   const char *command = argv[1];
   if (!strcmp(command, "--help") || !strcmp(command, "help")) return fputs(usage, stdout) < 0;
   const char *wrong = parse(argc - 1, argv + 1, &o);

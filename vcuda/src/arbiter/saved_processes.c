@@ -4,22 +4,38 @@
 #include "procfs.h"
 #include "usage_page.h"
 
+#include <fcntl.h>
 #include <string.h>
+#include <unistd.h>
 
 #define RESTORED_NS (2 * VC_S)
 #define COUNTED_NS (1 * VC_S) /* how often the busy time is kept */
 
 struct record {
   int32_t slot; /* -1: a program for which the seat was made; -2: since when there is the seat, and its busy time */
-  int32_t pid;
+  int32_t pid;  /* of -2: the machine's start by which times and process IDs count; 0: unknown */
   uint64_t start, charged;
 };
 
 #define RECORDS (1 + AR_ROOTS + VC_SLOTS)
 
+/* A name for the time since the machine's last start. */
+static int32_t boot(void) {
+  static int32_t known;
+  char id[64];
+  uint32_t digest = 2166136261u;
+  if (known) return known;
+  int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+  ssize_t n = fd >= 0 ? read(fd, id, sizeof id) : -1;
+  if (fd >= 0) close(fd);
+  for (ssize_t i = 0; i < n; i++) digest = (digest ^ (uint8_t)id[i]) * 16777619u;
+  if (n > 0) known = (int32_t)(digest | 1);
+  return known;
+}
+
 static int collect(struct ar_seat *s, struct record *out) {
   int count = 0;
-  out[count++] = (struct record){-2, 0, s->since, ar_usage_busy(s)};
+  out[count++] = (struct record){-2, boot(), s->since, ar_usage_busy(s)};
   for (int i = 0; i < s->roots; i++)
     out[count++] = (struct record){-1, s->root[i].pid, s->root[i].start, 0};
   for (unsigned i = 0; i < VC_SLOTS; i++)
@@ -43,7 +59,6 @@ void ar_saved_write(struct ar_seat *s, uint64_t now) {
   s->kept_at = now;
 }
 
-/* A record from before the machine's last start refers to another clock. */
 static void count_on(struct ar_seat *s, const struct record *r) {
   if (r->start >= s->since) return;
   s->since = r->start;
@@ -55,9 +70,14 @@ static void count_on(struct ar_seat *s, const struct record *r) {
 void ar_saved_adopt(struct ar_seat *s) {
   struct record list[RECORDS];
   size_t count = ar_state_kept(s->config.name, list, sizeof list) / sizeof *list;
+  /* Records from before the machine's last start are of another clock and of other processes. */
+  if (count && list[0].slot == -2 && list[0].pid && list[0].pid != boot()) return;
   for (size_t i = 0; i < count; i++) {
     const struct record *r = &list[i];
-    if (r->slot == -2) count_on(s, r);
+    if (r->slot == -2) {
+      count_on(s, r);
+      continue;
+    }
     if (r->pid <= 0 || r->slot >= (int)VC_SLOTS || !ar_procfs_alive(r->pid, r->start)) continue;
     if (r->slot < 0) {
       ar_process_add_root(s, r->pid, r->start);

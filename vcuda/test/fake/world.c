@@ -2,6 +2,7 @@
 /* The shared world: its place, its lock, its clock. */
 #define _GNU_SOURCE
 #include "fake.h"
+#include "time_namespace.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -55,10 +56,12 @@ uint64_t fk_bytes(const char *text, uint64_t fallback) {
   }
 }
 
+static int64_t ahead; /* by how much a time namespace shifts this process's clock */
+
 static uint64_t monotonic(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+  return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec - (uint64_t)ahead;
 }
 
 uint64_t fk_space(void) {
@@ -250,6 +253,7 @@ __attribute__((destructor)) static void leave_all(void) {
 
 static void open_world(void) {
   char path[512];
+  ahead = vc_time_namespace_ahead();
   default_path(path, sizeof path);
   int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (fd < 0 || flock(fd, LOCK_EX) < 0 || ftruncate(fd, sizeof *world) < 0) {
@@ -394,7 +398,7 @@ static void wait_wall(_Atomic uint32_t *word, uint32_t seen, uint64_t until) {
   } else if (until > now) {
     /* A short wait is spun: a sleep would be longer than the kernel it waits for. */
     if (until - now > SPIN_NS) {
-      uint64_t wake = until - SPIN_NS / 2;
+      uint64_t wake = until - SPIN_NS / 2 + (uint64_t)ahead;
       struct timespec at = {(time_t)(wake / 1000000000ull), (long)(wake % 1000000000ull)};
       clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL);
     }
