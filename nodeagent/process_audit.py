@@ -44,8 +44,8 @@ FORGET_SECONDS: Final = 600.0
 _MIB: Final = 1 << 20
 _UNKNOWN: Final = 2**64 - 1
 """NVML's value for unknown memory."""
-_CONTAINER = re.compile(r"[0-9a-f]{64}")
-_POD = re.compile(r"pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})")
+_CONTAINER = re.compile(r"(?<![0-9a-z])[0-9a-f]{64}(?![0-9a-z])")
+_POD = re.compile(r"(?<![0-9a-z])pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})(?![0-9a-z])")
 _CONFIG_HASH: Final = "kubernetes.io/config.hash"
 
 
@@ -228,21 +228,23 @@ def _in_pod(cgroup: str) -> bool:
 def owner(cgroup: str, pods: Iterable[Object]) -> tuple[Object | None, str]:
     """Return the pod and the container of a control group: by the container's ID, else by the pod's UID.
 
-    Not every runtime puts both there, and kubelet reports a container's ID only after its start.
+    Not every runtime puts both there, and kubelet reports a container's ID only after its start. A container may have
+    control groups of its own, named like any pod's: what is outermost counts, which kubelet and the runtime made.
     """
-    ids, part = _CONTAINER.findall(cgroup), _POD.search(cgroup)
-    uid = _bare(part[1]) if part else None
-    of_uid: Object | None = None
+    names: dict[str, tuple[Object, str]] = {}
     for pod in pods:
         status = as_map(pod.get("status"))
+        # A static pod's control group has the UID that kubelet gave it, and its mirror another one.
+        for uid in (pod["metadata"]["uid"], str(annotations_of(pod).get(_CONFIG_HASH, ""))):
+            names.setdefault(_bare(uid), (pod, ""))
         for key in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
             for container in map(as_map, as_list(status.get(key))):
-                if str(container.get("containerID", "")).rpartition("//")[2] in ids:
-                    return pod, str(container.get("name", ""))
-        # A static pod's control group has the UID that kubelet gave it, and its mirror another one.
-        if uid in (_bare(pod["metadata"]["uid"]), _bare(str(annotations_of(pod).get(_CONFIG_HASH, "-")))):
-            of_uid = pod
-    return of_uid, ""
+                runtimes = str(container.get("containerID", "")).rpartition("//")[2]
+                names[runtimes] = pod, str(container.get("name", ""))
+    for found in (*_CONTAINER.findall(cgroup), *map(_bare, _POD.findall(cgroup))):
+        if found in names:
+            return names[found]
+    return None, ""
 
 
 def _bare(uid: str) -> str:

@@ -195,8 +195,8 @@ class Shares:
 def policy(seat: Seat) -> SeatPolicy:
     """Return the arbiter's policy for a fraction.
 
-    A pod's UID is in its control groups' paths, with dashes or with underscores between its parts; its last part has
-    neither.
+    A pod's UID is in its control groups' paths, with dashes or, if systemd makes them, with underscores: the arbiter
+    takes one for the other.
     """
     return SeatPolicy(
         uuid=seat.gpus[0],
@@ -204,5 +204,5 @@ def policy(seat: Seat) -> SeatPolicy:
         limit=seat.limit or CORES_PER_GPU,
         memory=seat.memory_mib * _MIB,
         background=seat.background,
-        cgroup=seat.uid.rpartition("-")[2],
+        cgroup=f"pod{seat.uid}",
     )

@@ -178,6 +178,19 @@ void vc_seat_forked(void) {
   vc_life.forget();
 }
 
+static bool lost(void) {
+  char byte;
+  if (!still_ours()) {
+    socket_fd = -1;
+    return true;
+  }
+  ssize_t got = recv(socket_fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR))) return false;
+  close(socket_fd);
+  socket_fd = -1;
+  return true;
+}
+
 /* With the guard held: connect, the first time patiently, because a container's first process can be faster than the
  * agent that sets the policy. The pauses grow, because a thousand processes that find their seat full would otherwise
  * keep the arbiter busy with refusing them. */
@@ -211,7 +224,7 @@ bool vc_seat_ready(void) {
   vc_lock(&guard);
   bool ready = atomic_load(&owner) == me;
   if (!ready) {
-    ready = first_connect() && vc_life.start();
+    ready = (!lost() || first_connect()) && vc_life.start(); /* connected before, but the keeper did not start */
     if (ready) atomic_store_explicit(&owner, me, memory_order_release);
   }
   vc_unlock(&guard);
@@ -226,19 +239,6 @@ bool vc_seat_stale(uint64_t now) {
     beat_at = now;
   }
   return now > beat_at && now - beat_at > VC_STALE_NS;
-}
-
-static bool lost(void) {
-  char byte;
-  if (!still_ours()) {
-    socket_fd = -1;
-    return true;
-  }
-  ssize_t got = recv(socket_fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR))) return false;
-  close(socket_fd);
-  socket_fd = -1;
-  return true;
 }
 
 void vc_seat_tend(void) {

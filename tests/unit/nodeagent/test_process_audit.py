@@ -276,6 +276,11 @@ def test_an_arbiter_that_is_away_ends_what_was_seen(bench: Bench) -> None:
         ("0::/../../pod12345678-1234-4234-8234-0123456789ab/not-told-yet", ""),
         ("11:pids:/kubepods/besteffort/podaabbccddeeff00112233445566778899/x", None),
         ("0::/system.slice/sshd.service", None),
+        ("0::/kubepods/pod12345678-1234-4234-8234-0123456789abcd/x", None),
+        ("0::/kubepods/xpod12345678-1234-4234-8234-0123456789ab/x", None),
+        (f"0::/system.slice/{CONTAINER}0", None),
+        (f"0::/kubepods/pod12345678-1234-4234-8234-0123456789ab/{CONTAINER}/{'a' * 64}", "main"),
+        ("0::/kubepods/pod12345678-1234-4234-8234-0123456789ab/x/pod22345678-1234-4234-8234-0123456789ab", ""),
     ],
 )
 def test_whose_a_control_group_is(cgroup: str, expected: str | None) -> None:
@@ -283,7 +288,10 @@ def test_whose_a_control_group_is(cgroup: str, expected: str | None) -> None:
         "metadata": {"name": "p", "namespace": "n", "uid": "12345678-1234-4234-8234-0123456789ab"},
         "status": {"containerStatuses": [{"name": "main", "containerID": f"cri-o://{CONTAINER}"}, {"name": "waits"}]},
     }
-    other = {"metadata": {"name": "o", "namespace": "n", "uid": "22345678-1234-4234-8234-0123456789ab"}}
+    other = {
+        "metadata": {"name": "o", "namespace": "n", "uid": "22345678-1234-4234-8234-0123456789ab"},
+        "status": {"containerStatuses": [{"name": "other", "containerID": f"cri-o://{'a' * 64}"}]},
+    }
     found, container = owner(cgroup, [other, pod])
     assert (found is pod, container) == ((False, "") if expected is None else (True, expected))
 

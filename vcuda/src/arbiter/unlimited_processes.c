@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "unlimited_processes.h"
+#include "control_group.h"
 #include "nvml_library.h"
 #include "procfs.h"
 #include "seats.h"
@@ -30,14 +31,29 @@ struct finding {
 static struct finding *found;
 static int found_count, found_room;
 
+/* A container may have control groups of its own, named like any: what is outermost counts, and of paths that begin
+ * there the longest. */
+static struct ar_seat *seat_of_group(const char *cgroup) {
+  struct ar_seat *found = NULL;
+  const char *first = NULL;
+  for (struct ar_seat *s = ar_seat_first(); s; s = s->next) {
+    const char *at = ar_control_group_find(cgroup, s->config.cgroup);
+    if (!at || (found && (at > first || (at == first && strlen(s->config.cgroup) <= strlen(found->config.cgroup)))))
+      continue;
+    first = at;
+    found = s;
+  }
+  return found;
+}
+
 /* Return the seat that a process belongs to by its control group, or by descent from the seat's first process. */
 static struct ar_seat *seat_of(pid_t pid, const char *cgroup) {
-  for (struct ar_seat *s = ar_seat_first(); s; s = s->next)
-    if (*s->config.cgroup && strstr(cgroup, s->config.cgroup)) return s;
+  struct ar_seat *of_group = seat_of_group(cgroup);
+  if (of_group) return of_group;
   for (int depth = 0; pid > 1 && depth < 64; depth++, pid = ar_procfs_parent(pid))
     for (struct ar_seat *s = ar_seat_first(); s; s = s->next)
       for (int i = 0; i < s->roots; i++)
-        if (s->root[i].pid == pid) return s;
+        if (s->root[i].pid == pid && ar_procfs_alive(pid, s->root[i].start)) return s;
   return NULL;
 }
 

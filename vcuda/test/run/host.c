@@ -8,6 +8,7 @@
  *   host cancels          threads cancelled in the middle of calls, and others that go on
  *   host stacks           a thread with a stack of 16 KiB
  *   host nulls            calls with missing arguments
+ *   host threadless       calls while no thread can be made
  *   host unmaps COUNT     so many mappings, made and taken away; prints the seconds it took
  */
 #define _GNU_SOURCE
@@ -15,6 +16,7 @@
 #include "program.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
@@ -229,6 +231,32 @@ static int nulls(void) {
   return 0;
 }
 
+static int descriptors(void) {
+  int count = 0;
+  for (int fd = 0; fd < 1024; fd++) count += fcntl(fd, F_GETFD) >= 0;
+  return count;
+}
+
+/* Nothing is taken and nothing is lost; once there are threads again, all is well. */
+static int threadless(void) {
+  pthread_attr_t usual, endless;
+  CUdeviceptr p;
+  int bad = 0, before = 0;
+  must(cuInit(0), "init");
+  pthread_getattr_default_np(&usual);
+  endless = usual;
+  pthread_attr_setstacksize(&endless, (size_t)1 << 46);
+  pthread_setattr_default_np(&endless);
+  for (int i = 0; i < 100; i++) {
+    bad += cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS;
+    if (!i) before = descriptors();
+  }
+  bad += descriptors() != before;
+  pthread_setattr_default_np(&usual);
+  set_up();
+  return bad + (cuMemAlloc_v2(&p, MIB) != CUDA_SUCCESS);
+}
+
 static int unmaps(long count) {
   struct timespec from, to;
   CUmemGenericAllocationHandle handle;
@@ -254,6 +282,7 @@ int main(int argc, char **argv) {
             : !strcmp(what, "cancels") ? cancels()
             : !strcmp(what, "stacks") ? stacks()
             : !strcmp(what, "nulls")  ? nulls()
+            : !strcmp(what, "threadless") ? threadless()
                                       : unmaps(argc > 2 ? atol(argv[2]) : 1000);
   printf("{\"bad\": %d}\n", bad);
   return 0;

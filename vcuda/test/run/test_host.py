@@ -23,6 +23,7 @@ case("host: children forked in the middle of calls hold no lock", lambda: comes_
 case("host: children forked while the seat is taken hold no lock", lambda: comes_back("starts"))
 case("host: a thread cancelled in a driver's call leaves no lock taken", lambda: comes_back("cancels"))
 case("host: a stack of 16 KiB is enough", lambda: comes_back("stacks"))
+case("host: no descriptor is lost while no thread can be made", lambda: comes_back("threadless"))
 case("host: missing arguments are the driver's to refuse", lambda: comes_back("nulls"))
 
 

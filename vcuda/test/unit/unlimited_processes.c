@@ -45,6 +45,10 @@ pid_t ar_procfs_parent(pid_t pid) {
   (void)pid;
   return 0;
 }
+bool ar_procfs_alive(pid_t pid, uint64_t start) {
+  (void)pid, (void)start;
+  return false;
+}
 void ar_procfs_cgroup(pid_t pid, char *out, size_t size) {
   snprintf(out, size, "/%d", (int)pid);
 }
