@@ -280,17 +280,17 @@ static CUresult end_change(struct change c, CUresult r) {
 
 VC_HOOK CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *bad, CUgraphExecUpdateResult *result) {
   uint64_t bytes = 0;
-  if (graph && !sum_nodes(graph, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (exec && graph && !sum_nodes(graph, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CHANGE(exec, NULL, bytes, VC_CALL(cuGraphExecUpdate)(exec, graph, bad, result));
 }
 VC_HOOK CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *result) {
   uint64_t bytes = 0;
-  if (graph && !sum_nodes(graph, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (exec && graph && !sum_nodes(graph, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CHANGE(exec, NULL, bytes, VC_CALL(cuGraphExecUpdate_v2)(exec, graph, result));
 }
 VC_HOOK CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child) {
   uint64_t bytes = 0;
-  if (child && !sum_nodes(child, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (exec && child && !sum_nodes(child, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CHANGE(exec, node, bytes, VC_CALL(cuGraphExecChildGraphNodeSetParams)(exec, node, child));
 }
 VC_HOOK CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,

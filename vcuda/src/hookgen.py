@@ -54,7 +54,8 @@ def hooked(known: dict[str, Proto]) -> list[str]:
 
 def launch_wrapper(proto: Proto, stream: str) -> str:
     names = ", ".join(proto.names)
-    key = "f" if "f" in proto.names else "launchParamsList[0].function"
+    # A launch on several GPUs: the first one's counts. The list may be empty.
+    key = "f" if "f" in proto.names else f"{stream.partition(' ? ')[0]} ? launchParamsList[0].function : NULL"
     if proto.symbol.endswith("_ptsz"):
         stream = f"vc_per_thread({stream})"
     # The slow path is a function of its own, called last by the fast one, so that the arguments stay in place.

@@ -212,14 +212,16 @@ static CUresult slice_total(uint64_t *bytes, CUdevice device) {
 
 VC_HOOK CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
   uint64_t total = 0;
+  if (!bytes) return VC_CALL(cuDeviceTotalMem_v2)(bytes, device);
   CUresult r = slice_total(&total, device);
-  if (r == CUDA_SUCCESS && bytes) *bytes = total;
+  if (r == CUDA_SUCCESS) *bytes = total;
   return r;
 }
 
 VC_HOOK CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device) {
   uint64_t total = 0;
+  if (!bytes) return VC_CALL(cuDeviceTotalMem)(bytes, device);
   CUresult r = slice_total(&total, device);
-  if (r == CUDA_SUCCESS && bytes) *bytes = (unsigned)narrow(total);
+  if (r == CUDA_SUCCESS) *bytes = (unsigned)narrow(total);
   return r;
 }

@@ -23,8 +23,9 @@ static CUresult load(CUmodule *out, const void *image, uint64_t bytes) {
 /* The driver gets what we have read: the file may be replaced meanwhile. */
 VC_HOOK CUresult cuModuleLoad(CUmodule *out, const char *path) {
   uint64_t bytes;
+  if (!path) return VC_CALL(cuModuleLoad)(out, path);
   void *image = vc_image_read(path, &bytes);
-  if (!image) return path ? CUDA_ERROR_FILE_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
+  if (!image) return CUDA_ERROR_FILE_NOT_FOUND;
   CUresult r = load(out, image, bytes);
   free(image);
   return r;
@@ -147,8 +148,9 @@ VC_HOOK CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, CUjit_o
   for (unsigned i = 0; lo && i < ln; i++)
     if (lo[i] == CU_LIBRARY_BINARY_IS_PRESERVED) return CUDA_ERROR_INVALID_VALUE;
   uint64_t bytes;
+  if (!path) return VC_CALL(cuLibraryLoadFromFile)(out, path, jo, jv, jn, lo, lv, ln);
   void *image = vc_image_read(path, &bytes);
-  if (!image) return path ? CUDA_ERROR_FILE_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
+  if (!image) return CUDA_ERROR_FILE_NOT_FOUND;
   CUresult r = library_load(out, image, bytes, jo, jv, jn, lo, lv, ln);
   free(image);
   return r;

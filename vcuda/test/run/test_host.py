@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 from check import Skip, case, check
@@ -25,6 +27,47 @@ case("host: a thread cancelled in a driver's call leaves no lock taken", lambda:
 case("host: a stack of 16 KiB is enough", lambda: comes_back("stacks"))
 case("host: no descriptor is lost while no thread can be made", lambda: comes_back("threadless"))
 case("host: missing arguments are the driver's to refuse", lambda: comes_back("nulls"))
+
+
+def answers(start: Callable[[Seat], subprocess.Popen[str]], calls: list[str]) -> dict[str, str]:
+    """Make the calls, and return what came back. A program that crashes is started again for what is left."""
+    found: dict[str, str] = {}
+    while rest := [call for call in calls if call not in found]:
+        out, err = start(Seat(50, program=[str(BUILD / "fake" / "zeros")])).communicate("\n".join(rest), timeout=100)
+        came = dict(line.rsplit(" ", 1) for line in out.splitlines())
+        check(came, f"{rest[0]}: {err}")
+        found |= came
+        if list(came.values())[-1] != "crash":
+            break
+    return found
+
+
+ENDLESS = re.compile("cuLaunchHostFunc|cuStreamAddCallback|cuStreamWaitValue|cuStreamBatchMemOp")
+"""What is missing in these is missed by another thread, at some time."""
+REFUSED = "2", "101"
+"""The limiter asks first if there is memory, and if it is the seat's GPU."""
+
+
+def pointers(name: str) -> range:
+    """Return which arguments may be pointers to zeros: a launch's stream may not, for zeros are a stream that never ends."""
+    if ENDLESS.match(name):
+        return range(0)
+    return range(1) if re.match("cuLaunch|cuGraphLaunch|cuGraphUpload", name) else range(7)
+
+
+@case("host: every hooked call answers as the driver does to zeros and to missing arguments")
+def zeros() -> str:
+    names = re.findall(r"cu\w+", (BUILD / "limiter" / "libvcuda.map").read_text())
+    calls = [f"{name} {number}" for name in names for number in pointers(name)]
+    with Node(virtual=False) as node:
+        first = answers(node.bare, calls)
+        sound = [call for call in calls if first[call] != "crash"]
+        right, got = answers(node.bare, sound), answers(node.run, sound)
+    differ = [
+        call for call in sound if got.get(call) != right[call] and (right[call] == "0" or got.get(call) not in REFUSED)
+    ]
+    check(not differ, f"{len(differ)} answers differ: {[(call, right[call], got.get(call)) for call in differ[:12]]}")
+    return f"{len(got)} calls"
 
 
 @case("host: children of a program without a seat hold no lock")
