@@ -47,6 +47,7 @@ def filter_nodes(
         others = [name for name in decode_names(names) if name != node]
         said = reason or f"gang {pod.gang.name} keeps a place elsewhere for this pod"
         return filter_result(orjson.dumps([node] if node else []), orjson.dumps(dict.fromkeys(others, said)))
+    state.end_former_groups(pod)
     prefers = has_preferences(pod.waiting or {})
     if best_alone and not prefers:
         best = state.best(pod, names)

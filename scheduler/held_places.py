@@ -7,7 +7,7 @@ A place is held for a pod in one of four ways:
 - BINDING: `choose` gave it. Ends when the watch shows the pod bound, or when the API server has said that the pod is
   gone, or is not bound and no binding can be under way any more; never by time alone.
 - TENTATIVE: `find` expects kube-scheduler to choose it, because it alone has the highest score. Ends with the pod's
-  next call, with `choose`, or by time. It only steers other pods elsewhere.
+  next call, with `choose`, with its PodGroup's attempt, or by time. It only steers other pods elsewhere.
 - RESERVED: the reclaimer made room there for a waiting pod, or its gang has its places. Ends when that pod is bound
   or gone, or by time.
 """

@@ -103,6 +103,12 @@ class Pod:
         return as_map(as_map(self.waiting).get("spec"))
 
     @property
+    def group(self) -> str:
+        """Its PodGroup, which kube-scheduler tries as a whole, with its namespace; empty if it has none or is bound."""
+        name = _text(as_map(self.spec.get("schedulingGroup")).get("podGroupName"))
+        return name and f"{self.namespace}/{name}"
+
+    @property
     def gates(self) -> tuple[str, ...]:
         """The scheduling gates that it waits for before kube-scheduler may place it."""
         return tuple(str(as_map(gate).get("name")) for gate in as_list(self.spec.get("schedulingGates")))

@@ -62,6 +62,8 @@ class SchedulerState:
         self._clock = clock
         self._hold_ns = int(hold_seconds * 1_000_000_000)
         self._fresh_ns = int(min(fresh_seconds, hold_seconds) * 1_000_000_000)
+        self._groups: dict[str, int] = {}
+        """When kube-scheduler last asked about a pod of each PodGroup that may have TENTATIVE places."""
         self._cluster = cluster = ClusterState(clock)
         self._nodes, self._pods, self._places = cluster.nodes, cluster.pods, cluster.places
         self._finder = NodeFinder(cluster.nodes)
@@ -88,6 +90,29 @@ class SchedulerState:
         """Prefer other nodes for a while."""
         with self._cluster.writing():
             self._nodes.avoid(node, self._clock.monotonic_ns())
+
+    def end_former_groups(self, pod: Pod) -> None:
+        """Drop the TENTATIVE places of PodGroups that kube-scheduler has given up, before it is told about `pod`.
+
+        It asks about the pods of a group one after the other, about no other pod meanwhile, and then binds all or none.
+        So a try has ended if it asks about a pod that has a place by that try, or, a little later, about another pod.
+        The pods' conditions do not show every end: they stay as they are if the group is given up for the same reason.
+        """
+        if not (self._groups or pod.group):
+            return
+        now_ns, again = self._clock.monotonic_ns(), any(map(is_tentative, self._places.of(pod.uid)))
+        with self._cluster.writing():
+            ended = {
+                group
+                for group, asked_ns in self._groups.items()
+                if (again if group == pod.group else asked_ns <= now_ns - self._fresh_ns)
+            }
+            for uid in {place.pod.uid for place in self._places.passing() if place.pod.group in ended}:
+                self._cluster.drop_places(uid, is_tentative)
+            for group in ended:
+                del self._groups[group]
+            if pod.group:
+                self._groups[pod.group] = now_ns
 
     def find(self, pod: Pod, names: bytes, *, again: bool = False) -> Found:
         """Evaluate nodes for `pod`, and hold the best place for it (TENTATIVE), instead of the one held before.

@@ -8,7 +8,6 @@ nodes are objects alone, as no kubelet is needed to bind.
 from __future__ import annotations
 
 import signal
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from cluster.harness.control_plane import (
     Program,
     control_plane,
     each,
+    metric,
     node,
     pod,
 )
@@ -45,7 +45,7 @@ NODE_COUNT = 3
 
 HALVES = 2 * NODE_COUNT
 LOWER = "gpu-lower-priority"
-BOUND = 'slicekeeper_scheduler_places{kind="bound"}'
+PLACES = "slicekeeper_scheduler_places"
 ELECTION = {"leaseDuration": "4s", "renewDeadline": "3s", "retryPeriod": "500ms"}
 
 
@@ -222,18 +222,10 @@ def test_while_an_extender_is_down_its_pods_wait_and_all_else_goes_on(both: Shar
 def test_a_warm_standby_takes_over_from_a_leader_that_dies_in_a_burst(both: Shards) -> None:
     both.create(*_halves("early", SECOND, 2))
     wait_for(lambda: len(both.bound("early")) == 2, "the leader's work", pause=0.05)
-    wait_for(lambda: _known(both.standby_metrics) == 2, "a standby that knows of it")
+    wait_for(lambda: metric(both.standby_metrics, PLACES, 'kind="bound"') == 2, "a standby that knows of it")
     both.create(*_halves("with", SECOND, 2))
     both.extenders[SECOND].send(signal.SIGSTOP)  # in the middle of these, or of the next ones
     both.create(*_halves("late", SECOND, HALVES - 4))
     for program in (both.leader, both.extenders[SECOND]):
         program.send(signal.SIGKILL)
     wait_for(lambda: len(both.bound("")) == HALVES, "all pods bound", pause=0.05)
-
-
-def _known(address: str) -> float:
-    """Return the number of bound pods that an extender knows."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"http://{address}/metrics", timeout=60) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(BOUND))

@@ -52,10 +52,11 @@ class Program:
 
 
 class ControlPlane:
-    """etcd and an API server on loopback, and whatever runs on them."""
+    """etcd and an API server on loopback, and whatever runs on them; `gates` are feature gates, as in `A=true`."""
 
-    def __init__(self, folder: Path, found: binaries.Binaries) -> None:
+    def __init__(self, folder: Path, found: binaries.Binaries, gates: str = "") -> None:
         self._folder, self._found = folder, found
+        self._gates = [f"--feature-gates={gates}"] if gates else []
         self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._pki = Authority(folder / "pki")
         self._pki.issue("server", user="kube-apiserver", hosts=("127.0.0.1",))
@@ -84,6 +85,7 @@ class ControlPlane:
             f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}",
             # No controller here creates service accounts or removes the taint of new nodes.
             "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition", "--profiling=false",
+            *(self._gates and ["--runtime-config=api/beta=true", *self._gates]),
         )  # fmt: skip
         client = self.client()
         wait_for(lambda: is_there(client), "API server", seconds=180)
@@ -152,6 +154,7 @@ class ControlPlane:
             "--bind-address=127.0.0.1",
             f"--secure-port={free_port()}",
             "--authentication-skip-lookup=true",
+            *self._gates,
         )
         return Program(process)
 
@@ -197,6 +200,14 @@ def answers(url: str) -> bool:
             return bool(answer.status == 200)
     except OSError:
         return False
+
+
+def metric(address: str, name: str, label: str) -> int:
+    """Return the sum of an extender's metrics of a name that have a label, such as `kind="bound"`."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://{address}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith(f"{name}{{") and label in line)
 
 
 def is_there(client: KubeClient) -> bool:
@@ -253,10 +264,10 @@ def each(client: KubeClient, work: list[Object], namespace: str) -> None:
 
 
 @contextlib.contextmanager
-def control_plane() -> Iterator[ControlPlane]:
+def control_plane(gates: str = "") -> Iterator[ControlPlane]:
     """Run one, in a folder that goes with it."""
     with leftovers.folder("control-plane") as folder:
-        made = ControlPlane(folder, binaries.ensure())
+        made = ControlPlane(folder, binaries.ensure(), gates)
         try:
             made.start()
             yield made

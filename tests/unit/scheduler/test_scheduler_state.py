@@ -53,6 +53,36 @@ def test_one_node_alone_has_the_highest_score(clock):
     assert all(0 < score <= 9 for score in scores.values()), "a node left out has none"
 
 
+def of_group(name, group="group"):
+    return pod(name, spec={"schedulingGroup": {"podGroupName": group}})
+
+
+def test_a_group_that_is_tried_again_has_no_places_of_the_try_before(state):
+    for name in ("a", "b"):
+        placed(state, of_group(name))
+    assert placed(state, of_group("a")), "kube-scheduler has given both up"
+    assert state.counts()[HoldKind.TENTATIVE] == 1
+    assert placed(state, of_group("b"))
+    assert state.counts()[HoldKind.TENTATIVE] == 2
+
+
+def test_a_group_that_was_given_up_keeps_no_other_pod_from_its_gpus(state, clock):
+    placed(state, of_group("a"))
+    placed(state, of_group("b"))
+    placed(state, of_group("c", "other"))
+    assert state.counts()[HoldKind.TENTATIVE] == 2, "it may still be binding them"
+    clock.advance(2_000)
+    assert placed(state, pod("d", core=10)) == ["n0"]
+    assert state.counts()[HoldKind.TENTATIVE] == 1
+
+
+def test_places_of_a_group_stay_while_its_other_pods_are_asked_about(state, clock):
+    placed(state, of_group("a"))
+    clock.advance(3_000)
+    assert placed(state, of_group("b"))
+    assert state.counts()[HoldKind.TENTATIVE] == 2
+
+
 def test_exclusive_holds_the_gpu_whatever_the_share(state):
     a = pod("a", 10, annotations={names.SHARING: "exclusive"})
     place = state.bindings.choose(read(a), "n0")
