@@ -20,7 +20,8 @@ from webhook.mutation import DEFAULT_SCHEDULER
 from webhook.review_inputs import Case, ClusterContext
 from webhook.verdict import Verdict
 
-_CLASS_FIELDS: Final = ("priorityClassName", "priority", "preemptionPolicy")
+_NUMBERS: Final = ("priority", "preemptionPolicy")
+_CLASS_FIELDS: Final = ("priorityClassName", *_NUMBERS)
 
 
 def keep(pod: Mapping[str, Any], old: Mapping[str, Any], case: Case, cluster: ClusterContext) -> Verdict:
@@ -39,6 +40,12 @@ def keep(pod: Mapping[str, Any], old: Mapping[str, Any], case: Case, cluster: Cl
             if field in before:
                 patch.member(new, "/spec", field, before[field])
         warnings.append(_warning("priorityClassName", name, kept))
+    elif name == kept:
+        numbers = pod_priority.numbers_without_class(cluster)
+        for field in _NUMBERS:
+            if field in before and new.get(field) == numbers[field] != before[field]:
+                patch.replace(f"/spec/{field}", before[field])
+                warnings.append(_warning(field, new[field], before[field]))
     _without_converted(patch, new, before, {name for dialect in spoken for name in dialect.resources})
     return Verdict(patch.operations, warnings)
 

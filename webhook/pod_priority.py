@@ -33,6 +33,14 @@ def may_be_replaced(name: str, case: Case, cluster: ClusterContext) -> bool:
     return not name or name in ours or name in case.policy.allowed_priority_classes or cluster.classes.is_default(name)
 
 
+def numbers_without_class(cluster: ClusterContext) -> dict[str, Any]:
+    """Return the priority and the preemption policy that the API server takes from a pod that names no class."""
+    default = cluster.classes.default
+    if default is None:
+        return {"priority": 0, "preemptionPolicy": "PreemptLowerPriority"}
+    return {"priority": default.value, "preemptionPolicy": default.preemption_policy}
+
+
 def of_spec(spec: Mapping[str, Any], case: Case, cluster: ClusterContext) -> Iterator[Violation]:
     """Check the class that the user names, and whether the classes that the webhook would set exist."""
     allowed = case.policy.allowed_priority_classes

@@ -25,6 +25,11 @@ class PriorityClasses:
         """Return a class with its exact value; None if it is not known."""
         return self._of_cluster.get(name) or self._of_settings.get(name)
 
+    @property
+    def default(self) -> PriorityClassSettings | None:
+        """The class of pods that name none; None if the cluster has no such class."""
+        return self._of_cluster.get(self._default)
+
     def is_default(self, name: str) -> bool:
         """Whether pods that name no class get this one."""
         return bool(name) and name == self._default

@@ -15,6 +15,7 @@ from slicekeeper.config.settings import Settings
 from webhook.admission import Admission
 from webhook.admission_review import Reviewer
 from webhook.budget_standing import Standing
+from webhook.priority_class_watch import PriorityClasses
 from webhook.review_inputs import Case
 
 POLICY = NamespacePolicy(
@@ -68,6 +69,9 @@ def updated(new: dict[str, Any], live: dict[str, Any], case: Case) -> tuple[dict
         (pod(env=[{"name": "LD_PRELOAD", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}]), IN, False),
         (pod({**SHARE, "cpu": "2"}, resources={"limits": {"cpu": "2"}}), IN, False),
         (pod(HAMI), IN, False),
+        (pod(priority=0), OVER, True),
+        (pod(priority=0, preemptionPolicy="PreemptLowerPriority"), OVER, True),
+        (pod(priority=0, preemptionPolicy="PreemptLowerPriority"), IN, False),
         (pod(schedulingGates=[{"name": "mine"}], tolerations=[{"name": "x", "operator": "Exists"}]), IN, False),
     ],
 )
@@ -82,7 +86,11 @@ def test_a_bare_pod_can_be_applied_a_second_time(file: dict[str, Any], case: Cas
 
 def test_a_value_that_the_webhook_never_replaces_is_left_to_the_api_server() -> None:
     live = apply(pod(), ADMISSION.mutate(pod(), IN).patch)
-    for change in ({"schedulerName": "volcano"}, {"priorityClassName": "system-node-critical"}):
+    changes: list[dict[str, Any]] = [
+        {"schedulerName": "volcano"}, {"priorityClassName": "system-node-critical"}, {"priority": 7},
+        {"preemptionPolicy": "Never"},
+    ]  # fmt: skip
+    for change in changes:
         new = merged(live, {"spec": change})
         assert updated(new, live, IN) == (new, [])
 
@@ -99,3 +107,16 @@ def test_the_limiters_variable_belongs_to_containers_that_get_the_limiter() -> N
     assert ADMISSION.mutate(pod(env=[own, mark]), IN).allowed
     for refused in (pod(env=[own, {**mark, "value": "/x"}]), pod({"tencent.com/vcuda-core": "100"}, env=[own, mark])):
         assert [violation.code for violation in ADMISSION.mutate(refused, IN).violations] == ["reserved-env"]
+
+
+def test_the_numbers_of_the_clusters_default_class_can_be_applied_a_second_time() -> None:
+    classes = PriorityClasses(Settings().classes)
+    classes.on_list([{"metadata": {"name": "usual"}, "value": 50, "preemptionPolicy": "Never", "globalDefault": True}])
+    admission = Admission(Settings(), classes)
+    file = pod(priority=50, preemptionPolicy="Never")
+    defaulted = pod(priority=50, preemptionPolicy="Never", priorityClassName="usual")  # by the API server, before us
+    live = apply(defaulted, admission.mutate(defaulted, IN).patch)
+    assert live["spec"]["priority"] != 50
+    verdict = admission.mutate_update(merged(live, file), live, IN)
+    assert apply(merged(live, file), verdict.patch) == live
+    assert len(verdict.warnings) == 2
