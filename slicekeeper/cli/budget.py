@@ -13,7 +13,6 @@ from slicekeeper.cli.budget_files import changes
 from slicekeeper.cli.budget_options import (
     GpuTime,
     book,
-    booking_options,
     change_options,
     figure_columns,
     rule_of,
@@ -64,6 +63,7 @@ def set_budget(
     amount: int | None,
     files: tuple[Path, ...],
     reason: str,
+    key: str,
     output: str,
     **rule: Any,
 ) -> None:
@@ -80,18 +80,18 @@ def set_budget(
         if not changed and output in ("table", "wide"):
             click.echo("nothing to change: the budgets are as the files say")
             return
-        each = (_changed(client, name, rule, reason) for name, rule in changed)
+        each = (_changed(client, name, rule, reason, key) for name, rule in changed)
         show_list(gathered(each, "budgets set"), output, _COLUMNS, lambda b: b.namespace)
         return
     if not namespace:
         raise click.UsageError("give a NAMESPACE, or files with -f")
-    show_budget(client.change_budget(Budget, namespace, rule_of(amount, **rule), reason), output, _COLUMNS)
+    show_budget(client.change_budget(Budget, namespace, rule_of(amount, **rule), reason, key), output, _COLUMNS)
 
 
-def _changed(client: TimekeeperClient, namespace: str, rule: dict[str, object], reason: str) -> Budget:
+def _changed(client: TimekeeperClient, namespace: str, rule: dict[str, object], reason: str, key: str) -> Budget:
     """Change one of several budgets; an error names its namespace."""
     try:
-        return client.change_budget(Budget, namespace, rule, reason)
+        return client.change_budget(Budget, namespace, rule, reason, key)
     except ServiceError as error:
         text = f"namespace {namespace}: {in_words(str(error), {}, {})}"
         raise type(error)(text, error.status, error.reason) from error
@@ -100,12 +100,12 @@ def _changed(client: TimekeeperClient, namespace: str, rule: dict[str, object], 
 @budget.command("unset")
 @click.argument("namespace", metavar="NAMESPACE")
 @change_options("unset on the command line")
-def unset(context: Context, namespace: str, reason: str, output: str) -> None:
+def unset(context: Context, namespace: str, reason: str, key: str, output: str) -> None:
     """Reset the budget of NAMESPACE to the policy's.
 
     What the current period has used still counts.
     """
-    show_budget(timekeeper(context).unset_budget(namespace, reason), output, _COLUMNS)
+    show_budget(timekeeper(context).unset_budget(namespace, reason, key), output, _COLUMNS)
 
 
 @budget.command("correct")
@@ -114,7 +114,7 @@ def unset(context: Context, namespace: str, reason: str, output: str) -> None:
 @click.option("--start", default=None, help="When the pod really began to hold its GPUs (RFC 3339).")
 @click.option("--end", default=None, help="When it really ended (RFC 3339); not for a running pod.")
 @uid_option
-@booking_options("corrected on the command line")
+@change_options("corrected on the command line")
 def correct(
     context: Context, namespace: str, pod_uid: str, start: str | None, end: str | None, uid: str, **booking: str
 ) -> None:

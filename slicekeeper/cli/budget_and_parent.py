@@ -51,12 +51,12 @@ def _add_changing(group: click.Group, kind: type[B], columns: _Columns[B]) -> No
     @owner_argument(kind)
     @click.argument("parent", required=False)
     @change_options("moved on the command line")
-    def move(context: Context, name: str, parent: str | None, reason: str, output: str) -> None:
+    def move(context: Context, name: str, parent: str | None, reason: str, key: str, output: str) -> None:
         """Move a budget below another one, that of PARENT.
 
         PARENT is a team or an organisation; without it, the budget is below none.
         """
-        changed = timekeeper(context).put_under(kind, name, parent, reason)
+        changed = timekeeper(context).put_under(kind, name, parent, reason, key)
         show_budget(changed, output, columns)
 
     @group.command("status")
@@ -64,11 +64,11 @@ def _add_changing(group: click.Group, kind: type[B], columns: _Columns[B]) -> No
     @click.argument("status", type=click.Choice(["active", "suspended", "closed"]))
     @click.option("--yes", is_flag=True, help="Close it without asking.")
     @change_options("changed on the command line")
-    def status(context: Context, name: str, status: str, yes: bool, reason: str, output: str) -> None:
+    def status(context: Context, name: str, status: str, yes: bool, reason: str, key: str, output: str) -> None:
         """Suspend a budget, resume it, or close it permanently."""
         if status == "closed" and not yes:
             click.confirm(
                 f"The budget of {name} cannot be opened again. Close it? (--yes: do not ask)", abort=True, err=True
             )
-        changed = timekeeper(context).set_status(kind, name, status, reason)
+        changed = timekeeper(context).set_status(kind, name, status, reason, key)
         show_budget(changed, output, columns)

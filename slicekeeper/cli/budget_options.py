@@ -54,16 +54,11 @@ def reason_option(default: str) -> Callable[[F], F]:
 
 
 def change_options(reason: str) -> Callable[[F], F]:
-    """Return the options of every command that changes the ledger: why, and `-o`."""
-    return lambda command: reason_option(reason)(output_option(*LISTS)(command))
-
-
-def booking_options(reason: str) -> Callable[[F], F]:
-    """Return the options of every command that books GPU time: why, the key under which it can be repeated, `-o`."""
+    """Return the options of every command that changes the ledger: why, the key by which it can be repeated, `-o`."""
     key = click.option(
         "--key",
         default=lambda: uuid.uuid4().hex,
-        help="Idempotency key: repeating the command with the same key books nothing more.",
+        help="Idempotency key: repeating the command with the same key changes nothing more.",
     )
     return lambda command: reason_option(reason)(key(output_option(*LISTS)(command)))
 
@@ -154,7 +149,7 @@ def book(
     output: str,
     uid: str = "",
 ) -> None:
-    """Move GPU time as the `booking_options` of a command say, and print the budget."""
+    """Move GPU time as the `change_options` of a command say, and print the budget."""
     changed = timekeeper(context).move_time(kind, name, movement, {**body, "reason": reason}, key, uid)
     show_budget(changed, output, columns)
 

@@ -277,7 +277,9 @@ def _add_rates(group: click.Group) -> None:
     @click.argument("rate", required=False)
     @click.option("--from", "start", default="", help="From when on. Default: now. RFC 3339, or a date in UTC.")
     @change_options("set on the command line")
-    def rates(context: Context, model: str | None, rate: str | None, start: str, reason: str, output: str) -> None:
+    def rates(
+        context: Context, model: str | None, rate: str | None, start: str, reason: str, key: str, output: str
+    ) -> None:
         """List the rates of GPU models, or set one.
 
         RATE is an integer or a ratio such as 3/2.
@@ -290,7 +292,8 @@ def _add_rates(group: click.Group) -> None:
             Column("BY", lambda r: r["source"]),
         ]
         if model and rate:
-            made = client.set_rate(model, rate, reason, instant_of(start, lambda: "UTC") if start else None)
+            since = instant_of(start, lambda: "UTC") if start else None
+            made = client.set_rate(model, rate, reason, since, key)
             show_one(made, output, columns, lambda r: str(r["model"]))
             _warn(made)
             return

@@ -12,7 +12,6 @@ import msgspec
 from slicekeeper.cli.budget_options import (
     amount_argument,
     book,
-    booking_options,
     change_options,
     owner_argument,
     show_budget,
@@ -56,7 +55,7 @@ def add_grants(group: click.Group, kind: type[B], columns: _Columns[B]) -> None:
     @amount_argument
     @click.option("--from", "start", default=None, help=f"When it begins. Default: now. {HELP}")
     @click.option("--until", default=None, help="When the rest expires; format as for --from.")
-    @booking_options("granted on the command line")
+    @change_options("granted on the command line")
     def grant(
         context: Context,
         name: str,
@@ -74,24 +73,24 @@ def add_grants(group: click.Group, kind: type[B], columns: _Columns[B]) -> None:
         client = timekeeper(context)
         zone = zone_of(client, kind, name)
         edges = {edge: instant_of(at, zone) if at else None for edge, at in (("validFrom", start), ("validTo", until))}
-        changed, number = client.book_grant(kind, name, {"amountMs": amount, **edges, "reason": reason}, key)
+        changed, made = client.book_grant(kind, name, {"amountMs": amount, **edges, "reason": reason}, key)
         if output in ("json", "yaml"):
-            show({**msgspec.to_builtins(changed), "grantId": number}, output, str)
+            show({**msgspec.to_builtins(changed), "grantId": made}, output, str)
             return
         show_budget(changed, output, columns)
-        if output in ("table", "wide") and number:
-            click.echo(f"{format_duration(amount)} granted to {name}: grant {number}")
+        if output in ("table", "wide") and made:
+            click.echo(f"{format_duration(amount)} granted to {name}: grant {made}")
 
     @group.command("withdraw")
     @owner_argument(kind, uid=True)
-    @click.argument("key", metavar="ID", type=int)
+    @click.argument("number", metavar="ID", type=int)
     @change_options("withdrawn on the command line")
-    def withdraw(context: Context, name: str, key: int, reason: str, output: str, uid: str = "") -> None:
+    def withdraw(context: Context, name: str, number: int, reason: str, key: str, output: str, uid: str = "") -> None:
         """Withdraw a grant that has not begun.
 
         ID is what `grant` and `grants` print.
         """
-        gone = timekeeper(context).withdraw(kind, name, key, reason, uid)
+        gone = timekeeper(context).withdraw(kind, name, number, reason, uid, key=key)
         show_one(gone, output, _GRANTS, lambda g: str(g.id))
 
 
@@ -102,7 +101,7 @@ def add_movements(group: click.Group, kind: type[B], columns: _Columns[B]) -> No
     @owner_argument(kind, uid=True)
     @amount_argument
     @click.option("--take", is_flag=True, help="Deduct AMOUNT instead of adding it; at most what is left.")
-    @booking_options("adjusted on the command line")
+    @change_options("adjusted on the command line")
     def adjust(context: Context, name: str, amount: int, take: bool, **booking: str) -> None:
         """Add AMOUNT (for example 2h) to a budget, or take it away."""
         book(context, kind, name, "adjustments", {"amountMs": -amount if take else amount}, columns, **booking)
@@ -113,7 +112,7 @@ def add_movements(group: click.Group, kind: type[B], columns: _Columns[B]) -> No
     @click.argument("to")
     @click.option("--to-kind", type=click.Choice(["namespace", "parent"]), help="Kind of TO. Default: the same kind.")
     @click.option("--until", default=None, help=f"When the rest expires there. {HELP}")
-    @booking_options("transferred on the command line")
+    @change_options("transferred on the command line")
     def transfer(
         context: Context, name: str, amount: int, to: str, to_kind: str | None, until: str | None, **booking: str
     ) -> None:
@@ -129,7 +128,7 @@ def add_movements(group: click.Group, kind: type[B], columns: _Columns[B]) -> No
         @amount_argument
         @click.argument("pod_uid")
         @uid_option
-        @booking_options("refunded on the command line")
+        @change_options("refunded on the command line")
         def refund(context: Context, namespace: str, amount: int, pod_uid: str, **booking: str) -> None:
             """Refund the charge of an ended pod, or a part of it.
 

@@ -12,7 +12,7 @@ from slicekeeper.cli.budget_options import GpuTime, change_options, figure_colum
 from slicekeeper.cli.connection import ClusterGroup, timekeeper
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import LISTS, Column, output_option, rounded, show_list
-from slicekeeper.errors import NotFound
+from slicekeeper.errors import NotFound, ServiceError
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Child, Parent
 
@@ -56,7 +56,15 @@ def children(context: Context, name: str, output: str) -> None:
 @rule_options
 @change_options("set on the command line")
 def set_parent(
-    context: Context, /, name: str, amount: int | None, kind: str | None, reason: str, output: str, **rule: Any
+    context: Context,
+    /,
+    name: str,
+    amount: int | None,
+    kind: str | None,
+    reason: str,
+    key: str,
+    output: str,
+    **rule: Any,
 ) -> None:
     """Create a team or an organisation, or change its budget.
 
@@ -65,11 +73,15 @@ def set_parent(
     """
     client, named = timekeeper(context), rule_of(amount, **rule)
     try:
-        changed = client.change_budget(Parent, name, {**named, **({"kind": kind} if kind else {})}, reason)
-    except NotFound as error:
-        if amount is None:
+        changed = client.change_budget(Parent, name, {**named, **({"kind": kind} if kind else {})}, reason, key)
+    except ServiceError as error:
+        # A repetition of the command that created it: its key is that of the other request.
+        if not isinstance(error, NotFound) and error.reason != "idempotency-key-reused":
+            raise
+        if amount is None and isinstance(error, NotFound):
             raise click.UsageError(f"there is no team or organisation {name} yet: name its AMOUNT") from error
-        changed = client.set_budget(Parent, name, {"kind": kind or "team", "period": "month", **named}, reason)
+        new = {"kind": kind or "team", "period": "month", **named}
+        changed = client.set_budget(Parent, name, new, reason, key)
     show_budget(changed, output, _COLUMNS)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from slicekeeper.cli.budget_options import amount_argument, booking_options, change_options, zone_of
+from slicekeeper.cli.budget_options import amount_argument, change_options, zone_of
 from slicekeeper.cli.connection import ClusterGroup, timekeeper
 from slicekeeper.cli.date_options import HELP, instant_of
 from slicekeeper.cli.main import Context
@@ -36,7 +36,7 @@ def reservation() -> None:
 
 
 def _one_reservation(command: Any) -> Any:
-    return click.argument("namespace")(click.argument("key", metavar="ID", type=int)(command))
+    return click.argument("namespace")(click.argument("number", metavar="ID", type=int)(command))
 
 
 def _show(found: Reservation, output: str) -> None:
@@ -55,16 +55,16 @@ def list_reservations(context: Context, namespace: str, output: str) -> None:
 @reservation.command("show")
 @_one_reservation
 @output_option(*LISTS)
-def show_reservation(context: Context, namespace: str, key: int, output: str) -> None:
+def show_reservation(context: Context, namespace: str, number: int, output: str) -> None:
     """Show one reservation."""
-    _show(timekeeper(context).reservation(namespace, key), output)
+    _show(timekeeper(context).reservation(namespace, number), output)
 
 
 @reservation.command("open")
 @click.argument("namespace")
 @amount_argument
 @click.option("--until", required=True, help=f"When it expires. {HELP}")
-@booking_options("set aside on the command line")
+@change_options("set aside on the command line")
 def open_reservation(
     context: Context, namespace: str, amount: int, until: str, reason: str, key: str, output: str
 ) -> None:
@@ -77,6 +77,6 @@ def open_reservation(
 @reservation.command("cancel")
 @_one_reservation
 @change_options("cancelled on the command line")
-def cancel_reservation(context: Context, namespace: str, key: int, reason: str, output: str) -> None:
+def cancel_reservation(context: Context, namespace: str, number: int, reason: str, key: str, output: str) -> None:
     """Release a reservation that was opened by hand. A pod's reservation ends with the pod."""
-    _show(timekeeper(context).cancel_reservation(namespace, key, reason), output)
+    _show(timekeeper(context).cancel_reservation(namespace, number, reason, key), output)

@@ -71,17 +71,21 @@ class TimekeeperClient:
         """
         return self._call("GET", self._at(_WHOSE[kind], name), kind, query=_which(uid))
 
-    def set_budget(self, kind: type[B], name: str, rule: Mapping[str, object], reason: str = "set") -> B:
+    # Each change is made once per key. Without a key it is made again whenever it is sent.
+
+    def set_budget(self, kind: type[B], name: str, rule: Mapping[str, object], reason: str = "set", key: str = "") -> B:
         """Set a namespace's own budget, or create a team; `rule` is the body of the request."""
-        return self._call("PUT", self._at(_WHOSE[kind], name), kind, {**rule, "reason": reason})
+        return self._call("PUT", self._at(_WHOSE[kind], name), kind, {**rule, "reason": reason}, key=key)
 
-    def change_budget(self, kind: type[B], name: str, rule: Mapping[str, object], reason: str = "set") -> B:
+    def change_budget(
+        self, kind: type[B], name: str, rule: Mapping[str, object], reason: str = "set", key: str = ""
+    ) -> B:
         """Change the fields of a budget that `rule` has; a namespace then has its own budget."""
-        return self._call("PATCH", self._at(_WHOSE[kind], name), kind, {**rule, "reason": reason})
+        return self._call("PATCH", self._at(_WHOSE[kind], name), kind, {**rule, "reason": reason}, key=key)
 
-    def unset_budget(self, namespace: str, reason: str) -> Budget:
-        """Return a namespace to its policy's budget; a repetition changes nothing."""
-        return self._call("DELETE", self._at("budgets", namespace), Budget, query={"reason": reason})
+    def unset_budget(self, namespace: str, reason: str, key: str = "") -> Budget:
+        """Return a namespace to its policy's budget."""
+        return self._call("DELETE", self._at("budgets", namespace), Budget, query={"reason": reason}, key=key)
 
     def grant(self, kind: type[B], name: str, amount_ms: int, reason: str, idempotency_key: str) -> B:
         """Book a grant from now on; repeating it with the same key books nothing more."""
@@ -97,15 +101,15 @@ class TimekeeperClient:
         """Yield a budget's grants, newest first. `uid` is as for `budget`."""
         return self._items(self._at(_WHOSE[kind], name, "grants"), Grant, _which(uid))
 
-    def withdraw(self, kind: type[B], name: str, key: int, reason: str, uid: str = "") -> Grant:
+    def withdraw(self, kind: type[B], name: str, number: int, reason: str, uid: str = "", key: str = "") -> Grant:
         """Withdraw a grant that has not begun; a repetition changes nothing. `uid` is as for `budget`."""
-        url = self._at(_WHOSE[kind], name, "grants", str(key))
-        return self._call("DELETE", url, Grant, query={"reason": reason, **_which(uid)})
+        url = self._at(_WHOSE[kind], name, "grants", str(number))
+        return self._call("DELETE", url, Grant, query={"reason": reason, **_which(uid)}, key=key)
 
-    def put_under(self, kind: type[B], name: str, parent: str | None, reason: str) -> B:
+    def put_under(self, kind: type[B], name: str, parent: str | None, reason: str, key: str = "") -> B:
         """Put a namespace or a team under a team or an organisation, or under none."""
         body = {"parent": parent, "reason": reason}
-        return self._call("PUT", self._at(_WHOSE[kind], name, "parent"), kind, body)
+        return self._call("PUT", self._at(_WHOSE[kind], name, "parent"), kind, body, key=key)
 
     def put_object(self, kind: type[B], name: str, desired: Mapping[str, object]) -> B:
         """Report an object of the cluster that defines a budget; a known generation changes nothing."""
@@ -135,10 +139,10 @@ class TimekeeperClient:
         url = self._at("budgets", namespace, "reservations")
         return self._call("POST", url, Reservation, body, key=idempotency_key)
 
-    def cancel_reservation(self, namespace: str, key: int, reason: str) -> Reservation:
+    def cancel_reservation(self, namespace: str, number: int, reason: str, key: str = "") -> Reservation:
         """Release a reservation that was opened by hand."""
-        url = self._at("budgets", namespace, "reservations", str(key))
-        return self._call("DELETE", url, Reservation, query={"reason": reason})
+        url = self._at("budgets", namespace, "reservations", str(number))
+        return self._call("DELETE", url, Reservation, query={"reason": reason}, key=key)
 
     def move_time(
         self, kind: type[B], name: str, movement: str, body: Mapping[str, object], idempotency_key: str, uid: str = ""
@@ -154,10 +158,10 @@ class TimekeeperClient:
         """Yield a namespace's corrected intervals, newest first. `uid` is as for `budget`."""
         return self._items(self._at("budgets", name, "intervals"), IntervalCorrection, _which(uid))
 
-    def set_status(self, kind: type[B], name: str, status: str, reason: str) -> B:
+    def set_status(self, kind: type[B], name: str, status: str, reason: str, key: str = "") -> B:
         """Suspend, close or reactivate a budget."""
         body = {"status": status, "reason": reason}
-        return self._call("PUT", self._at(_WHOSE[kind], name, "status"), kind, body)
+        return self._call("PUT", self._at(_WHOSE[kind], name, "status"), kind, body, key=key)
 
     def statement(self, kind: type[B], name: str, interval: Mapping[str, str]) -> Iterator[Statement]:
         """Yield the pages of a statement; the first has the sums. `interval` has `from` and `to`, or neither."""
@@ -177,10 +181,10 @@ class TimekeeperClient:
         """Yield the items of a list (`entries`, `audit`…) as decoded JSON, page by page."""
         return self._items(self._at(*parts), dict[str, Any], {**(query or {}), "limit": "500"})
 
-    def set_rate(self, model: str, rate: str, reason: str, effective_at: str | None) -> dict[str, Any]:
+    def set_rate(self, model: str, rate: str, reason: str, effective_at: str | None, key: str = "") -> dict[str, Any]:
         """Set a GPU model's rate, from now on or from an instant on."""
         body = {"model": model, "rate": rate, "reason": reason, "effectiveAt": effective_at}
-        return self._call("POST", self._at("rates"), dict[str, Any], body)
+        return self._call("POST", self._at("rates"), dict[str, Any], body, key=key)
 
     def seal(self, name: str, until: str, reason: str, uid: str = "") -> None:
         """Seal a namespace's periods up to an instant. `uid` is as for `budget`."""

@@ -6,13 +6,16 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
+import msgspec
 from flask import request
 
+from slicekeeper import names
 from slicekeeper.units import GpuMilliseconds
 from timekeeper.api import parse
 from timekeeper.api.handler_context import HandlerContext
 from timekeeper.api.problems import Problem
 from timekeeper.core.caller import Caller
+from timekeeper.ledger.executed_request import KeyedRequest
 from timekeeper.ledger.movement import Order
 
 LONGEST_KEY: Final = 255
@@ -40,6 +43,20 @@ def order_of(context: HandlerContext, caller: Caller, amount: GpuMilliseconds, r
     if not key:
         raise _key_missing()
     return Order(amount, reason, key, parse.canonical(), caller.name, context.clock.now_ms())
+
+
+def keyed(context: HandlerContext) -> KeyedRequest | None:
+    """Return the request with its Idempotency-Key; None if it has none, and so is executed whenever it is sent.
+
+    Through the API server it is the same request as sent directly.
+    """
+    key = idempotency_key()
+    if not key:
+        return None
+    place = request.path.removeprefix(f"/apis/{names.API}").removeprefix("/api/v1")
+    query = sorted(request.args.items(multi=True))
+    told = msgspec.json.encode((request.method, place, query)) + (parse.canonical() if request.get_data() else b"")
+    return KeyedRequest(key, hashlib.sha256(told).hexdigest(), context.clock.now_ms())
 
 
 def _key_missing() -> Problem:

@@ -11,7 +11,7 @@ import msgspec
 from slicekeeper import __version__
 from slicekeeper.net.problem_document import MEDIA_TYPE, ProblemDocument
 from timekeeper.api.paging import MOST_PER_PAGE
-from timekeeper.api.routes import PREFIX, ROUTES, Route
+from timekeeper.api.routes import ROUTES, Route
 
 _NAMESPACE = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
 _PATH: dict[str, dict[str, Any]] = {
@@ -92,7 +92,13 @@ def _operation(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, An
     ]
     parameters += [{"name": name, "in": "query", "schema": _QUERY[name]} for name in route.query]
     parameters += [
-        {"name": n, "in": "header", "schema": _HEADERS[n], "required": _needed(route, n)} for n in route.headers
+        {
+            "name": name,
+            "in": "header",
+            "schema": _HEADERS[name],
+            "required": name == "Idempotency-Key" and route.needs_key,
+        }
+        for name in route.headers
     ]
     if parameters:
         found["parameters"] = parameters
@@ -101,11 +107,6 @@ def _operation(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, An
     if route.public:
         found["security"] = []
     return found
-
-
-def _needed(route: Route, header: str) -> bool:
-    """Whether requests must have a header; legacy clients send no Idempotency-Key."""
-    return header == "Idempotency-Key" and route.path.startswith(PREFIX)
 
 
 def _responses(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:

@@ -59,6 +59,7 @@ _UID = ("uid",)
 
 _IF_NONE = ("If-None-Match",)
 _ONCE = ("Idempotency-Key",)
+_IF_SAME = ("If-Match", "Idempotency-Key")
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,11 @@ class Route:
     """Whether only our own sidecars and operators use it."""
 
     @property
+    def needs_key(self) -> bool:
+        """Whether it books something in an account, and so needs a key; other writes may have one."""
+        return self.method == "POST" and self.path.startswith((f"{_NS}/", f"{_PARENT}/"))
+
+    @property
     def aggregated(self) -> bool:
         """Whether the API server offers it too."""
         return self.path.startswith(f"{PREFIX}/") and not self.internal and not self.public
@@ -96,17 +102,17 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", _NS, budget.shown, "One budget", wire.Budget, status=(200, 304), headers=_IF_NONE,
           query=_UID, problems=(404,)),
     Route("PUT", _NS, budget.put, "Give a namespace a budget of its own", wire.Budget, BudgetBody,
-          headers=("If-Match",), problems=(404, 409, 412)),
+          headers=_IF_SAME, problems=(404, 409, 412)),
     Route("PATCH", _NS, budget.patch, "Change the given fields of a namespace's budget", wire.Budget,
-          BudgetPatch, headers=("If-Match",), problems=(404, 409, 412)),
+          BudgetPatch, headers=_IF_SAME, problems=(404, 409, 412)),
     Route("DELETE", _NS, budget.unset, "Reset a namespace to the policy's budget", wire.Budget,
-          headers=("If-Match",), query=("reason",), problems=(404, 409, 412)),
+          headers=_IF_SAME, query=("reason",), problems=(404, 409, 412)),
     Route("GET", f"{_NS}/grants", movement.grants, "Grants, newest first", wire.GrantList, query=(*_UID, *_PAGE),
           problems=(404,)),
     Route("POST", f"{_NS}/grants", movement.grant, "Book a grant", wire.Budget, GrantBody, status=(200, 201),
           headers=_ONCE, problems=(404, 409)),
     Route("DELETE", f"{_NS}/grants/{{grant}}", movement.withdraw, "Withdraw a grant that has not begun", wire.Grant,
-          query=(*_UID, "reason"), problems=(404, 409)),
+          query=(*_UID, "reason"), headers=_ONCE, problems=(404, 409)),
     Route("GET", f"{_NS}/refunds", movement.refunds, "Refunds, newest first", MovementList,
           query=(*_UID, *_PAGE), problems=(404,)),
     Route("POST", f"{_NS}/refunds", movement.refund, "Refund an ended pod's charge, or a part", wire.Budget,
@@ -130,11 +136,11 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", f"{_NS}/reservations/{{reservation}}", reservation.shown, "One reservation", wire.Reservation,
           problems=(404,)),
     Route("DELETE", f"{_NS}/reservations/{{reservation}}", reservation.released, "Release a reservation",
-          wire.Reservation, query=("reason",), problems=(404, 409)),
+          wire.Reservation, query=("reason",), headers=_ONCE, problems=(404, 409)),
     Route("PUT", f"{_NS}/status", budget.status, "Suspend a budget, close it, or reactivate it", wire.Budget,
-          StatusBody, problems=(404, 409)),
+          StatusBody, headers=_ONCE, problems=(404, 409)),
     Route("PUT", f"{_NS}/parent", parent.put_under, "Put a namespace under a team or an organisation", wire.Budget,
-          PlaceBody, problems=(404, 409)),
+          PlaceBody, headers=_ONCE, problems=(404, 409)),
     Route("PUT", f"{_NS}/object", budget_object.put, "Let an object of the cluster define a budget", wire.Budget,
           ObjectBody, problems=(404, 409, 412), internal=True),
     Route("DELETE", f"{_NS}/object", budget_object.deleted, "Note that the object was deleted", wire.Budget,
@@ -144,25 +150,25 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", _PARENT, budget.shown, "One team or organisation", wire.Parent, status=(200, 304), headers=_IF_NONE,
           problems=(404,)),
     Route("PUT", _PARENT, parent.put, "Create a team or an organisation, or set its budget", wire.Parent,
-          ParentBudgetBody, status=(200, 201), headers=("If-Match",), problems=(409, 412)),
+          ParentBudgetBody, status=(200, 201), headers=_IF_SAME, problems=(409, 412)),
     Route("PATCH", _PARENT, parent.patch, "Change the given fields of its budget", wire.Parent, ParentPatch,
-          headers=("If-Match",), problems=(404, 409, 412)),
+          headers=_IF_SAME, problems=(404, 409, 412)),
     Route("GET", f"{_PARENT}/children", parent.children, "The budgets directly under it", wire.ChildList,
           problems=(404,)),
     Route("PUT", f"{_PARENT}/parent", parent.put_under, "Put a team under another one or an organisation",
-          wire.Parent, PlaceBody, problems=(404, 409)),
+          wire.Parent, PlaceBody, headers=_ONCE, problems=(404, 409)),
     Route("PUT", f"{_PARENT}/object", budget_object.put_parent, "Let an object of the cluster define it", wire.Parent,
           ParentObjectBody, problems=(404, 409, 412), internal=True),
     Route("DELETE", f"{_PARENT}/object", budget_object.deleted, "Note that the object was deleted", wire.Parent,
           query=("object",), problems=(404,), internal=True),
     Route("PUT", f"{_PARENT}/status", budget.status, "Suspend its budget, close it, or reactivate it", wire.Parent,
-          StatusBody, problems=(404, 409)),
+          StatusBody, headers=_ONCE, problems=(404, 409)),
     Route("GET", f"{_PARENT}/grants", movement.grants, "Grants to it, newest first", wire.GrantList, query=_PAGE,
           problems=(404,)),
     Route("POST", f"{_PARENT}/grants", movement.grant, "Book a grant for all under it", wire.Parent, GrantBody,
           status=(200, 201), headers=_ONCE, problems=(404, 409)),
     Route("DELETE", f"{_PARENT}/grants/{{grant}}", movement.withdraw, "Withdraw a grant that has not begun",
-          wire.Grant, query=("reason",), problems=(404, 409)),
+          wire.Grant, query=("reason",), headers=_ONCE, problems=(404, 409)),
     Route("GET", f"{_PARENT}/adjustments", movement.adjustments, "Adjustments of it, newest first",
           MovementList, query=_PAGE, problems=(404,)),
     Route("POST", f"{_PARENT}/adjustments", movement.adjust, "Adjust its GPU time by hand", wire.Parent,
@@ -176,13 +182,13 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", f"{_PARENT}/periods", period.periods, "Its periods, newest first", PeriodList,
           query=_PAGE, problems=(404,)),
     Route("PUT", f"{_PARENT}/seal", period.seal, "Seal completed periods of it before their grace ends",
-          PeriodList, SealBody, problems=(404, 409)),
+          PeriodList, SealBody, headers=_ONCE, problems=(404, 409)),
     Route("GET", f"{_PARENT}/statement", statement.statement, "What is booked for it in a period or any interval",
           wire.Statement, query=("from", "to", "format", *_PAGE), problems=(404,)),
     Route("GET", "/api/v1/rates", rate.listed, "Rates of GPU models, in the order they were set", GpuRateList,
           query=("model", *_PAGE)),
     Route("POST", "/api/v1/rates", rate.put, "Set a GPU model's rate from an instant on", GpuRate,
-          RateBody, status=(200, 201), problems=(409,)),
+          RateBody, status=(200, 201), headers=_ONCE, problems=(409,)),
     Route("GET", "/api/v1/audit", audit.listed, "Who did what and why, in order", AuditList,
           query=("namespace", *_UID, "parent", *_PAGE), problems=(404,)),
     Route("GET", f"{_NS}/entries", entry.listed, "Ledger entries, in the order of booking", EntryList,
@@ -190,7 +196,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", f"{_NS}/periods", period.periods, "Periods, newest first", PeriodList,
           query=(*_UID, *_PAGE), problems=(404,)),
     Route("PUT", f"{_NS}/seal", period.seal, "Seal completed periods before their grace ends", PeriodList,
-          SealBody, query=_UID, problems=(404, 409)),
+          SealBody, query=_UID, headers=_ONCE, problems=(404, 409)),
     Route("GET", f"{_NS}/statement", statement.statement, "What is booked in a period or any interval",
           wire.Statement, query=(*_UID, "from", "to", "format", *_PAGE), problems=(404,)),
     Route("POST", "/api/v1/reports", usage_report.taken, "One pod's usage counters",
@@ -208,7 +214,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/budget/{namespace}/report", legacy_routes.report, "Sign of life (legacy route)",
           Terminate, SignOfLife, problems=(404,)),
     Route("POST", "/budget/{namespace}/increase", legacy_routes.increase, "Grant minutes (legacy route)",
-          LegacyBudget, IncreaseBody, headers=("Idempotency-Key",), problems=(404, 409)),
+          LegacyBudget, IncreaseBody, headers=_ONCE, problems=(404, 409)),
     Route("GET", f"/apis/{names.API}", discovery.shown, "Discovery for the API server", ResourceList,
           public=True),
     Route("GET", "/openapi/v2", discovery.shown, "An empty document for the API server", public=True),

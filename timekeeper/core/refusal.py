@@ -107,6 +107,12 @@ class GrantBegun(Conflicting):
     code, usual_field = "grant-begun", "grant"
 
 
+class EnforcementNotSafe(Conflicting):
+    """GPU time cannot be set aside, because pods of the namespace take what there is."""
+
+    code, usual_field = "enforcement-not-safe", ""
+
+
 class KeyReused(Conflicting):
     """An idempotency key was already used for another request."""
 

@@ -16,6 +16,7 @@ from timekeeper.core.refusal import BudgetClosed, BudgetKept, VersionMismatch
 from timekeeper.ledger.account import AccountRef, ensure_account, refuse_off
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget_rule import ANY_VERSION, SET, Change, not_before, policy_rule, rule_detail, version_of
+from timekeeper.ledger.executed_request import KeyedRequest, repeated
 from timekeeper.ledger.settlement import settle_in
 from timekeeper.store import accounts, budget_objects, budget_rules, movements
 from timekeeper.store.accounts import BudgetAccount
@@ -30,6 +31,7 @@ def set_budget(
     actor: str,
     if_match: frozenset[str] | None,
     reason: str = SET,
+    asked: KeyedRequest | None = None,
 ) -> None:
     """Give a namespace a budget of its own from now on; a suspended budget stays suspended.
 
@@ -40,6 +42,8 @@ def set_budget(
     """
 
     def work(session: Session) -> None:
+        if repeated(books, session, ref.uid, asked):
+            return
         refuse_off(ref)
         rule = change if isinstance(change, Rule) else change(policy_rule(ref.policy.budget, EPOCH))
         account = ensure_account(books, session, ref, rule.since)
@@ -94,13 +98,24 @@ def _refuse_stale(account: BudgetAccount, row: RuleRow, if_match: frozenset[str]
         raise BudgetClosed(f"the budget of {account.title} is closed")
 
 
-def set_status(books: Books, ref: AccountRef, status: Status, *, reason: str, actor: str, now: Instant) -> None:
+def set_status(
+    books: Books,
+    ref: AccountRef,
+    status: Status,
+    *,
+    reason: str,
+    actor: str,
+    now: Instant,
+    asked: KeyedRequest | None = None,
+) -> None:
     """Suspend a budget, close it, or reactivate it. While it is not active its pods are charged over budget.
 
     Raises Conflicting if it is closed, which is permanent.
     """
 
     def change(session: Session) -> None:
+        if repeated(books, session, ref.uid, asked):
+            return
         refuse_off(ref)
         account = ensure_account(books, session, ref, now)
         row = budget_rules.rules(session, account.id)[-1]
@@ -124,15 +139,26 @@ def _append_rule(
 
 
 def unset_budget(
-    books: Books, ref: AccountRef, *, reason: str, actor: str, if_match: frozenset[str] | None, now: Instant
+    books: Books,
+    ref: AccountRef,
+    *,
+    reason: str,
+    actor: str,
+    if_match: frozenset[str] | None,
+    now: Instant,
+    asked: KeyedRequest | None = None,
 ) -> None:
     """Give a namespace the policy's budget again; what was used in the current period still counts.
+
+    One without an account has it already, and gets none.
 
     Raises LedgerError if `if_match` does not contain the budget's version, the budget is closed, or an object keeps it.
     """
 
     def change(session: Session) -> None:
-        account = ensure_account(books, session, ref, now)
+        account = accounts.find(session, books.cluster, ref.uid)
+        if repeated(books, session, ref.uid, asked) or account is None:
+            return
         refuse_kept(session, account)
         row = budget_rules.rules(session, account.id)[-1]
         if row.source != "own":

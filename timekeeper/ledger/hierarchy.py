@@ -21,6 +21,7 @@ from timekeeper.ledger.account import AccountRef, ensure_account, refuse_off
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import change_budget, refuse_kept
 from timekeeper.ledger.budget_rule import SET, Change, rule_detail
+from timekeeper.ledger.executed_request import KeyedRequest, repeated
 from timekeeper.ledger.settlement import CHECKPOINT_LAG_MS
 from timekeeper.store import accounts, hierarchy_links, movements
 from timekeeper.store.accounts import BudgetAccount, HolderKind
@@ -38,6 +39,7 @@ def put_parent_budget(
     actor: str,
     if_match: frozenset[str] | None,
     reason: str = SET,
+    asked: KeyedRequest | None = None,
 ) -> bool:
     """Create a team or an organisation, or change its budget; return whether it was created.
 
@@ -46,6 +48,8 @@ def put_parent_budget(
     """
 
     def change(session: Session) -> bool:
+        if repeated(books, session, accounts.parent_uid(name), asked):
+            return False
         account = accounts.find(session, books.cluster, accounts.parent_uid(name))
         if account is not None:
             refuse_kept(session, account)
@@ -90,6 +94,7 @@ def patch_parent_budget(
     actor: str,
     if_match: frozenset[str] | None,
     reason: str = SET,
+    asked: KeyedRequest | None = None,
 ) -> None:
     """Change the budget of a team or an organisation.
 
@@ -98,6 +103,8 @@ def patch_parent_budget(
 
     def work(session: Session) -> None:
         account = accounts.require_parent(session, books.cluster, name)
+        if repeated(books, session, account.uid, asked):
+            return
         refuse_kept(session, account)
         _require_kind(account, kind or account.kind)
         change_budget(books, session, account, change, actor=actor, if_match=if_match, reason=reason)
@@ -111,7 +118,16 @@ def _require_kind(account: BudgetAccount, kind: str) -> None:
         raise ParentRefused(message, "kind")
 
 
-def set_parent(books: Books, ref: AccountRef, above: str | None, *, reason: str, actor: str, now: Instant) -> bool:
+def set_parent(
+    books: Books,
+    ref: AccountRef,
+    above: str | None,
+    *,
+    reason: str,
+    actor: str,
+    now: Instant,
+    asked: KeyedRequest | None = None,
+) -> bool:
     """Move a namespace or a team below another budget from now on, or below none; return False if it is there already.
 
     Raises Unknown if there is no such parent, Conflicting if it is an organisation, would be above itself, the chain
@@ -119,6 +135,8 @@ def set_parent(books: Books, ref: AccountRef, above: str | None, *, reason: str,
     """
 
     def change(session: Session) -> bool:
+        if repeated(books, session, ref.uid, asked):
+            return False
         if above is not None:
             refuse_off(ref)
         account = ensure_account(books, session, ref, now)

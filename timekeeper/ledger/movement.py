@@ -33,6 +33,7 @@ from timekeeper.ledger import coverage, settlement
 from timekeeper.ledger.account import AccountRef, ensure_account, refuse_off
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget_rule import not_before
+from timekeeper.ledger.executed_request import KeyedRequest, repeated
 from timekeeper.store import budget_rules, hierarchy_links, idempotent_rows, movements
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import BudgetGrant
@@ -93,7 +94,14 @@ def _start_of(now: Instant, valid_from: Instant, valid_to: Instant | None) -> In
 
 
 def withdraw(
-    books: Books, find: Callable[[Session], BudgetAccount], key: int, *, reason: str, actor: str, now: Instant
+    books: Books,
+    find: Callable[[Session], BudgetAccount],
+    key: int,
+    *,
+    reason: str,
+    actor: str,
+    now: Instant,
+    asked: KeyedRequest | None = None,
 ) -> BudgetGrant:
     """Withdraw a grant that has not begun, and return it; a repetition changes nothing.
 
@@ -103,6 +111,8 @@ def withdraw(
 
     def change(session: Session) -> None:
         account = find(session)
+        if repeated(books, session, account.uid, asked):
+            return
         row = movements.grant_by_id(session, account.id, key)
         if row is None:
             raise GrantUnknown(f"{account.title} has no grant {key}")

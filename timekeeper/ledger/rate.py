@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Final
 
 from sqlalchemy.orm import Session
 
@@ -12,11 +13,23 @@ from slicekeeper.units import EPOCH, Instant, format_instant
 from timekeeper.core.refusal import InstantPast, RateExists
 from timekeeper.ledger import settlement
 from timekeeper.ledger.books import Books
+from timekeeper.ledger.executed_request import KeyedRequest, executed, keep
 from timekeeper.store import rates, timelines
+
+_ALL: Final = ""
+"""The subject of requests about rates: they concern all accounts."""
 
 
 def set_rate(
-    books: Books, model: str, rate: Fraction, *, since: Instant | None, reason: str, actor: str, now: Instant
+    books: Books,
+    model: str,
+    rate: Fraction,
+    *,
+    since: Instant | None,
+    reason: str,
+    actor: str,
+    now: Instant,
+    asked: KeyedRequest | None = None,
 ) -> tuple[Instant, bool]:
     """Set a GPU model's rate from an instant on; intervals of running pods are split there, exactly.
 
@@ -24,11 +37,19 @@ def set_rate(
     from which the rate applies, and False if it already did. Raises InvalidValue if the instant is past, Conflicting if
     another rate applies from it on.
     """
-    if since is not None and since < now:
-        message = f"effectiveAt: {format_instant(since)} is in the past, and past charges do not change"
-        raise InstantPast(message, "effectiveAt")
 
     def change(session: Session) -> tuple[Instant, bool]:
+        before = executed(books, session, _ALL, asked)
+        if before is not None and before.rate_since is not None:
+            return before.rate_since, False
+        at, made = set_new(session)
+        keep(books, session, _ALL, asked, rate_since=at)
+        return at, made
+
+    def set_new(session: Session) -> tuple[Instant, bool]:
+        if since is not None and since < now:
+            message = f"effectiveAt: {format_instant(since)} is in the past, and past charges do not change"
+            raise InstantPast(message, "effectiveAt")
         last = rates.last_at_once(session, model)
         if since is None and last is not None and last.rate == rate and 0 <= last.effective_at - now <= CLOCK_SKEW_MS:
             return last.effective_at, False

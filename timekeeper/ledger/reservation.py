@@ -22,13 +22,15 @@ from timekeeper.core.pod_need import Need
 from timekeeper.core.refusal import (
     BalanceInsufficient,
     BudgetClosed,
+    EnforcementNotSafe,
     InstantPast,
     ReservationOfPod,
     ReservationUnknown,
 )
 from timekeeper.ledger import coverage
-from timekeeper.ledger.account import AccountRef, ensure_account
+from timekeeper.ledger.account import AccountRef, ensure_account, refuse_off
 from timekeeper.ledger.books import Books
+from timekeeper.ledger.executed_request import KeyedRequest, repeated
 from timekeeper.ledger.movement import Order, executed
 from timekeeper.ledger.standing import BudgetStanding
 from timekeeper.store import accounts, budget_rules, idempotent_rows
@@ -113,6 +115,12 @@ def open_by_hand(books: Books, ref: AccountRef, order: Order, *, expires_at: Ins
         before = executed(session, ReservationRow, account, order, "reservation", key)
         if before is not None:
             return before.id, False
+        refuse_off(ref)
+        if not ref.policy.reserves:
+            raise EnforcementNotSafe(
+                f"the budget of {ref.name} is enforced {ref.policy.budget.enforcement}: its pods take what there is, "
+                "so nothing can be set aside; set budget.enforcement: safe in the policy file"
+            )
         if expires_at <= order.now:
             message = f"expiresAt: {format_instant(expires_at)} is in the past; choose a later instant"
             raise InstantPast(message, "expiresAt")
@@ -171,6 +179,7 @@ def release(
     reason: str,
     actor: str,
     now: Instant,
+    asked: KeyedRequest | None = None,
 ) -> ReservationRow:
     """Release a reservation that was opened by hand; a second call changes nothing. `find` returns its owner.
 
@@ -182,6 +191,8 @@ def release(
         row = None if account is None else store.by_id(session, account.id, key)
         if account is None or row is None:
             raise ReservationUnknown(f"namespace {name} has no reservation {key}")
+        if repeated(books, session, account.uid, asked):
+            return
         if row.pod_uid is not None:
             raise ReservationOfPod(f"reservation {key} belongs to pod {row.pod_name} and ends with it; delete the pod")
         if row.ended_at is None and row.expires_at is not None and now < row.expires_at:

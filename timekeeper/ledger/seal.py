@@ -21,6 +21,7 @@ from timekeeper.core.accounting_period import accounting_period
 from timekeeper.core.refusal import PeriodNotOver
 from timekeeper.ledger import settlement
 from timekeeper.ledger.books import Books
+from timekeeper.ledger.executed_request import KeyedRequest, repeated
 from timekeeper.store import accounts, budget_rules, seals
 from timekeeper.store.accounts import BudgetAccount
 
@@ -48,13 +49,24 @@ def _seal_together(books: Books, wanted: Sequence[tuple[AccountId, Instant]], no
     books.database.write(change)
 
 
-def seal(books: Books, account: BudgetAccount, until: Instant, *, reason: str, actor: str, now: Instant) -> None:
+def seal(
+    books: Books,
+    account: BudgetAccount,
+    until: Instant,
+    *,
+    reason: str,
+    actor: str,
+    now: Instant,
+    asked: KeyedRequest | None = None,
+) -> None:
     """Seal a budget's periods up to the end of one, by an operator's request; a repetition changes nothing.
 
     Raises Conflicting if no period that is over ends there.
     """
 
     def change(session: Session) -> None:
+        if repeated(books, session, account.uid, asked):
+            return
         rules = [row.rule for row in budget_rules.rules(session, account.id)]
         if until > now or accounting_period(rules, Instant(until - 1))[1] != until:
             raise PeriodNotOver("until: no completed period ends at that instant")

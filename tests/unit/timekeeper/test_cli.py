@@ -88,6 +88,22 @@ def test_teams_are_made_moved_granted_and_shown(run: Run) -> None:
     assert "is neither a team nor an organisation" in run("parent", "get", "nobody", code=1)
 
 
+def test_a_command_that_is_repeated_with_its_key_undoes_nothing(run: Run) -> None:
+    create = ("parent", "set", "physics", "10h", "--key", "k")
+    once = ("budget", "set", "team", "10h", "--new-period", "--key", "k")
+    rate = ("budget", "rates", "A100", "2", "--key", "k")
+    for command in (create, once, rate):
+        run(*command)
+    run("parent", "set", "physics", "5h")
+    run("budget", "set", "team", "5h")
+    run("budget", "rates", "A100", "3")
+    assert {run(*command)["amountMs"] for command in (create, once)} == {5 * 3_600_000}
+    assert run(*rate)["rate"] == "2"
+    assert [rate["rate"] for rate in run("budget", "rates")] == ["2", "3"]
+    assert "--key" in run("budget", "set", "team", "6h", "--key", "k", code=1)
+    assert "--key" in run("parent", "set", "physics", "6h", "--key", "k", code=1)
+
+
 def test_options_that_are_not_named_keep_their_value(run: Run, world: HandlerContext) -> None:
     rest = {
         "period": "week",

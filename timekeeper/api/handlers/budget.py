@@ -10,12 +10,14 @@ from timekeeper.api import answers, paging, parse
 from timekeeper.api.budget_owner import NamespaceOwner, owner_of
 from timekeeper.api.budget_rule import patched, rule_of
 from timekeeper.api.handler_context import HandlerContext
+from timekeeper.api.idempotency import keyed
 from timekeeper.api.schemas.budget import BudgetBody, BudgetPatch, StatusBody
 from timekeeper.api.views import budget
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import reservation
 from timekeeper.ledger.budget import set_budget, set_status, unset_budget
 from timekeeper.ledger.budget_rule import Change
+from timekeeper.ledger.executed_request import keep_only
 
 
 def listed(context: HandlerContext) -> Response:
@@ -62,6 +64,7 @@ def patch(context: HandlerContext, namespace: str) -> Response:
     caller = owner.allow("update")
     given = parse.body(BudgetPatch)
     if given == BudgetPatch(reason=given.reason):
+        keep_only(context.books, owner.account_ref().uid, keyed(context))
         return answers.budget(owner)
     return _set(owner, patched(context, given), caller, given.reason)
 
@@ -71,16 +74,28 @@ def unset(context: HandlerContext, namespace: str) -> Response:
     owner = NamespaceOwner(context, parse.namespace(namespace))
     caller = owner.allow("delete")
     reason = parse.plain("reason", 1024) or "unset"
-    ref = owner.account_ref()
-    if owner.standing() is not None:  # one without an account has the policy's
-        wanted, now = parse.if_match(), context.clock.now_ms()
-        unset_budget(context.books, ref, reason=reason, actor=caller.name, if_match=wanted, now=now)
+    unset_budget(
+        context.books,
+        owner.account_ref(),
+        reason=reason,
+        actor=caller.name,
+        if_match=parse.if_match(),
+        now=context.clock.now_ms(),
+        asked=keyed(context),
+    )
     return answers.changed(owner)
 
 
 def _set(owner: NamespaceOwner, change: Change, caller: Caller, reason: str) -> Response:
-    books, wanted = owner.context.books, parse.if_match()
-    set_budget(books, owner.account_ref(), change, actor=caller.name, if_match=wanted, reason=reason)
+    set_budget(
+        owner.context.books,
+        owner.account_ref(),
+        change,
+        actor=caller.name,
+        if_match=parse.if_match(),
+        reason=reason,
+        asked=keyed(owner.context),
+    )
     return answers.changed(owner)
 
 
@@ -96,5 +111,6 @@ def status(context: HandlerContext, **path: str) -> Response:
         reason=given.reason,
         actor=caller.name,
         now=context.clock.now_ms(),
+        asked=keyed(context),
     )
     return answers.changed(owner)

@@ -12,7 +12,7 @@ from slicekeeper.wire.timekeeper import Grant, GrantList
 from timekeeper.api import answers, parse
 from timekeeper.api.budget_owner import BudgetOwner, ParentOwner, owner_of
 from timekeeper.api.handler_context import HandlerContext
-from timekeeper.api.idempotency import order_of
+from timekeeper.api.idempotency import keyed, order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.movement import AdjustmentBody, GrantBody, Movement, MovementList, RefundBody, TransferBody
 from timekeeper.core.accounting_period import period_end
@@ -114,7 +114,9 @@ def withdraw(context: HandlerContext, grant: str, **path: str) -> Response:
     caller = owner.allow("delete", "grants")
     key, now = parse.row_id(grant), context.clock.now_ms()
     reason = parse.plain("reason", 1024) or "withdrawn"
-    row = movement.withdraw(context.books, owner.require, key, reason=reason, actor=caller.name, now=now)
+    row = movement.withdraw(
+        context.books, owner.require, key, reason=reason, actor=caller.name, now=now, asked=keyed(context)
+    )
     context.controller.nudge()
     return answers.json(_grant(row))
 

@@ -15,6 +15,7 @@ from slicekeeper.wire.timekeeper import Child, ChildList, ParentList
 from timekeeper.api import answers, budget_rule, paging, parse
 from timekeeper.api.budget_owner import ParentOwner, owner_of
 from timekeeper.api.handler_context import HandlerContext
+from timekeeper.api.idempotency import keyed
 from timekeeper.api.schemas.parent import ParentBudgetBody, ParentPatch, PlaceBody
 from timekeeper.api.views import budget
 from timekeeper.api.views.budget_state import state_name
@@ -43,7 +44,14 @@ def put(context: HandlerContext, parent: str) -> Response:
     given = parse.body(ParentBudgetBody)
     rule, wanted = budget_rule.rule_of(context, given), parse.if_match()
     made = hierarchy.put_parent_budget(
-        context.books, parent, given.kind, rule, actor=caller.name, if_match=wanted, reason=given.reason
+        context.books,
+        parent,
+        given.kind,
+        rule,
+        actor=caller.name,
+        if_match=wanted,
+        reason=given.reason,
+        asked=keyed(context),
     )
     return answers.changed(owner, made=made)
 
@@ -56,7 +64,14 @@ def patch(context: HandlerContext, parent: str) -> Response:
     change, wanted = budget_rule.patched(context, given), parse.if_match()
     kind = None if isinstance(given.kind, UnsetType) else given.kind
     hierarchy.patch_parent_budget(
-        context.books, parent, kind, change, actor=caller.name, if_match=wanted, reason=given.reason
+        context.books,
+        parent,
+        kind,
+        change,
+        actor=caller.name,
+        if_match=wanted,
+        reason=given.reason,
+        asked=keyed(context),
     )
     return answers.changed(owner)
 
@@ -68,7 +83,13 @@ def put_under(context: HandlerContext, **path: str) -> Response:
     given = parse.body(PlaceBody)
     above = None if given.parent is None else parse.parent(given.parent)
     hierarchy.set_parent(
-        context.books, owner.account_ref(), above, reason=given.reason, actor=caller.name, now=context.clock.now_ms()
+        context.books,
+        owner.account_ref(),
+        above,
+        reason=given.reason,
+        actor=caller.name,
+        now=context.clock.now_ms(),
+        asked=keyed(context),
     )
     return answers.changed(owner)
 

@@ -13,6 +13,7 @@ from slicekeeper.units import GpuMilliseconds, Instant, format_instant
 from timekeeper.api import answers, paging, parse
 from timekeeper.api.budget_owner import BudgetOwner, owner_of
 from timekeeper.api.handler_context import HandlerContext
+from timekeeper.api.idempotency import keyed
 from timekeeper.api.schemas.period import Period, PeriodList, SealBody
 from timekeeper.core.accounting_period import accounting_period
 from timekeeper.core.budget_record import Rule
@@ -41,7 +42,15 @@ def seal(context: HandlerContext, **path: str) -> Response:
     until = parse.instant(given.until, "until")
     with context.books.database.reading() as session:
         account = owner.require(session)
-    seal_up(context.books, account, until, reason=given.reason, actor=caller.name, now=context.clock.now_ms())
+    seal_up(
+        context.books,
+        account,
+        until,
+        reason=given.reason,
+        actor=caller.name,
+        now=context.clock.now_ms(),
+        asked=keyed(context),
+    )
     return _periods(owner, 1, until)
 
 

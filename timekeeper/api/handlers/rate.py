@@ -11,6 +11,7 @@ from slicekeeper.config.policy import parse_rate
 from slicekeeper.units import format_instant
 from timekeeper.api import answers, paging, parse
 from timekeeper.api.handler_context import HandlerContext
+from timekeeper.api.idempotency import keyed
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.rate import GpuRate, GpuRateList, RateBody
 from timekeeper.ledger.rate import set_rate
@@ -53,7 +54,14 @@ def put(context: HandlerContext) -> Response:
     now = context.clock.now_ms()
     wanted = None if given.effective_at is None else parse.instant(given.effective_at, "effectiveAt")
     since, made = set_rate(
-        context.books, given.model, rate, since=wanted, reason=given.reason, actor=caller.name, now=now
+        context.books,
+        given.model,
+        rate,
+        since=wanted,
+        reason=given.reason,
+        actor=caller.name,
+        now=now,
+        asked=keyed(context),
     )
     context.controller.nudge()
     with context.books.database.reading() as session:

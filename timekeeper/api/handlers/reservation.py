@@ -13,11 +13,9 @@ from slicekeeper.wire.timekeeper import Reservation, ReservationList
 from timekeeper.api import answers, parse
 from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.handler_context import HandlerContext
-from timekeeper.api.idempotency import order_of
-from timekeeper.api.problems import Problem
+from timekeeper.api.idempotency import keyed, order_of
 from timekeeper.api.schemas.reservation import ReservationBody
 from timekeeper.core.refusal import ReservationUnknown
-from timekeeper.ledger.account import refuse_off
 from timekeeper.ledger.reservation import open_by_hand, outcome_of, release
 from timekeeper.store import reservations as store
 from timekeeper.store.db.models import ReservationRow
@@ -38,16 +36,7 @@ def opened(context: HandlerContext, namespace: str) -> Response:
     given = parse.body(ReservationBody)
     order = order_of(context, caller, given.amount_ms, given.reason)
     end = parse.instant(given.expires_at, "expiresAt")
-    ref = owner.account_ref()
-    refuse_off(ref)
-    if not ref.policy.reserves:
-        raise Problem(
-            409,
-            "enforcement-not-safe",
-            f"the budget of {namespace} is enforced {ref.policy.budget.enforcement}: its pods take what there is, so "
-            "nothing can be set aside; set budget.enforcement: safe in the policy file",
-        )
-    row, made = open_by_hand(context.books, ref, order, expires_at=end)
+    row, made = open_by_hand(context.books, owner.account_ref(), order, expires_at=end)
     return answers.json(_views(context, [row])[0], 201 if made else 200)
 
 
@@ -69,7 +58,9 @@ def released(context: HandlerContext, namespace: str, reservation: str) -> Respo
     caller = owner.allow("delete", "reservations")
     key, now = parse.row_id(reservation), context.clock.now_ms()
     reason = parse.plain("reason", 1024) or "released"
-    row = release(context.books, owner.find, namespace, key, reason=reason, actor=caller.name, now=now)
+    row = release(
+        context.books, owner.find, namespace, key, reason=reason, actor=caller.name, now=now, asked=keyed(context)
+    )
     context.controller.nudge()
     return answers.json(_views(context, [row])[0])
 

@@ -196,6 +196,23 @@ class BudgetGrant(Base):
     """When a grant was withdrawn before it began: it never has an effect."""
 
 
+class ExecutedRequest(Base):
+    """A request that was executed under an idempotency key, if no other table keeps the key beside what it appended.
+
+    `subject` is the UID of the account that it changes; empty if it changes none, but what applies to all.
+    """
+
+    __tablename__ = "executed_request"
+
+    cluster: Mapped[str] = mapped_column(String(253), primary_key=True)
+    subject: Mapped[str] = mapped_column(String(64), primary_key=True)
+    idempotency_key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    request_hash: Mapped[str] = mapped_column(String(64))
+    executed_at: Mapped[Instant]
+    rate_since: Mapped[Instant | None]
+    """If it set a rate: the instant from which that applies."""
+
+
 class Threshold(Base):
     """A threshold of a budget that was announced in a period, by its start (0: no periods). Rows are never deleted."""
 
