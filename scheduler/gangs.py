@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -191,19 +192,22 @@ class Gangs:
         """Release unused places, search for places again, and trigger retries of the pods that have one."""
         with self._changed:
             keys = dict.fromkeys([*self._queue.in_order(), *self._known])
-        for key in keys:
-            self._count_removed(key)
+        self._count_removed(keys)
         # The lock is released after each: kube-scheduler waits during calls for one of their pods.
         called = [pod for key in keys for pod in self._look_at(key)]
         self._retry_trigger.keep({pod.uid for pod in called})
         for pod in called:
             self._retry_trigger.trigger(pod, at_once=True)
 
-    def _count_removed(self, key: str) -> None:
-        """Count the succeeded pods of a gang that were removed, if it lacks pods."""
-        members = self._state.gang_members(key)
-        if members is not None and members.waiting and not members.is_complete:
-            self._state.note_succeeded(key, self._jobs.succeeded(members.waiting))
+    def _count_removed(self, keys: Iterable[str]) -> None:
+        """Count the succeeded pods that were removed of gangs that lack pods."""
+        found = {key: self._state.gang_members(key) for key in keys}
+        waiting = {key: one.waiting for key, one in found.items() if one is not None and not one.is_complete}
+        succeeded = self._jobs.succeeded(pod for pods in waiting.values() for pod in pods)
+        for key, pods in waiting.items() if succeeded else ():
+            self._state.note_succeeded(
+                key, {pod.controller: succeeded[pod.controller] for pod in pods if pod.controller in succeeded}
+            )
 
     def _look_at(self, key: str) -> list[Pod]:
         """Process one gang; return those of its pods that have a place and must be retried."""

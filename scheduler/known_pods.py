@@ -23,8 +23,8 @@ class KnownPods:
         """Each gang's pods."""
         self._gang_members: dict[str, GangMembers] = {}
         """The last result of `gang_members`, as long as none of the gang's pods and places has changed."""
-        self._succeeded: dict[str, int] = {}
-        """How many pods have succeeded, by the UID of their controller."""
+        self._succeeded: dict[str, dict[str, int]] = {}
+        """By gang, how many pods have succeeded, by the UID of their controller."""
 
     def get(self, uid: str) -> Pod | None:
         """Return a pod, None if it is not known."""
@@ -69,7 +69,7 @@ class KnownPods:
             del uids[uid]
             if not uids:
                 del self._gangs[known.gang.key]
-                self._succeeded.pop(known.controller, None)
+                self._succeeded.pop(known.gang.key, None)
         self._waiting.pop(uid, None)
         self._yielding.discard(uid)
 
@@ -81,13 +81,17 @@ class KnownPods:
 
     def note_succeeded(self, key: str, succeeded: Mapping[str, int]) -> None:
         """Record how many pods of each controller of a gang have succeeded, also those that were removed."""
-        if key in self._gangs and any(self._succeeded.get(uid) != count for uid, count in succeeded.items()):
-            self._succeeded.update(succeeded)
+        if key not in self._gangs:
+            return
+        before = self._succeeded.get(key, {})
+        after = {**before, **succeeded}
+        if after != before:
+            self._succeeded[key] = after
             self._gang_members.pop(key, None)
 
     def succeeded(self) -> dict[str, int]:
         """Return how many pods of each controller have succeeded, as far as it was recorded."""
-        return dict(self._succeeded)
+        return {uid: count for of_gang in self._succeeded.values() for uid, count in of_gang.items()}
 
     def gang_members(self, key: str, asking: Pod | None, is_binding: Callable[[Pod], bool]) -> GangMembers | None:
         """Return the pods of a gang, None if it has none; `asking` counts even if no watch has shown it yet."""
@@ -95,7 +99,8 @@ class KnownPods:
         unseen = [asking] if asking is not None and asking.uid not in uids else []
         members = None if unseen else self._gang_members.get(key)
         if members is None:
-            members = gang_members((*(self._pods[uid] for uid in uids), *unseen), is_binding, self._succeeded)
+            succeeded = self._succeeded.get(key, {})
+            members = gang_members((*(self._pods[uid] for uid in uids), *unseen), is_binding, succeeded)
             if members is not None and not unseen:
                 self._gang_members[key] = members
         return members

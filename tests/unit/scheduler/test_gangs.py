@@ -11,6 +11,7 @@ from support.scheduled_pods import container, managed
 
 from scheduler.extender import gpu_pod, preempt, prioritize_nodes
 from scheduler.held_places import HoldKind
+from scheduler.known_pods import KnownPods
 from scheduler.pods import Hold, Share, read_pod
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
@@ -362,6 +363,15 @@ def test_a_label_alone_makes_no_pod_one_of_a_deployment():
     job["metadata"]["labels"]["pod-template-hash"] = "5d4f"
     world.waits(job)
     assert "waits for its pods" in world.why(job)
+
+
+def test_what_is_known_of_a_gangs_jobs_ends_with_the_gang():
+    pods, member = KnownPods(), read_pod(pod("p", owner="a"), Resources())
+    pods.put(member)
+    pods.note_succeeded(member.gang.key, {"a": 1, "b": 2})
+    assert pods.succeeded() == {"a": 1, "b": 2}
+    pods.forget(member.uid)
+    assert pods.succeeded() == {}
 
 
 @pytest.mark.parametrize("gang", ["job:j", "g"])

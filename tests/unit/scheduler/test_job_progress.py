@@ -4,7 +4,7 @@
 from support.gang_world import pod
 from support.manual_clock import ManualClock
 
-from scheduler.job_progress import PAUSE_SECONDS, JobProgress
+from scheduler.job_progress import PAUSE_SECONDS, READS_PER_ROUND, JobProgress
 from scheduler.pods import read_pod
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Unavailable
@@ -57,6 +57,7 @@ def test_a_job_is_read_again_after_a_pause():
     server, clock = Server(train=job("j", succeeded=1)), ManualClock()
     progress = JobProgress(server, clock)
     assert progress.succeeded([WAITS]) == {"j": 1}
+    clock.advance(2_000)
     assert progress.succeeded([WAITS]) == {}
     clock.advance(int(PAUSE_SECONDS * 1000))
     assert progress.succeeded([WAITS]) == {"j": 1}
@@ -68,3 +69,42 @@ def test_pods_of_other_controllers_ask_for_nothing():
     server = Server()
     assert JobProgress(server, ManualClock()).succeeded([read(other), read(pod("q"))]) == {}
     assert not server.asked
+
+
+def of_job(namespace, number):
+    made = pod(f"{namespace}-{number}", gang="job:j", namespace=namespace)
+    owner = made["metadata"]["ownerReferences"][0]
+    owner["name"], owner["uid"] = f"train-{number}", f"{namespace}-{number}"
+    return read(made)
+
+
+def test_a_namespace_with_a_thousand_jobs_delays_no_other_one():
+    crowd = [of_job("crowd", number) for number in range(1_000)]
+    few = [of_job(f"few-{number}", 0) for number in range(30)]
+    server, clock = Server(), ManualClock()
+    progress = JobProgress(server, clock)
+    for _ in range(4):
+        before = len(server.asked)
+        progress.succeeded([*crowd, *few])
+        progress.succeeded([*crowd, *few])
+        assert len(server.asked) == before + READS_PER_ROUND, "once a second, however many rounds the gangs have"
+        clock.advance(1_000)
+    assert {f"few-{number}/train-0" for number in range(30)} <= set(server.asked)
+    assert len(set(server.asked)) == 4 * READS_PER_ROUND
+
+
+def test_every_namespace_has_its_turn_among_many_with_many_jobs():
+    pods = [of_job(f"n-{namespace}", number) for namespace in range(50) for number in range(50)]
+    server, clock = Server(), ManualClock()
+    progress = JobProgress(server, clock)
+    for _ in range(5):
+        progress.succeeded(pods)
+        clock.advance(1_000)
+    read_of = [name.partition("/")[0] for name in server.asked]
+    assert {read_of.count(f"n-{namespace}") for namespace in range(50)} == {2}
+
+
+def test_a_round_ends_when_the_api_server_does_not_answer():
+    server, clock = Server(**{f"train-{number}": Unavailable("away") for number in range(9)}), ManualClock()
+    JobProgress(server, clock).succeeded([of_job("n", number) for number in range(9)])
+    assert len(server.asked) == 1
