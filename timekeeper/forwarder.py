@@ -15,7 +15,8 @@ import contextlib
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import click
@@ -80,40 +81,74 @@ async def _serve(bind: str, forwarding: Forwarder) -> None:
         server.close()
 
 
+@dataclass(eq=False)
+class _Connection:
+    """A connection of a client; `used_at` is when anything was last sent on it, by the loop's clock."""
+
+    address: str
+    task: asyncio.Task[None]
+    used_at: float
+    has_sent: bool = False
+
+    def use(self) -> None:
+        """Note that one of the ends has sent something."""
+        self.used_at = asyncio.get_running_loop().time()
+        self.has_sent = True
+
+
 class Forwarder:
-    """Forwards connections to the timekeeper at `address`, or to the standby at a port of this machine."""
+    """Forwards connections to the timekeeper at `address`, or to the standby at a port of this machine.
+
+    If all places are taken, a new client gets the place of another connection of the address with the most of them: one
+    that has sent nothing, or else the one that has been idle for longest. What is sent is encrypted, so no connection
+    counts as busy longer than anything is sent on it. So the API server always gets a place.
+    """
 
     def __init__(self, address: tuple[str, int], standby: int, limits: ServingSettings) -> None:
         self._address = address
         self._standby = standby
         self._limits = limits
-        self._open: Counter[str] = Counter()
+        self._open: set[_Connection] = set()
 
     async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward one connection until both ends have closed it."""
         client = str((writer.get_extra_info("peername") or ("",))[0])
-        limits = self._limits
-        if self._open[client] >= limits.connections_per_address or self._open.total() >= limits.connections:
-            writer.close()
-            return
-        self._open[client] += 1
+        self._make_room(client)
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        mine = _Connection(client, task, asyncio.get_running_loop().time())
+        self._open.add(mine)
         try:
-            with contextlib.suppress(OSError, asyncio.CancelledError):  # gone, late, or this process is to stop
-                await self._between((reader, writer))
+            # Gone, late, or its place is needed, or this process is to stop.
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                await self._between((reader, writer), mine)
         finally:
-            self._open -= Counter((client,))
+            self._open.discard(mine)
             writer.close()
 
-    async def _between(self, client: Streams) -> None:
+    def _make_room(self, client: str) -> None:
+        """End a connection if there is no place for another one of this client."""
+        by_address = Counter(one.address for one in self._open)
+        if by_address[client] >= self._limits.connections_per_address:
+            candidates = {one for one in self._open if one.address == client}
+        elif len(self._open) >= self._limits.connections:
+            candidates = self._open
+        else:
+            return
+        victim = min(candidates, key=lambda one: (-by_address[one.address], one.has_sent, one.used_at))
+        self._open.discard(victim)
+        victim.task.cancel()
+
+    async def _between(self, client: Streams, mine: _Connection) -> None:
         # A probe connects and sends nothing: it concerns this process alone.
         first = await asyncio.wait_for(client[0].read(CHUNK_BYTES), self._limits.request_seconds)
         if not first:
             return
+        mine.use()
         server = await self._connected()
         server[1].write(first)
-        there = asyncio.create_task(_copy(client[0], server[1]))
+        there = asyncio.create_task(_copy(client[0], server[1], mine.use))
         try:
-            await _copy(server[0], client[1])
+            await _copy(server[0], client[1], mine.use)
         finally:
             there.cancel()
             server[1].close()
@@ -125,10 +160,11 @@ class Forwarder:
             return await asyncio.open_connection("127.0.0.1", self._standby, limit=CHUNK_BYTES)
 
 
-async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter, used: Callable[[], None]) -> None:
     """Copy what arrives, until one of the ends has gone, and pass on the end."""
     with contextlib.suppress(OSError):
         while data := await source.read(CHUNK_BYTES):
+            used()
             target.write(data)
             await target.drain()
         target.write_eof()

@@ -30,7 +30,7 @@ from timekeeper.api.schemas.discovery import DOCUMENTS
 
 HOUR = timedelta(hours=1)
 NOW = datetime.now(UTC)
-LIMIT = 4
+LIMIT, ALL = 4, 8
 
 
 class _Server(ThreadingHTTPServer):
@@ -104,7 +104,7 @@ class Site:
                 "forwarderBind": f"127.0.0.1:{self.port}",
                 "tls": {"certificateFile": str(folder / "tls.crt"), "keyFile": str(folder / "tls.key")},
             },
-            "serving": {"connectionsPerAddress": LIMIT, "requestSeconds": 2},
+            "serving": {"connections": ALL, "connectionsPerAddress": LIMIT, "requestSeconds": 2},
         }
         config = folder / "config.yaml"
         config.write_text(json.dumps(settings))
@@ -205,14 +205,45 @@ def test_a_probe_does_not_reach_the_timekeeper(site: Site) -> None:
         timekeeper.stop()
 
 
-def test_silent_clients_take_the_places_of_one_address_for_a_limited_time(site: Site) -> None:
-    silent = [socket.create_connection(("127.0.0.1", site.port), 20) for _ in range(LIMIT)]
-    with pytest.raises(OSError):  # noqa: PT011 - closed, or reset
-        site.ask("GET", f"/apis/{names.API}")
-    for one in silent:
-        assert one.recv(1) == b""
+def silent(site: Site, address: str) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", site.port), 20, source_address=(address, 0))
+
+
+def is_open(client: socket.socket) -> bool:
+    client.setblocking(False)
+    try:
+        return client.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def test_silent_clients_of_the_same_address_keep_no_place_from_one_that_works(site: Site) -> None:
+    clients = [silent(site, "127.0.0.1") for _ in range(LIMIT)]
+    assert site.ask("GET", f"/apis/{names.API}")[0] == 200
+    wait_for(lambda: not any(map(is_open, clients)), "the end of silent connections", 20)
+    for one in clients:
         one.close()
-    wait_for(lambda: site.ask("GET", f"/apis/{names.API}")[0] == 200, "a free place", 20)
+
+
+def test_many_addresses_together_do_not_keep_the_api_server_out(site: Site) -> None:
+    crowd = [silent(site, f"127.0.1.{number}") for number in range(1, ALL)]
+    first = silent(site, "127.0.0.1")
+    timekeeper = site.timekeeper()
+    try:
+        connection = site.connection()
+        connection.request("GET", "/")
+        assert connection.getresponse().read()
+        crowd += [silent(site, f"127.0.2.{number}") for number in range(1, 2 * ALL)]
+        wait_for(lambda: sum(map(is_open, (*crowd, first))) < ALL, "the end of silent connections", 20)
+        connection.request("GET", "/")
+        assert connection.getresponse().read(), "a silent connection goes before one that has been used"
+        connection.close()
+    finally:
+        timekeeper.stop()
+        for one in (*crowd, first):
+            one.close()
 
 
 def test_it_ends_at_once_with_connections_open(site: Site) -> None:
