@@ -124,7 +124,9 @@ def main() -> None:
     for one in (admission, bind, interval):
         entered = one()
         there = stops(entered)
-        print(f"| {one.__name__} | {len(entered)} | {len(set(there))} | {len(there)} | {len(there) - len(set(there))} |")
+        print(
+            f"| {one.__name__} | {len(entered)} | {len(set(there))} | {len(there)} | {len(there) - len(set(there))} |"
+        )
         if chosen.files:
             print("\n".join(there), file=sys.stderr)
 

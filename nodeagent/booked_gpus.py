@@ -15,9 +15,10 @@ from nodeagent.seat_refused import SeatRefused
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.inventory import Gpu, MigSlice, is_slice, slices
-from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers, sharing_mode
 from slicekeeper.gpu.pod_request import parse_admitted
+from slicekeeper.kube.objects import Pod, read
 from slicekeeper.kube.pod import full_name, has_ended
+from slicekeeper.kube.pod_manifest import annotations_of, container_name, containers, sharing_mode
 from slicekeeper.units import CORES_PER_GPU
 from slicekeeper.untyped_json import as_list, as_map
 
@@ -46,7 +47,7 @@ class ContainerHold:
 def holds(pod: Mapping[str, Any], resources: Resources) -> dict[str, ContainerHold]:
     """Return the holds of a bound pod by container; containers without chosen GPUs are left out."""
     annotations = annotations_of(pod)
-    requests = parse_admitted(pod, resources)[0].requests
+    requests = parse_admitted(read(pod, Pod), resources)[0].requests
     preloads, alone = _with_limiter(pod), sharing_mode(pod) == names.EXCLUSIVE
     found = {}
     for request in requests:

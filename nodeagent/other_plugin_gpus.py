@@ -19,7 +19,7 @@ import grpc
 from nodeagent.gpu_source import GpuSource
 from slicekeeper.config.resource_names import is_named
 from slicekeeper.gpu.inventory import Gpu
-from slicekeeper.gpu.pod_manifest import is_zero
+from slicekeeper.units import is_zero
 from slicekeeper.untyped_json import as_map
 
 log = logging.getLogger(__name__)

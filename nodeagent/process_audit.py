@@ -21,9 +21,9 @@ from nodeagent.node_pods import NodePods, may_start
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Conflict, Forbidden, NotFound, ServiceError
-from slicekeeper.gpu.pod_manifest import annotations_of, asks_for
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.eviction import TOO_MANY_REQUESTS, evict
+from slicekeeper.kube.pod_manifest import annotations_of, asks_for
 from slicekeeper.units import CORES_PER_GPU
 from slicekeeper.untyped_json import as_list, as_map
 

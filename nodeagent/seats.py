@@ -30,8 +30,8 @@ from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import ServiceError
 from slicekeeper.gpu.inventory import slices
-from slicekeeper.gpu.pod_manifest import sharing_mode
 from slicekeeper.kube.client import Object
+from slicekeeper.kube.pod_manifest import sharing_mode
 
 log = logging.getLogger(__name__)
 

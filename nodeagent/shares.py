@@ -21,9 +21,10 @@ from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.sharing_rule import SharingRule
 from slicekeeper import names, threads
 from slicekeeper.config.settings import RULES, Rule
-from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.gpu.share_ceiling import ceiling_in_force
 from slicekeeper.kube.client import Object
+from slicekeeper.kube.objects import Pod, read
+from slicekeeper.kube.pod_manifest import annotations_of
 from slicekeeper.units import CORES_PER_GPU
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ class Shares:
             or annotations.get(names.GPU_CLASS) == names.BACKGROUND
         )
         limit = ceiling_in_force(
-            pod, seat.container, seat.core, before=seat.limit, of_namespace=self._ceiling_of(seat.namespace)
+            read(pod, Pod), seat.container, seat.core, before=seat.limit, of_namespace=self._ceiling_of(seat.namespace)
         )
         return msgspec.structs.replace(seat, limit=limit, background=background)
 

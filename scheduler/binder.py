@@ -24,8 +24,8 @@ from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.errors import Conflict, NotFound, ServiceError, Unavailable
-from slicekeeper.gpu.pod_manifest import asks_for
 from slicekeeper.kube.client import PODS, KubeClient, Object
+from slicekeeper.kube.pod_manifest import asks_for
 from slicekeeper.units import format_instant
 from slicekeeper.untyped_json import as_map
 from slicekeeper.wire.extender import BindingArgs

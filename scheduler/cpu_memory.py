@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from slicekeeper.gpu.effective_request import effective_request
-from slicekeeper.gpu.pod_manifest import containers
+from slicekeeper.kube.effective_request import effective_request
 from slicekeeper.kube.pod import holds_gpus
+from slicekeeper.kube.pod_manifest import containers
 from slicekeeper.units import parse_quantity
 from slicekeeper.untyped_json import as_list, as_map
 

@@ -30,9 +30,9 @@ from slicekeeper.cli.plain_text import plain
 from slicekeeper.clock import from_settings
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import Forbidden, NotFound, SlicekeeperError
-from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import EVENTS, JOBS, NAMESPACES, NODES, PODS, KubeClient, Object
 from slicekeeper.kube.pod import has_ended
+from slicekeeper.kube.pod_manifest import annotations_of
 from slicekeeper.units import as_instant, format_instant
 from slicekeeper.untyped_json import as_list, as_map
 from slicekeeper.wire.timekeeper import Budget

@@ -17,7 +17,7 @@ from scheduler.placement.reasons import Why, explain
 from scheduler.pods import Pod, read_pod
 from scheduler.reclaim.victim_choice import rank_of
 from scheduler.scheduler_state import SchedulerState
-from slicekeeper.gpu.pod_manifest import asks_for
+from slicekeeper.kube.pod_manifest import asks_for
 from slicekeeper.names import IN_BUDGET
 from slicekeeper.untyped_json import as_map
 from slicekeeper.wire.extender import MetaVictims, PreemptionResult

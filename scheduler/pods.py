@@ -19,10 +19,11 @@ from scheduler.placement.mig import MigRow
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.inventory import Gpu, is_slice
-from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.gpu.pod_request import parse_admitted
 from slicekeeper.gpu.request import PodRequest
+from slicekeeper.kube import objects
 from slicekeeper.kube.pod import controller_of, has_ended, is_leaving
+from slicekeeper.kube.pod_manifest import annotations_of
 from slicekeeper.units import CORES_PER_GPU, MS_PER_SECOND, as_instant
 from slicekeeper.untyped_json import as_list, as_map
 
@@ -149,7 +150,7 @@ def read_pod(obj: Mapping[str, Any], resources: Resources) -> Pod | None:
     if not isinstance(uid, str) or not uid:
         return None
     namespace = _text(metadata.get("namespace"))
-    request, refusal = parse_admitted(obj, resources)
+    request, refusal = parse_admitted(objects.read(obj, objects.Pod), resources)
     annotations = annotations_of(obj)
     node = _text(spec.get("nodeName"))
     priority = spec.get("priority")

@@ -13,7 +13,7 @@ from scheduler.held_places import HoldKind, Place, is_tentative, nodes_of
 from scheduler.placement.learner import Learner
 from scheduler.pods import Hold, Pod, held_by, read_pod
 from slicekeeper.config.settings import Resources
-from slicekeeper.gpu.pod_manifest import asks_for
+from slicekeeper.kube.pod_manifest import asks_for
 from slicekeeper.untyped_json import as_map
 
 ReadObject = Mapping[str, Any]

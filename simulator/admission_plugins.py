@@ -15,6 +15,7 @@ from typing import Any, Final
 from simulator.api_errors import Denied, Invalid
 from simulator.store import Store
 from slicekeeper.kube.client import PRIORITY_CLASSES, Object
+from slicekeeper.kube.objects import PodSpec, read
 from slicekeeper.kube.pod_amounts import amount_of, can_be_pods_own, requested_by, requested_together
 from slicekeeper.units import parse_quantity
 
@@ -72,26 +73,25 @@ def check_pod(pod: Object, where: str = "spec") -> None:
             raise Invalid(f"Pod {name!r} is invalid: {where}.containers[].name: Duplicate value: {label!r}")
         seen.add(label)
         _check_resources(name, label, container.get("resources") or {})
-    _check_own_amounts(name, spec, f"{where}.resources")
+    _check_own_amounts(name, read(spec, PodSpec), f"{where}.resources")
 
 
-def _check_own_amounts(pod: str, spec: Object, where: str) -> None:
+def _check_own_amounts(pod: str, spec: PodSpec, where: str) -> None:
     """Compare the amounts of a pod as a whole with those of its containers, as Kubernetes does from 1.34 on.
 
     A request that is not given becomes that of the containers together, and must not exceed the limit either.
     """
     wrong = []
-    own = spec.get("resources") or {}
-    for resource in {**(own.get("limits") or {}), **(own.get("requests") or {})}:
+    for resource in spec.resources.amounts:
         if not can_be_pods_own(resource):
             wrong.append(f"{where}: Unsupported value: {resource!r}: supported values: 'cpu', 'hugepages-', 'memory'")
-        most, limit = requested_by(spec, resource), amount_of(spec, "limits", resource)
+        most, limit = requested_by(spec.resources, resource), amount_of(spec.resources.limits, resource)
         together = requested_together(spec, resource)
         if most is not None and together > most:
             least = f"must be greater than or equal to aggregate container requests of {_quantity(together)}"
             wrong.append(f"{where}.requests[{resource}]: Invalid value: {_quantity(most)!r}: {least}")
-        for index, container in enumerate(spec["containers"]):
-            of_container = amount_of(container, "limits", resource)
+        for index, container in enumerate(spec.containers):
+            of_container = amount_of(container.resources.limits, resource)
             if limit is not None and of_container is not None and of_container > limit:
                 most_allowed = f"must be less than or equal to pod limits of {_quantity(limit)}"
                 wrong.append(f"{where}.containers[{index}][{resource}].limits: Invalid value: {most_allowed}")
@@ -106,7 +106,7 @@ def default_own_requests(pod: Object) -> None:
     limits, requests = own.get("limits") or {}, own.get("requests") or {}
     for resource in limits:
         if resource not in requests:
-            together = requested_together(spec, resource)
+            together = requested_together(read(spec, PodSpec), resource)
             requests = {**requests, resource: _quantity(together) if together else limits[resource]}
     if requests:
         own["requests"] = requests

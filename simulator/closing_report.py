@@ -18,9 +18,9 @@ from simulator.story import StoryFailed, ending
 from simulator.submit import SubmitOutcome
 from slicekeeper import names
 from slicekeeper.cli.output import table
-from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import DEPLOYMENTS, JOBS, PODS, Object
 from slicekeeper.kube.pod import full_name
+from slicekeeper.kube.pod_manifest import annotations_of
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget, Workload
 

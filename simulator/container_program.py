@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.gpu.pod_manifest import annotations_of
+from slicekeeper.kube.pod_manifest import annotations_of
 
 DEFAULT_MS: Final = 600_000
 

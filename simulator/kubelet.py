@@ -23,10 +23,11 @@ from simulator.simulated_pod import SimulatedPod
 from slicekeeper import names
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import RequestRefused
-from slicekeeper.gpu.pod_manifest import is_native_sidecar
 from slicekeeper.gpu.pod_request import parse_pod
 from slicekeeper.kube.client import PODS, Object
+from slicekeeper.kube.objects import Pod, read
 from slicekeeper.kube.pod import has_ended
+from slicekeeper.kube.pod_manifest import is_native_sidecar
 from slicekeeper.units import CORES_PER_GPU, format_seconds
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class Kubelet:
     def _admit(self, uid: str, pod: Object, now_ms: int) -> _RunningPod:
         """Start a pod that is new on its node; a pod with an unreadable request runs, and uses nothing."""
         try:
-            request = parse_pod(pod, self._settings.resources)
+            request = parse_pod(read(pod, Pod), self._settings.resources)
         except RequestRefused as error:
             log.warning("pod %s runs though its request cannot be read: %s", pod["metadata"]["name"], error)
             request = None

@@ -23,10 +23,10 @@ from simulator.controllers import write_event
 from simulator.loop import Loop
 from simulator.store import phase
 from slicekeeper.errors import ServiceError
-from slicekeeper.gpu.effective_request import effective_request
-from slicekeeper.gpu.pod_manifest import containers
 from slicekeeper.kube.client import NODES, PODS, Object
+from slicekeeper.kube.effective_request import effective_request
 from slicekeeper.kube.pod import has_ended
+from slicekeeper.kube.pod_manifest import containers
 from slicekeeper.net.json_client import JsonClient
 from slicekeeper.units import parse_quantity
 

@@ -11,6 +11,7 @@ from simulator.admission_plugins import all_containers
 from simulator.api_errors import Denied
 from simulator.store import Store
 from slicekeeper.kube.client import LIMIT_RANGES, Object
+from slicekeeper.kube.objects import PodSpec, Resources, read
 from slicekeeper.kube.pod_amounts import amount_of, limited_together, requested_together
 from slicekeeper.units import parse_quantity
 
@@ -29,11 +30,11 @@ def set_defaults(store: Store, pod: Object, namespace: str) -> None:
 
 def check(store: Store, pod: Object, namespace: str) -> None:
     """Refuse a pod outside its namespace's limits. Raises Denied, in the words of the API server."""
-    spec = pod["spec"]
+    spec = read(pod["spec"], PodSpec)
     wrong: list[str] = []
     for entry in _entries(store, namespace, "Container"):
-        for container in all_containers(spec):
-            wrong += _misfits(entry, "Container", partial(amount_of, container))
+        for each in spec.placed():
+            wrong += _misfits(entry, "Container", partial(_of_container, each.container.resources))
     for entry in _entries(store, namespace, "Pod"):
         wrong += _misfits(entry, "Pod", partial(_of_pod, spec))
     if wrong:
@@ -41,8 +42,12 @@ def check(store: Store, pod: Object, namespace: str) -> None:
         raise Denied(f'pods "{name}" is forbidden: {", ".join(dict.fromkeys(wrong))}')
 
 
-def _of_pod(spec: Object, section: str, resource: str) -> Fraction:
-    own = amount_of(spec, section, resource)
+def _of_container(resources: Resources, section: str, resource: str) -> Fraction | None:
+    return amount_of(resources.requests if section == "requests" else resources.limits, resource)
+
+
+def _of_pod(spec: PodSpec, section: str, resource: str) -> Fraction:
+    own = _of_container(spec.resources, section, resource)
     together = requested_together if section == "requests" else limited_together
     return together(spec, resource) if own is None else own
 

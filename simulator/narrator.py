@@ -14,9 +14,9 @@ from simulator.story import ending, is_evicted
 from slicekeeper import names
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.errors import ServiceError
-from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import EVENTS, PODS, Object
 from slicekeeper.kube.pod import has_ended
+from slicekeeper.kube.pod_manifest import annotations_of
 from slicekeeper.units import format_duration
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from simulator.container_program import Program, program_of
-from slicekeeper.gpu.pod_manifest import is_native_sidecar
 from slicekeeper.kube.client import Object
 from slicekeeper.kube.container_end import starts_again
+from slicekeeper.kube.pod_manifest import is_native_sidecar
 from slicekeeper.units import format_seconds
 
 PULL_MS: Final = 1_000

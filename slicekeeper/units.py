@@ -81,6 +81,11 @@ def whole_quantity(value: object) -> int | None:
     return amount.numerator if amount.denominator == 1 else None
 
 
+def is_zero(quantity: object) -> bool:
+    """Whether a quantity is 0, however it is written."""
+    return whole_quantity(quantity) == 0
+
+
 def parse_duration(value: str) -> int:
     """Return a duration or an amount of GPU time (`20h`, `1h30m`, `90s`, `250ms`, `2d`) in milliseconds.
 

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import Violation
-from slicekeeper.gpu.pod_manifest import asks_for
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.untyped_json import show
 from slicekeeper.wire.json_patch import JsonPatch
@@ -32,8 +31,9 @@ from webhook import (
     spent_budget,
 )
 from webhook.foreign.conversion import convert
-from webhook.json_patch import apply, value_at
+from webhook.json_patch import value_at
 from webhook.limit_range_watch import LimitRanges
+from webhook.manifest import Manifest
 from webhook.priority_class_watch import PriorityClasses
 from webhook.review_inputs import Case, ClusterContext
 from webhook.sidecar_injection import without_gpu
@@ -54,37 +54,37 @@ class Admission:
         classes, limit_ranges = classes or PriorityClasses(settings.classes), limit_ranges or LimitRanges()
         self._cluster = ClusterContext(settings, classes, limit_ranges)
 
-    def mutate(self, pod: Mapping[str, Any], case: Case) -> Verdict:
+    def mutate(self, sent: Mapping[str, Any], case: Case, *, by_kubelet: bool = True) -> Verdict:
         """Return the patch that makes a new pod conform to its namespace's policy, or the refusal."""
-        if case.policy.mode == "off" or reserved_names.is_mirror(pod):
+        pod = Manifest(sent)
+        if not by_kubelet and reserved_names.is_mirror(pod.metadata):
+            return Verdict(violations=[reserved_names.not_by_kubelet(pod.metadata)])
+        if case.policy.mode == "off" or reserved_names.is_mirror(pod.metadata):
             return self._mutate_converted(pod, case)
         resources = self._cluster.resources
-        ours = asks_for(pod, (resources.core, resources.memory))
+        ours = pod.spec.names_any((resources.core, resources.memory))
         may_name_node = case.policy.mode == "observe" or pod_rules.may_name_node(case, self._cluster, ours=ours)
-        former = readmission.without_former_place(pod, may_name_node=may_name_node)
-        first = [*former, *without_gpu(pod, resources)]
-        if first:
-            pod = apply(pod, first)
+        former = readmission.without_former_place(pod.pod, may_name_node=may_name_node)
+        first = [*former, *without_gpu(pod.spec, resources)]
+        pod = pod.patched(first)
         foreign = convert(pod, case.policy, resources, self._cluster.webhook.scheduler_name)
         if foreign.violations:
             return Verdict(violations=foreign.violations)
-        if foreign.patch:
-            pod = apply(pod, foreign.patch)
-            first += foreign.patch
-        verdict = self._mutate_converted(pod, case)
+        first += foreign.patch
+        verdict = self._mutate_converted(pod.patched(foreign.patch), case)
         if not first:
             return verdict
         warnings = [*((readmission.WARNING,) if former else ()), *foreign.warnings, *verdict.warnings]
         return replace(verdict, patch=[*first, *verdict.patch], warnings=warnings)
 
-    def _mutate_converted(self, pod: Mapping[str, Any], case: Case) -> Verdict:
+    def _mutate_converted(self, pod: Manifest, case: Case) -> Verdict:
         """Return the verdict on a pod whose request is in our own resources."""
-        if found := list(reserved_names.forged(pod, case)):
+        if found := list(reserved_names.forged(pod.metadata, case)):
             return Verdict(violations=found)
-        if not relevant_pods.is_relevant(pod, case, self._cluster):
+        if not relevant_pods.is_relevant(pod.pod, case, self._cluster):
             return Verdict()
         request, violations = pod_rules.check_pod(pod, case, self._cluster)
-        violations += pod_rules.gang_of_nobody(pod, request)
+        violations += pod_rules.gang_of_nobody(pod.metadata, request)
         if case.policy.mode == "observe":
             patch = []
             if request.holds_gpus and not any(violation.code in _IN_THE_WAY for violation in violations):
@@ -98,21 +98,24 @@ class Admission:
         if spent := spent_budget.refusal(case):
             return Verdict(violations=spent)
         warnings = [
-            *pod_warnings.of_pod(pod, request, case, self._cluster),
-            *spent_budget.warnings(pod, request, case, self._cluster),
+            *pod_warnings.of_pod(pod.pod, request, case, self._cluster),
+            *spent_budget.warnings(pod.spec, request, case, self._cluster),
         ]
         return Verdict(mutation.patch_pod(pod, request, case, self._cluster), warnings)
 
-    def validate(self, pod: Mapping[str, Any], case: Case) -> Verdict:
+    def validate(self, sent: Mapping[str, Any], case: Case, *, by_kubelet: bool = True) -> Verdict:
         """Return whether a new pod is as `mutate` would make it, in the budget's state or, after a flip, the other."""
-        if found := list(reserved_names.forged(pod, case)):
+        pod = Manifest(sent)
+        if not by_kubelet and reserved_names.is_mirror(pod.metadata):
+            return Verdict(violations=[reserved_names.not_by_kubelet(pod.metadata)])
+        if found := list(reserved_names.forged(pod.metadata, case)):
             return Verdict(violations=found)
         foreign = convert(pod, case.policy, self._cluster.resources, self._cluster.webhook.scheduler_name)
         if foreign.violations:
             return Verdict(violations=foreign.violations)
         if foreign.patch:
-            return _not_as_admitted(pod, foreign.patch[0])
-        if case.policy.mode == "observe" or not relevant_pods.is_relevant(pod, case, self._cluster):
+            return _not_as_admitted(sent, foreign.patch[0])
+        if case.policy.mode == "observe" or not relevant_pods.is_relevant(pod.pod, case, self._cluster):
             return Verdict()
         request, violations = pod_rules.check_pod(pod, case, self._cluster)
         standing = case.standing
@@ -124,31 +127,33 @@ class Admission:
         if missing and not standing.settled:
             other = replace(case, standing=replace(standing, over_budget=not standing.over_budget))
             missing = missing if self._missing(pod, request, other) else []
-        return _not_as_admitted(pod, missing[0]) if missing else Verdict()
+        return _not_as_admitted(sent, missing[0]) if missing else Verdict()
 
     def validate_template(
         self, workload: Mapping[str, Any], template: Mapping[str, Any], case: Case, prefix: str
     ) -> Verdict:
         """Return whether pods made from a workload's template at `prefix` would pass."""
-        return pod_templates.validate(workload, template, case, prefix, self._cluster)
+        return pod_templates.validate(workload, Manifest(template), case, prefix, self._cluster)
 
     def forges_mirror(self, pod: Mapping[str, Any], case: Case) -> bool:
         """Whether a GPU pod, or a template of one, says that it mirrors a static pod, as only a kubelet's pods do."""
-        return relevant_pods.forges_mirror(pod, case, self._cluster)
+        return relevant_pods.forges_mirror(Manifest(pod).pod, case, self._cluster)
 
     def mutate_update(self, pod: Mapping[str, Any], old: Mapping[str, Any], case: Case) -> Verdict:
         """Return the patch that keeps what a pod got at its admission when its manifest is applied again."""
-        return applied_again.keep(pod, old, case, self._cluster)
+        return applied_again.keep(Manifest(pod), Manifest(old), case, self._cluster)
 
     def mutate_ephemeral(self, pod: Mapping[str, Any], old: Mapping[str, Any], case: Case) -> Verdict:
         """Return the patch for ephemeral containers that were added to a running pod; /validate checks them."""
-        return Verdict(ephemeral_containers.missing(pod, old, case, self._cluster))
+        return Verdict(ephemeral_containers.missing(Manifest(pod), Manifest(old).spec, case, self._cluster))
 
     def validate_ephemeral(self, pod: Mapping[str, Any], old: Mapping[str, Any], case: Case) -> Verdict:
         """Return whether the ephemeral containers that were added to a running pod pass."""
-        return Verdict(violations=list(ephemeral_containers.check(pod, old, case, self._cluster)))
+        return Verdict(
+            violations=list(ephemeral_containers.check(Manifest(pod), Manifest(old).spec, case, self._cluster))
+        )
 
-    def _missing(self, pod: Mapping[str, Any], request: PodRequest, case: Case) -> JsonPatch:
+    def _missing(self, pod: Manifest, request: PodRequest, case: Case) -> JsonPatch:
         """Return what `mutate` would still write. The API server itself compares the class's numbers with its name."""
         patch = mutation.patch_pod(pod, request, case, self._cluster)
         return [operation for operation in patch if operation["path"] not in _CHECKED_BY_API_SERVER]

@@ -18,7 +18,7 @@ from slicekeeper import names
 from slicekeeper.errors import Violation
 from slicekeeper.untyped_json import as_list, as_map, show
 from slicekeeper.wire.admission_types import API_VERSION, KIND, AdmissionResponse
-from webhook import record_changed_by, reserved_names
+from webhook import record_changed_by
 from webhook.admission import Admission
 from webhook.pod_templates import template_of, template_path
 from webhook.refusal_status import status_of
@@ -61,6 +61,7 @@ class Request:
     old: Mapping[str, Any]
     user: str
     by_kubelet: bool
+    """Whether a kubelet sent it: only that may create a mirror of a static pod, which is not checked."""
 
     @property
     def is_new_pod(self) -> bool:
@@ -83,11 +84,6 @@ class Request:
         """Whether the review is of an object that keeps a budget, and not of its status alone."""
         ours = self.group == names.GROUP and self.kind in record_changed_by.KINDS
         return ours and self.operation in ("CREATE", "UPDATE") and not self.subresource
-
-    @property
-    def forges_mirror(self) -> bool:
-        """Whether a sender other than a kubelet marks the pod as the mirror of a static one, which is not checked."""
-        return not self.by_kubelet and reserved_names.is_mirror(self.object)
 
 
 @dataclass(frozen=True)
@@ -118,9 +114,8 @@ class Reviewer:
 
     def _mutate(self, request: Request) -> Verdict:
         if request.is_new_pod:
-            if request.forges_mirror:
-                return Verdict(violations=[reserved_names.not_by_kubelet(request.object)])
-            return self._admission.mutate(request.object, self._case_of(request.namespace))
+            case = self._case_of(request.namespace)
+            return self._admission.mutate(request.object, case, by_kubelet=request.by_kubelet)
         if request.changes_pod:
             return self._admission.mutate_update(request.object, request.old, self._case_of(request.namespace))
         if request.adds_ephemeral_containers:
@@ -131,9 +126,8 @@ class Reviewer:
 
     def _validate(self, request: Request) -> Verdict:
         if request.is_new_pod:
-            if request.forges_mirror:
-                return Verdict(violations=[reserved_names.not_by_kubelet(request.object)])
-            return self._admission.validate(request.object, self._case_of(request.namespace))
+            case = self._case_of(request.namespace)
+            return self._admission.validate(request.object, case, by_kubelet=request.by_kubelet)
         if request.adds_ephemeral_containers:
             return self._admission.validate_ephemeral(request.object, request.old, self._case_of(request.namespace))
         # Most of an existing pod cannot change, and guards in the API server protect our fields.

@@ -8,14 +8,16 @@ change these fields, all of which it would otherwise refuse, and no others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, Final
+from collections.abc import Collection
+from typing import Final
 
 from slicekeeper.config.foreign_dialects import DIALECTS
-from slicekeeper.untyped_json import as_list, as_map, show
+from slicekeeper.kube.objects import PodSpec
+from slicekeeper.untyped_json import show
 from slicekeeper.wire.json_patch import escape
 from webhook import pod_priority
 from webhook.json_patch import PatchBuilder
+from webhook.manifest import Manifest
 from webhook.mutation import DEFAULT_SCHEDULER
 from webhook.review_inputs import Case, ClusterContext
 from webhook.verdict import Verdict
@@ -24,42 +26,47 @@ _NUMBERS: Final = ("priority", "preemptionPolicy")
 _CLASS_FIELDS: Final = ("priorityClassName", *_NUMBERS)
 
 
-def keep(pod: Mapping[str, Any], old: Mapping[str, Any], case: Case, cluster: ClusterContext) -> Verdict:
+def keep(pod: Manifest, old: Manifest, case: Case, cluster: ClusterContext) -> Verdict:
     """Return the patch that restores what `mutation` once replaced; another change is left to the API server."""
-    new, before = as_map(pod.get("spec")), as_map(old.get("spec"))
+    if pod.malformed or old.malformed:
+        return Verdict()
     patch, warnings = PatchBuilder(), []
-    scheduler, chosen = new.get("schedulerName"), before.get("schedulerName")
+    sent, before = pod.sent.get("spec") or {}, old.sent.get("spec") or {}
+    scheduler, chosen = pod.spec.scheduler_name, old.spec.scheduler_name
     spoken = [DIALECTS[name] for name in case.policy.foreign.dialects]
-    replaced = (None, "", DEFAULT_SCHEDULER, *(name for dialect in spoken for name in dialect.schedulers))
+    replaced = ("", DEFAULT_SCHEDULER, *(name for dialect in spoken for name in dialect.schedulers))
     if scheduler != chosen and scheduler in replaced and chosen in cluster.schedulers:
-        patch.member(new, "/spec", "schedulerName", chosen)
-        warnings.append(_warning("schedulerName", scheduler, chosen))
-    name, kept = pod_priority.named_class(pod), pod_priority.named_class(old)
+        patch.member(sent, "/spec", "schedulerName", chosen)
+        warnings.append(_warning("schedulerName", sent.get("schedulerName"), chosen))
+    name, kept = pod.spec.priority_class_name, old.spec.priority_class_name
     if name != kept and pod_priority.may_be_replaced(name, case, cluster):
         for field in _CLASS_FIELDS:
             if field in before:
-                patch.member(new, "/spec", field, before[field])
+                patch.member(sent, "/spec", field, before[field])
         warnings.append(_warning("priorityClassName", name, kept))
     elif name == kept:
         numbers = pod_priority.numbers_without_class(cluster)
         for field in _NUMBERS:
-            if field in before and new.get(field) == numbers[field] != before[field]:
+            if field in before and sent.get(field) == numbers[field] != before[field]:
                 patch.replace(f"/spec/{field}", before[field])
-                warnings.append(_warning(field, new[field], before[field]))
-    _without_converted(patch, new, before, {name for dialect in spoken for name in dialect.resources})
+                warnings.append(_warning(field, sent[field], before[field]))
+    _without_converted(patch, pod.spec, old.spec, {name for dialect in spoken for name in dialect.resources})
     return Verdict(patch.operations, warnings)
 
 
-def _without_converted(
-    patch: PatchBuilder, new: Mapping[str, Any], before: Mapping[str, Any], foreign: Collection[str]
-) -> None:
+def _without_converted(patch: PatchBuilder, new: PodSpec, before: PodSpec, foreign: Collection[str]) -> None:
     """Remove the resources of other systems that were converted at admission, and that the file has brought back."""
-    for key in ("initContainers", "containers"):
-        for index, (entry, old) in enumerate(zip(as_list(new.get(key)), as_list(before.get(key)), strict=False)):
-            declared, there = as_map(as_map(entry).get("resources")), as_map(as_map(old).get("resources"))
-            for section in ("limits", "requests"):
-                for name in as_map(declared.get(section)):
-                    if name in foreign and name not in as_map(there.get(section)):
+    for key, ours, theirs in (
+        ("initContainers", new.init_containers, before.init_containers),
+        ("containers", new.containers, before.containers),
+    ):
+        for index, (entry, old) in enumerate(zip(ours, theirs, strict=False)):
+            for section, declared, there in (
+                ("limits", entry.resources.limits, old.resources.limits),
+                ("requests", entry.resources.requests, old.resources.requests),
+            ):
+                for name in declared:
+                    if name in foreign and name not in there:
                         patch.remove(f"/spec/{key}/{index}/resources/{section}/{escape(name)}")
 
 

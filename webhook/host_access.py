@@ -8,12 +8,14 @@ evading a budget in clusters and namespaces that enforce no level. Each rule has
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from slicekeeper.config.settings import NodeAgentSettings, WebhookSettings
 from slicekeeper.errors import Violation
-from slicekeeper.untyped_json import as_list, as_map, show
+from slicekeeper.kube.objects import PodSpec
+from slicekeeper.untyped_json import show
+from webhook.manifest import Slot
 
 _CAPABILITIES: Final = frozenset(
     (
@@ -112,23 +114,23 @@ def protected_paths(agent: NodeAgentSettings) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*_PATHS, *(canonical(path) for path in own if path))))
 
 
-def of_pod(spec: Mapping[str, Any], webhook: WebhookSettings, protected: tuple[str, ...]) -> Iterator[Violation]:
+def of_pod(spec: PodSpec, webhook: WebhookSettings, protected: tuple[str, ...]) -> Iterator[Violation]:
     """Yield the namespaces and folders of the node to which a pod requests access."""
-    for code, field, kind, holds, allowed in (
-        ("host-pid", "hostPID", "process", "processes", webhook.allow_host_pid),
-        ("host-ipc", "hostIPC", "IPC", "memory", webhook.allow_host_ipc),
+    for code, field, asked, kind, holds, allowed in (
+        ("host-pid", "hostPID", spec.host_pid, "process", "processes", webhook.allow_host_pid),
+        ("host-ipc", "hostIPC", spec.host_ipc, "IPC", "memory", webhook.allow_host_ipc),
     ):
-        if spec.get(field) and not allowed:
+        if asked and not allowed:
             yield Violation(
                 code=code,
                 field=f"spec.{field}",
-                value=show(spec[field]),
+                value="true",
                 rule=f"a GPU pod in the node's {kind} namespace could reach other pods' GPU {holds}",
                 example=f"{field}: false",
             )
-    for index, volume in enumerate(as_list(spec.get("volumes"))):
-        path = as_map(as_map(volume).get("hostPath")).get("path")
-        if not isinstance(path, str):
+    for index, volume in enumerate(spec.volumes):
+        path = volume.host_path.path
+        if path is None:
             continue
         reached = reaches(path, protected)
         if reached and not _is_below_any(canonical(path), webhook.allow_host_paths):
@@ -141,10 +143,10 @@ def of_pod(spec: Mapping[str, Any], webhook: WebhookSettings, protected: tuple[s
             )
 
 
-def of_container(path: str, name: str, container: Mapping[str, Any], webhook: WebhookSettings) -> Iterator[Violation]:
+def of_container(slot: Slot, webhook: WebhookSettings) -> Iterator[Violation]:
     """Yield what lets a container leave its isolation."""
-    context = as_map(container.get("securityContext"))
-    if context.get("privileged") and not webhook.allow_privileged:
+    path, name, context = slot.path, slot.name, slot.container.security_context
+    if context.privileged and not webhook.allow_privileged:
         yield Violation(
             code="privileged",
             container=name,
@@ -154,9 +156,8 @@ def of_container(path: str, name: str, container: Mapping[str, Any], webhook: We
             example="privileged: false",
         )
     allowed = {_bare(capability) for capability in webhook.allow_capabilities}
-    added = as_list(as_map(context.get("capabilities")).get("add"))
-    for index, capability in enumerate(added):
-        if isinstance(capability, str) and _bare(capability) in _CAPABILITIES - allowed:
+    for index, capability in enumerate(context.capabilities.add):
+        if _bare(capability) in _CAPABILITIES - allowed:
             yield Violation(
                 code="capability",
                 container=name,
@@ -166,8 +167,8 @@ def of_container(path: str, name: str, container: Mapping[str, Any], webhook: We
                 "by, so no GPU pod may have it",
                 example="add: [IPC_LOCK]",
             )
-    proc = context.get("procMount")
-    if proc not in (None, "", "Default") and not webhook.allow_proc_mount:
+    proc = context.proc_mount
+    if proc not in ("", "Default") and not webhook.allow_proc_mount:
         yield Violation(
             code="proc-mount",
             container=name,

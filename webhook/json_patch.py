@@ -39,17 +39,17 @@ class PatchBuilder:
         elif parent[key] != value:
             self.replace(f"{pointer}/{escape(key)}", value)
 
-    def members(self, parent: object, pointer: str, values: Mapping[str, Any]) -> None:
-        """Set all `values` in a map, which may be missing."""
-        if isinstance(parent, dict):
+    def members(self, parent: Mapping[str, Any], pointer: str, values: Mapping[str, Any]) -> None:
+        """Set all `values` in a map; an empty one may be missing."""
+        if parent:
             for key, value in values.items():
                 self.member(parent, pointer, key, value)
         elif values:
             self.add(pointer, dict(values))
 
-    def append(self, parent: object, pointer: str, values: Sequence[Any]) -> None:
-        """Append `values` to a list, which may be missing."""
-        if isinstance(parent, list) and parent:
+    def append(self, parent: Sequence[object], pointer: str, values: Sequence[Any]) -> None:
+        """Append `values` to a list; an empty one may be missing."""
+        if parent:
             for value in values:
                 self.add(f"{pointer}/-", value)
         elif values:

@@ -17,10 +17,12 @@ from typing import Any, Final
 from slicekeeper import names
 from slicekeeper.config.resource_names import any_named, is_named
 from slicekeeper.errors import Violation
-from slicekeeper.gpu.pod_manifest import annotations_of, is_zero
 from slicekeeper.gpu.request import GpuRequest
-from slicekeeper.untyped_json import as_list, as_map, show
+from slicekeeper.kube.objects import Container, EnvVar, Metadata
+from slicekeeper.units import is_zero
+from slicekeeper.untyped_json import show
 from webhook.host_access import canonical
+from webhook.manifest import Slot
 from webhook.review_inputs import ClusterContext
 from webhook.sidecar_container import covers
 
@@ -41,11 +43,9 @@ _DEVICE_FOLDER: Final = "/run/nvidia-container-devices"
 _RUNTIME_ANNOTATIONS: Final = ("io.kubernetes.cri-o.Devices",)
 
 
-def holds_device(container: Mapping[str, Any], cluster: ClusterContext) -> bool:
+def holds_device(container: Container, cluster: ClusterContext) -> bool:
     """Whether a container gets GPUs of NVIDIA's plugin, including resources that the settings do not name."""
-    declared = as_map(container.get("resources"))
-    amounts = {**as_map(declared.get("requests")), **as_map(declared.get("limits"))}
-    devices = cluster.plugin_devices
+    amounts, devices = container.resources.amounts, cluster.plugin_devices
     return any_named(amounts, devices) and any(
         is_named(name, devices) and not is_zero(amount) for name, amount in amounts.items()
     )
@@ -56,12 +56,12 @@ def devices_variable(gpu: GpuRequest, cluster: ClusterContext) -> dict[str, Any]
     return dict(VOID_VARIABLE) if cluster.gives_seats else _chosen(gpu)
 
 
-def is_devices_variable(entry: Mapping[str, Any], gpu: GpuRequest) -> bool:
+def is_devices_variable(entry: EnvVar, gpu: GpuRequest) -> bool:
     """Whether a variable asks for no GPU, or is as the webhook writes it: a pod from the cluster has it already."""
-    return _asks_for_none(entry) or (not entry.get("value") and covers(entry, _chosen(gpu)))
+    return _asks_for_none(entry) or (not entry.value and covers(entry.value_from, _chosen(gpu)["valueFrom"]))
 
 
-def is_out_of_date(entry: Mapping[str, Any], gpu: GpuRequest, devices: Mapping[str, Any]) -> bool:
+def is_out_of_date(entry: EnvVar, gpu: GpuRequest, devices: Mapping[str, Any]) -> bool:
     """Whether a variable must become `devices`: it names the GPUs although seats give them, or does not without seats.
 
     One that asks for no GPU stays as the user wrote it if `void` would be written.
@@ -69,9 +69,9 @@ def is_out_of_date(entry: Mapping[str, Any], gpu: GpuRequest, devices: Mapping[s
     return is_devices_variable(entry, gpu) and _asks_for_none(entry) != (devices == VOID_VARIABLE)
 
 
-def _asks_for_none(entry: Mapping[str, Any]) -> bool:
+def _asks_for_none(entry: EnvVar) -> bool:
     """Whether NVIDIA's runtime gives no GPU for a variable."""
-    return (entry.get("value") or "") in _NO_DEVICES and not entry.get("valueFrom")
+    return entry.value in _NO_DEVICES and not entry.value_from
 
 
 def _chosen(gpu: GpuRequest) -> dict[str, Any]:
@@ -79,16 +79,16 @@ def _chosen(gpu: GpuRequest) -> dict[str, Any]:
     return {"name": VISIBLE_DEVICES, "valueFrom": {"fieldRef": {"fieldPath": field}}}
 
 
-def needs_void(container: Mapping[str, Any], cluster: ClusterContext) -> bool:
+def needs_void(container: Container, cluster: ClusterContext) -> bool:
     """Whether `void` is missing in a container that holds no GPU of ours: it must hold none of the plugin's either."""
     if holds_device(container, cluster):
         return False
-    return not any(as_map(entry).get("name") == VISIBLE_DEVICES for entry in as_list(container.get("env")))
+    return not any(entry.name == VISIBLE_DEVICES for entry in container.env)
 
 
-def of_pod(pod: Mapping[str, Any]) -> Iterator[Violation]:
+def of_metadata(metadata: Metadata) -> Iterator[Violation]:
     """Yield annotations that a runtime treats as requests for devices."""
-    for key, value in annotations_of(pod).items():
+    for key, value in metadata.annotations.items():
         domain = key.rpartition("/")[0]
         if domain == "cdi.k8s.io" or domain.endswith(".cdi.k8s.io") or key in _RUNTIME_ANNOTATIONS:
             yield Violation(
@@ -101,13 +101,12 @@ def of_pod(pod: Mapping[str, Any]) -> Iterator[Violation]:
             )
 
 
-def of_container(
-    path: str, name: str, container: Mapping[str, Any], gpu: GpuRequest | None, cluster: ClusterContext
-) -> Iterator[Violation]:
+def of_container(slot: Slot, gpu: GpuRequest | None, cluster: ClusterContext) -> Iterator[Violation]:
     """Yield the fields that would show a container other GPUs than its own."""
+    path, name, container = slot.path, slot.name, slot.container
     held = gpu is None and holds_device(container, cluster)
-    for index, entry in enumerate(as_list(container.get("env"))):
-        variable = entry.get("name")
+    for index, entry in enumerate(container.env):
+        variable = entry.name
         if variable == VISIBLE_DEVICES:
             yield from _visible_devices(f"{path}.env[{index}]", name, entry, gpu, held=held)
         elif variable in _OTHER_VARIABLES and not _asks_for_none(entry):
@@ -119,9 +118,9 @@ def of_container(
                 rule="NVIDIA's runtime gives out devices for this variable; a GPU pod gets only those that it requests",
                 example="no such variable",
             )
-    for index, mount in enumerate(as_list(container.get("volumeMounts"))):
-        target = as_map(mount).get("mountPath")
-        if isinstance(target, str) and f"{canonical(target)}/".startswith(f"{_DEVICE_FOLDER}/"):
+    for index, mount in enumerate(container.volume_mounts):
+        target = mount.mount_path
+        if f"{canonical(target)}/".startswith(f"{_DEVICE_FOLDER}/"):
             yield Violation(
                 code="device-mount",
                 container=name,
@@ -132,11 +131,11 @@ def of_container(
                 example="mountPath: /data",
             )
     if held and not cluster.webhook.allow_env_from:
-        yield from _env_from(path, name, container)
+        yield from _env_from(slot)
 
 
 def _visible_devices(
-    where: str, name: str, entry: Mapping[str, Any], gpu: GpuRequest | None, *, held: bool
+    where: str, name: str, entry: EnvVar, gpu: GpuRequest | None, *, held: bool
 ) -> Iterator[Violation]:
     """Check the variable that names GPUs; `held` is whether the container holds GPUs of NVIDIA's own plugin."""
     if gpu is None:
@@ -158,22 +157,21 @@ def _visible_devices(
         code="reserved-env",
         container=name,
         field=where,
-        value=show(entry.get("valueFrom") or entry.get("value")),
+        value=show(entry.value_from or entry.value),
         rule=rule,
         example=example,
     )
 
 
-def _env_from(path: str, name: str, container: Mapping[str, Any]) -> Iterator[Violation]:
+def _env_from(slot: Slot) -> Iterator[Violation]:
     """Check the sources of a container whose own `env` may not set the variable: they override the plugin's value."""
-    for index, source in enumerate(as_list(container.get("envFrom"))):
-        prefix = as_map(source).get("prefix") or ""
-        if VISIBLE_DEVICES.startswith(str(prefix)):
+    for index, source in enumerate(slot.container.env_from):
+        if VISIBLE_DEVICES.startswith(source.prefix):
             yield Violation(
                 code="env-from",
-                container=name,
-                field=f"{path}.envFrom[{index}]",
-                value=show(source),
+                container=slot.name,
+                field=f"{slot.path}.envFrom[{index}]",
+                value=show(slot.sent["envFrom"][index]),
                 rule=f"it may set {VISIBLE_DEVICES}, which overrides the GPUs that NVIDIA's plugin has given the "
                 "container; list the variables one by one under env, or use a prefix",
                 example="prefix: APP_",

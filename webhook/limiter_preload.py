@@ -7,14 +7,16 @@ changed. Such a container gets a variable that tells the node agent to load the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from slicekeeper import names
+from slicekeeper.kube.objects import EnvVar
 from webhook.review_inputs import Case, ClusterContext
 
 PRELOAD: Final = "LD_PRELOAD"
-BESIDE_OWN: Final = {"name": names.LIMITER_VARIABLE, "value": names.LIBRARY_PATH}
+BESIDE_OWN: Final = EnvVar(names.LIMITER_VARIABLE, names.LIBRARY_PATH)
+_OWN: Final = EnvVar(PRELOAD, names.LIBRARY_PATH)
 
 
 def is_wanted(case: Case, cluster: ClusterContext) -> bool:
@@ -22,12 +24,12 @@ def is_wanted(case: Case, cluster: ClusterContext) -> bool:
     return cluster.webhook.injection == "limiter" and case.policy.mode == "enforce"
 
 
-def variables(env: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def variables(env: Sequence[EnvVar]) -> list[EnvVar]:
     """Return what a container's `env` lacks; a value with our library in it is one that an earlier release wrote."""
-    own = [entry for entry in env if entry.get("name") == PRELOAD]
+    own = [entry for entry in env if entry.name == PRELOAD]
     if not own:
-        return [{"name": PRELOAD, "value": names.LIBRARY_PATH}]
-    if BESIDE_OWN in env or any(_loads_ours(entry.get("value") or "") for entry in own):
+        return [_OWN]
+    if BESIDE_OWN in env or any(_loads_ours(entry.value) for entry in own):
         return []
     return [BESIDE_OWN]
 

@@ -8,11 +8,14 @@ knows a RuntimeClass by its name; the API server adds the overhead of a virtual 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
 
 from slicekeeper.errors import Violation
-from slicekeeper.untyped_json import as_list, as_map, show
+from slicekeeper.kube.objects import NodeRequirement, PodSpec
+from slicekeeper.untyped_json import show
 
 _WINDOWS: Final = "windows"
 _OS_LABELS: Final = ("kubernetes.io/os", "beta.kubernetes.io/os")
@@ -20,7 +23,7 @@ _WINDOWS_LABEL: Final = "node.kubernetes.io/windows-build"
 _SANDBOX: Final = re.compile(r"kata|gvisor|runsc|firecracker", re.IGNORECASE)
 
 
-def of_spec(spec: Mapping[str, Any]) -> Iterator[Violation]:
+def of_spec(spec: PodSpec) -> Iterator[Violation]:
     """Yield the fields that place a GPU pod on Windows nodes."""
     for field, value in _windows_fields(spec):
         yield Violation(
@@ -32,35 +35,31 @@ def of_spec(spec: Mapping[str, Any]) -> Iterator[Violation]:
         )
 
 
-def _windows_fields(spec: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    if as_map(spec.get("os")).get("name") == _WINDOWS:
+def _windows_fields(spec: PodSpec) -> Iterator[tuple[str, object]]:
+    if spec.os.name == _WINDOWS:
         yield "spec.os.name", _WINDOWS
-    for label, value in as_map(spec.get("nodeSelector")).items():
+    for label, value in spec.node_selector.items():
         if (label in _OS_LABELS and value == _WINDOWS) or label == _WINDOWS_LABEL:
             yield f"spec.nodeSelector[{label}]", value
-    required = as_map(as_map(spec.get("affinity")).get("nodeAffinity")).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    )
-    terms = [
-        as_list(as_map(term).get("matchExpressions")) for term in as_list(as_map(required).get("nodeSelectorTerms"))
-    ]
-    if terms and all(any(map(_demands_windows, map(as_map, expressions))) for expressions in terms):
-        yield "spec.affinity.nodeAffinity", required
+    required = spec.affinity.node_affinity.required
+    terms = required.node_selector_terms
+    if terms and all(any(map(_demands_windows, term.match_expressions)) for term in terms):
+        yield "spec.affinity.nodeAffinity", msgspec.to_builtins(required)
 
 
-def _demands_windows(expression: Mapping[str, Any]) -> bool:
-    label, operator, values = expression.get("key"), expression.get("operator"), as_list(expression.get("values"))
+def _demands_windows(expression: NodeRequirement) -> bool:
+    label, operator, values = expression.key, expression.operator, expression.values
     if label == _WINDOWS_LABEL:
         return operator in ("In", "Exists")
     return label in _OS_LABELS and (
-        (operator == "In" and values == [_WINDOWS]) or (operator == "NotIn" and "linux" in values)
+        (operator == "In" and values == (_WINDOWS,)) or (operator == "NotIn" and "linux" in values)
     )
 
 
-def warnings(spec: Mapping[str, Any]) -> Iterator[str]:
+def warnings(spec: PodSpec) -> Iterator[str]:
     """Yield what happens to a GPU in a sandbox: its container cannot reach the node's arbiter."""
-    name = spec.get("runtimeClassName")
-    if isinstance(name, str) and name and (_SANDBOX.search(name) or spec.get("overhead")):
+    name = spec.runtime_class_name
+    if name and (_SANDBOX.search(name) or spec.overhead):
         yield (
             f"runtimeClassName {show(name)}: from inside a sandbox (Kata, gVisor) a container reaches neither its GPU "
             "nor its seat. CUDA fails, and the pod is charged; leave it out, or name NVIDIA's class"

@@ -26,6 +26,7 @@ from webhook.admission import Admission
 from webhook.budget_standing import Standing
 from webhook.json_patch import apply
 from webhook.limit_range_watch import LimitRanges
+from webhook.manifest import Manifest
 from webhook.pod_templates import template_path
 from webhook.refusal_status import status_of
 from webhook.review_inputs import Case
@@ -149,7 +150,7 @@ def _objects(documents: list[Document]) -> Iterator[Document]:
 def _admit(admission: Admission, document: Document, case: Case) -> tuple[Verdict, Document]:
     if document["kind"] == "Pod" and not group_of(document):
         if admission.forges_mirror(document, case):
-            return Verdict(violations=[reserved_names.not_by_kubelet(document)]), document
+            return Verdict(violations=[reserved_names.not_by_kubelet(Manifest(document).metadata)]), document
         verdict = admission.mutate(document, case)
         return verdict, apply(document, verdict.patch)
     found = search(document)

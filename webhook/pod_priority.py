@@ -3,21 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from slicekeeper import names
 from slicekeeper.errors import Violation
 from slicekeeper.gpu.request import PodRequest
-from slicekeeper.untyped_json import as_map, show
+from slicekeeper.kube.objects import PodSpec
+from slicekeeper.untyped_json import show
 from webhook.json_patch import PatchBuilder
+from webhook.manifest import Manifest
 from webhook.review_inputs import Case, ClusterContext
-
-
-def named_class(pod: Mapping[str, Any]) -> str:
-    """Return the PriorityClass that a pod names, empty if it names none."""
-    name = as_map(pod.get("spec")).get("priorityClassName")
-    return name if isinstance(name, str) else ""
 
 
 def class_name(case: Case, cluster: ClusterContext, *, over: bool) -> str:
@@ -41,10 +37,10 @@ def numbers_without_class(cluster: ClusterContext) -> dict[str, Any]:
     return {"priority": default.value, "preemptionPolicy": default.preemption_policy}
 
 
-def of_spec(spec: Mapping[str, Any], case: Case, cluster: ClusterContext) -> Iterator[Violation]:
+def of_spec(spec: PodSpec, case: Case, cluster: ClusterContext) -> Iterator[Violation]:
     """Check the class that the user names, and whether the classes that the webhook would set exist."""
     allowed = case.policy.allowed_priority_classes
-    named = spec.get("priorityClassName") or ""
+    named = spec.priority_class_name
     if not may_be_replaced(named, case, cluster):
         yield Violation(
             code="priority-class-not-allowed",
@@ -67,16 +63,14 @@ def of_spec(spec: Mapping[str, Any], case: Case, cluster: ClusterContext) -> Ite
             )
 
 
-def set_class(
-    patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext
-) -> None:
+def set_class(patch: PatchBuilder, pod: Manifest, request: PodRequest, case: Case, cluster: ClusterContext) -> None:
     """Set the class with its exact numbers: the API server refuses a name whose numbers it did not write itself."""
     over = case.over_budget or request.gpu_class == names.BACKGROUND
-    named = spec.get("priorityClassName")
+    named, sent = pod.spec.priority_class_name, pod.sent["spec"]
     kept = not over and named in case.policy.allowed_priority_classes
     name = named if kept else class_name(case, cluster, over=over)
-    patch.member(spec, "/spec", "priorityClassName", name)
-    known = cluster.classes.get(str(name))
+    patch.member(sent, "/spec", "priorityClassName", name)
+    known = cluster.classes.get(name)
     if known is not None:
-        patch.member(spec, "/spec", "priority", known.value)
-        patch.member(spec, "/spec", "preemptionPolicy", known.preemption_policy)
+        patch.member(sent, "/spec", "priority", known.value)
+        patch.member(sent, "/spec", "preemptionPolicy", known.preemption_policy)

@@ -8,18 +8,18 @@ Rules with a subject of their own are in `reserved_names`, `pod_priority`, `host
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from slicekeeper import names
 from slicekeeper.config.resource_names import is_named
 from slicekeeper.errors import RequestRefused, Violation
 from slicekeeper.gpu.devices import part_of
-from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers, is_zero
 from slicekeeper.gpu.pod_request import parse_admitted, parse_pod
 from slicekeeper.gpu.request import PodRequest
-from slicekeeper.kube.pod import controller_of
-from slicekeeper.untyped_json import as_map, show
+from slicekeeper.kube.objects import Metadata, PodSpec
+from slicekeeper.units import is_zero
+from slicekeeper.untyped_json import show
 from webhook import (
     host_access,
     legacy_runtime,
@@ -29,7 +29,7 @@ from webhook import (
     reserved_names,
     sidecar_amounts,
 )
-from webhook.field_types import malformed
+from webhook.manifest import Manifest, Slot
 from webhook.mutation import DEFAULT_SCHEDULER
 from webhook.review_inputs import Case, ClusterContext
 
@@ -42,27 +42,27 @@ _GPU_BYTES: Final = 48
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
-def check_pod(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> tuple[PodRequest, list[Violation]]:
+def check_pod(pod: Manifest, case: Case, cluster: ClusterContext) -> tuple[PodRequest, list[Violation]]:
     """Return what a pod asks for, nothing if that cannot be read, and every rule that it breaks."""
-    violations = list(malformed(pod))
+    violations = pod.malformed
     if violations:
         return PodRequest(), violations
     policy = case.policy
     resources = cluster.without_device if policy.nvidia_gpu == "ignored" else cluster.resources
     try:
-        request = parse_pod(pod, resources, ceiling=policy.ceiling)
+        request = parse_pod(pod.pod, resources, ceiling=policy.ceiling)
     except RequestRefused as error:
         # A wrong annotation must not avoid metering if pods are only observed.
-        readable = parse_admitted(pod, resources)[0] if policy.mode == "observe" else PodRequest()
+        readable = parse_admitted(pod.pod, resources)[0] if policy.mode == "observe" else PodRequest()
         return readable, list(error.violations)
-    violations += reserved_names.of_metadata(pod, request)
-    violations += _room_for_binding(pod, request)
-    violations += reserved_names.of_gate(pod, request, case)
+    violations += reserved_names.of_metadata(pod.metadata, request)
+    violations += _room_for_binding(pod.metadata, request)
+    violations += reserved_names.of_gate(pod.spec, request, case)
     violations += _containers(pod, request, case, cluster)
     if request.holds_gpus:
-        violations += legacy_runtime.of_pod(pod)
-        violations += host_access.of_pod(as_map(pod.get("spec")), cluster.webhook, cluster.protected_paths)
-        violations += _spec(as_map(pod.get("spec")), request, case, cluster)
+        violations += legacy_runtime.of_metadata(pod.metadata)
+        violations += host_access.of_pod(pod.spec, cluster.webhook, cluster.protected_paths)
+        violations += _spec(pod.spec, request, case, cluster)
     return request, violations
 
 
@@ -75,9 +75,9 @@ def may_name_node(case: Case, cluster: ClusterContext, *, ours: bool) -> bool:
     return (not ours or cluster.webhook.allow_node_name) and not case.policy.reserves
 
 
-def gang_of_nobody(pod: Mapping[str, Any], request: PodRequest) -> Iterator[Violation]:
+def gang_of_nobody(metadata: Metadata, request: PodRequest) -> Iterator[Violation]:
     """Yield a gang without a name whose pods no controller creates. A template's pods will have a controller."""
-    if request.gang_size and not request.gang and controller_of(pod) is None:
+    if request.gang_size and not request.gang and metadata.controller is None:
         yield Violation(
             code="gang-without-name",
             container="",
@@ -88,13 +88,13 @@ def gang_of_nobody(pod: Mapping[str, Any], request: PodRequest) -> Iterator[Viol
         )
 
 
-def _room_for_binding(pod: Mapping[str, Any], request: PodRequest) -> Iterator[Violation]:
+def _room_for_binding(metadata: Metadata, request: PodRequest) -> Iterator[Violation]:
     """Check that the annotations of a Binding fit beside the user's.
 
     The API server does not count them when it binds, but at every later write: such a pod could never be written
     again, not even by kubelet, nor lose its finalizer.
     """
-    size = sum(len(key.encode()) + len(str(value).encode()) for key, value in annotations_of(pod).items())
+    size = sum(len(key.encode()) + len(str(value).encode()) for key, value in metadata.annotations.items())
     needed = _BINDING_BYTES + sum(_GPU_BYTES * (r.gpus + 2) for r in request.requests)
     if request.requests and size + needed > _ANNOTATION_BYTES:
         yield Violation(
@@ -106,58 +106,53 @@ def _room_for_binding(pod: Mapping[str, Any], request: PodRequest) -> Iterator[V
         )
 
 
-def _containers(
-    pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext
-) -> Iterator[Violation]:
+def _containers(pod: Manifest, request: PodRequest, case: Case, cluster: ClusterContext) -> Iterator[Violation]:
     """Check each container: its name, and how it could reach GPUs or seats that are not its own."""
-    spec = as_map(pod.get("spec"))
     by_name = {r.container: r for r in request.requests}
     preload = limiter_preload.is_wanted(case, cluster)
     seen: set[str] = set()
-    for path, kind, container in containers(spec):
-        name = container_name(container)
+    for slot in pod.slots:
+        name = slot.name
         gpu = by_name.get(name)
         if gpu is not None:
-            yield from _gpu_container_name(path, name, seen)
+            yield from _gpu_container_name(slot, seen)
         seen.add(name)
-        ours = name == names.SIDECAR and kind == "sidecar" and bool(request.requests)
-        yield from reserved_names.of_seat(
-            path, name, container, cluster, allowed=cluster.gives_seats and (gpu is not None or ours)
-        )
+        ours = name == names.SIDECAR and slot.kind == "sidecar" and bool(request.requests)
+        yield from reserved_names.of_seat(slot, cluster, allowed=cluster.gives_seats and (gpu is not None or ours))
         if request.holds_gpus:
-            yield from host_access.of_container(path, name, container, cluster.webhook)
-            yield from legacy_runtime.of_container(path, name, container, gpu, cluster)
+            yield from host_access.of_container(slot, cluster.webhook)
+            yield from legacy_runtime.of_container(slot, gpu, cluster)
         if gpu is not None:
-            yield from _other_gpus(path, name, container, cluster)
+            yield from _other_gpus(slot, cluster)
         if name in request.devices and case.policy.nvidia_gpu == "refused":
             for device, count in request.devices[name].items():
-                yield _device_refused(path, name, device, count, cluster)
+                yield _device_refused(slot, device, count, cluster)
         if request.requests:
             if name == names.SIDECAR:
-                yield from reserved_names.of_sidecar(path, kind, container, case, cluster, holds_gpu=gpu is not None)
+                yield from reserved_names.of_sidecar(slot, case, cluster, holds_gpu=gpu is not None)
             else:
                 limited = preload and gpu is not None and request.is_limited(gpu)
-                yield from reserved_names.of_env(path, name, container, limited=limited)
+                yield from reserved_names.of_env(slot, limited=limited)
     if request.requests:
-        yield from reserved_names.of_volumes(spec, cluster)
+        yield from reserved_names.of_volumes(pod, cluster)
         limits = cluster.limit_ranges.of(case.namespace)
         if limits:
             sidecar = cluster.sidecar(case.policy.sidecar, "")
-            yield from sidecar_amounts.of_limit_ranges(spec, sidecar, limits, cluster.resources)
+            yield from sidecar_amounts.of_limit_ranges(pod.spec, sidecar, limits, cluster.resources)
 
 
-def _other_gpus(path: str, name: str, container: Mapping[str, Any], cluster: ClusterContext) -> Iterator[Violation]:
+def _other_gpus(slot: Slot, cluster: ClusterContext) -> Iterator[Violation]:
     """Yield the GPUs of other plugins for which a container asks beside ours."""
-    declared = as_map(container.get("resources"))
-    for section in ("limits", "requests"):
-        for resource, amount in as_map(declared.get(section)).items():
-            again = section == "requests" and resource in as_map(declared.get("limits"))
+    declared = slot.container.resources
+    for section, amounts in (("limits", declared.limits), ("requests", declared.requests)):
+        for resource, amount in amounts.items():
+            again = section == "requests" and resource in declared.limits
             if again or not is_named(resource, cluster.other_gpus) or is_zero(amount):
                 continue
             yield Violation(
                 code="gpus-of-two-plugins",
-                container=name,
-                field=f"{path}.resources.{section}[{resource}]",
+                container=slot.name,
+                field=f"{slot.path}.resources.{section}[{resource}]",
                 value=show(amount),
                 rule=f"a container that requests {cluster.resources.core} sees only the GPU that Slicekeeper gives it, "
                 "and would hold this one unused; request one of the two, or each in a container of its own",
@@ -165,7 +160,7 @@ def _other_gpus(path: str, name: str, container: Mapping[str, Any], cluster: Clu
             )
 
 
-def _device_refused(path: str, name: str, device: str, count: int, cluster: ClusterContext) -> Violation:
+def _device_refused(slot: Slot, device: str, count: int, cluster: ClusterContext) -> Violation:
     resources = cluster.resources
     part = part_of(device, {})
     percent = max(int(part.core * count * 100), 1)
@@ -173,8 +168,8 @@ def _device_refused(path: str, name: str, device: str, count: int, cluster: Clus
     memory = f" beside {resources.memory}: 15" if percent < 100 else ""
     return Violation(
         code="device-refused",
-        container=name,
-        field=f"{path}.resources.limits[{device}]",
+        container=slot.name,
+        field=f"{slot.path}.resources.limits[{device}]",
         value=show(count),
         rule="this namespace may not request GPUs of NVIDIA's plugin, which bypass Slicekeeper's scheduler and "
         "the budget",
@@ -182,35 +177,36 @@ def _device_refused(path: str, name: str, device: str, count: int, cluster: Clus
     )
 
 
-def _gpu_container_name(path: str, name: str, seen: set[str]) -> Iterator[Violation]:
+def _gpu_container_name(slot: Slot, seen: set[str]) -> Iterator[Violation]:
     """Check a name that becomes part of an annotation's key, and must identify one container."""
+    name = slot.name
     if name in seen or not _NAME.fullmatch(name):
         yield Violation(
             code="container-name-invalid",
             container=name,
-            field=f"{path}.name",
+            field=f"{slot.path}.name",
             value=show(name),
             rule="a container that holds a GPU needs a name of its own: up to 63 lower-case letters, digits and '-'",
             example="name: trainer",
         )
 
 
-def _spec(spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext) -> Iterator[Violation]:
+def _spec(spec: PodSpec, request: PodRequest, case: Case, cluster: ClusterContext) -> Iterator[Violation]:
     """Yield the fields of a GPU pod's spec that prevent its placement, metering or class according to the policy."""
     policy = case.policy
     yield from node_platform.of_spec(spec)
     if policy.reserves:
         yield from _deadline(spec)
-    if spec.get("nodeName") and not may_name_node(case, cluster, ours=bool(request.requests)):
+    if spec.node_name and not may_name_node(case, cluster, ours=bool(request.requests)):
         yield Violation(
             code="node-name",
             field="spec.nodeName",
-            value=show(spec["nodeName"]),
+            value=show(spec.node_name),
             rule="a GPU pod is placed by the scheduler, which keeps GPUs from being allocated twice",
             example="nodeSelector: {kubernetes.io/hostname: NODE}",
         )
-    scheduler = spec.get("schedulerName")
-    if request.requests and scheduler not in (None, "", DEFAULT_SCHEDULER, *cluster.schedulers):
+    scheduler = spec.scheduler_name
+    if request.requests and scheduler not in ("", DEFAULT_SCHEDULER, *cluster.schedulers):
         yield Violation(
             code="scheduler-name",
             field="spec.schedulerName",
@@ -231,14 +227,14 @@ def _spec(spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: Clu
         yield from pod_priority.of_spec(spec, case, cluster)
 
 
-def _deadline(spec: Mapping[str, Any]) -> Iterator[Violation]:
+def _deadline(spec: PodSpec) -> Iterator[Violation]:
     """Check the field that bounds how long a pod holds its GPUs.
 
     A Job's own `activeDeadlineSeconds` is another thing: it ends the Job with all its pods, counts from the Job's
     start, begins again when a suspended Job is resumed, may be raised at any time, and is not copied to the pods. A
     pod's can only ever be lowered, so what is set aside for it is enough.
     """
-    deadline = spec.get("activeDeadlineSeconds")
+    deadline = spec.active_deadline_seconds
     if deadline is None or deadline < 1:
         yield Violation(
             code="deadline-missing",

@@ -19,7 +19,7 @@ from webhook import (
     spent_budget,
 )
 from webhook.foreign.conversion import convert
-from webhook.json_patch import apply
+from webhook.manifest import Manifest
 from webhook.review_inputs import Case, ClusterContext
 from webhook.verdict import Verdict
 
@@ -50,21 +50,21 @@ def template_of(workload: Mapping[str, Any], path: tuple[str, ...]) -> Mapping[s
 
 
 def validate(
-    workload: Mapping[str, Any], template: Mapping[str, Any], case: Case, prefix: str, cluster: ClusterContext
+    workload: Mapping[str, Any], template: Manifest, case: Case, prefix: str, cluster: ClusterContext
 ) -> Verdict:
     """Return whether pods made from a workload's template at `prefix` would pass."""
-    found = list(reserved_names.forged(template, case))
-    if not found and relevant_pods.forges_mirror(template, case, cluster):
-        found = [reserved_names.not_by_kubelet(template)]  # its pods are created by a controller
+    found = list(reserved_names.forged(template.metadata, case))
+    if not found and relevant_pods.forges_mirror(template.pod, case, cluster):
+        found = [reserved_names.not_by_kubelet(template.metadata)]  # its pods are created by a controller
     if found:
         return Verdict(violations=_below(prefix, found))
     foreign = convert(template, case.policy, cluster.resources, cluster.webhook.scheduler_name)
     if foreign.violations:
         return Verdict(violations=_below(prefix, foreign.violations))
     if foreign.patch:
-        verdict = validate(workload, apply(template, foreign.patch), case, prefix, cluster)
+        verdict = validate(workload, template.patched(foreign.patch), case, prefix, cluster)
         return replace(verdict, warnings=[*foreign.warnings, *verdict.warnings])
-    if not relevant_pods.is_relevant(template, case, cluster):
+    if not relevant_pods.is_relevant(template.pod, case, cluster):
         return Verdict()
     request, broken = pod_rules.check_pod(template, case, cluster)
     violations = [*_below(prefix, broken), *gang_templates.refusal(workload, request)]
@@ -77,8 +77,8 @@ def validate(
         return Verdict()
     # The template itself is admitted: its pods may be created when there is budget again.
     later = [f"pods of this template will be refused: {refusal}" for refusal in spent_budget.refusal(case)]
-    always = [*gang_templates.warnings(workload, request), *pod_warnings.of_pod(template, request, case, cluster)]
-    return Verdict(warnings=[*always, *(later or spent_budget.warnings(template, request, case, cluster))])
+    always = [*gang_templates.warnings(workload, request), *pod_warnings.of_pod(template.pod, request, case, cluster)]
+    return Verdict(warnings=[*always, *(later or spent_budget.warnings(template.spec, request, case, cluster))])
 
 
 def _below(prefix: str, violations: Iterable[Violation]) -> list[Violation]:

@@ -9,18 +9,16 @@ finalizer or sidecar: writing them by hand gains nothing, because the pod is the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from slicekeeper import names
-from slicekeeper.gpu.pod_manifest import annotations_of, container_name
-from slicekeeper.untyped_json import as_list, as_map
+from slicekeeper.kube.objects import Pod
 from slicekeeper.wire.json_patch import JsonPatch, escape
 
 WARNING: Final = "the manifest is of a pod that was bound before: it gets a new node and new GPUs, and keeps neither"
 
 
-def without_former_place(pod: Mapping[str, Any], *, may_name_node: bool) -> JsonPatch:
+def without_former_place(pod: Pod, *, may_name_node: bool) -> JsonPatch:
     """Return the patch that removes the pod's former node and GPUs from its manifest; empty if it has none.
 
     If users may name a node, a node without GPUs from a Binding is theirs: the pod may have been in an earlier pass. A
@@ -30,18 +28,17 @@ def without_former_place(pod: Mapping[str, Any], *, may_name_node: bool) -> Json
         return []
     patch: JsonPatch = [
         {"op": "remove", "path": f"/metadata/annotations/{escape(key)}"}
-        for key in annotations_of(pod)
+        for key in pod.metadata.annotations
         if key in names.NEVER_ON_NEW_PODS or key.startswith(names.GPU_PREFIX)
     ]
-    read_back = patch or as_map(pod.get("status")).get("phase")
-    if as_map(pod.get("spec")).get("nodeName") and (read_back or not may_name_node):
+    read_back = patch or pod.status.phase
+    if pod.spec.node_name and (read_back or not may_name_node):
         patch.append({"op": "remove", "path": "/spec/nodeName"})
     return patch
 
 
-def _was_admitted(pod: Mapping[str, Any]) -> bool:
-    metadata, spec = as_map(pod.get("metadata")), as_map(pod.get("spec"))
-    return as_map(metadata.get("labels")).get(names.MANAGED_LABEL) == names.MANAGED_VALUE and (
-        names.FINALIZER in as_list(metadata.get("finalizers"))
-        or any(container_name(as_map(c)) == names.SIDECAR for c in as_list(spec.get("initContainers")))
+def _was_admitted(pod: Pod) -> bool:
+    return pod.metadata.labels.get(names.MANAGED_LABEL) == names.MANAGED_VALUE and (
+        names.FINALIZER in pod.metadata.finalizers
+        or any(container.name == names.SIDECAR for container in pod.spec.init_containers)
     )

@@ -10,7 +10,7 @@ refusal would name neither the sidecar nor a remedy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -18,7 +18,7 @@ from slicekeeper import names
 from slicekeeper.config.resource_names import is_named
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Violation
-from slicekeeper.gpu.pod_manifest import container_name, is_zero
+from slicekeeper.kube.objects import PodSpec
 from slicekeeper.kube.pod_amounts import (
     COUNTED,
     amount_of,
@@ -28,14 +28,14 @@ from slicekeeper.kube.pod_amounts import (
     requested_by,
     requested_together,
 )
-from slicekeeper.units import parse_quantity
-from slicekeeper.untyped_json import as_list, as_map, show
+from slicekeeper.units import is_zero, parse_quantity
+from slicekeeper.untyped_json import show
 from webhook.limit_range_watch import Limits
 
 _NONE = "0"
 
 
-def fitted(sidecar: dict[str, Any], spec: Mapping[str, Any], limits: Sequence[Limits]) -> dict[str, Any]:
+def fitted(sidecar: dict[str, Any], spec: PodSpec, limits: Sequence[Limits]) -> dict[str, Any]:
     """Return the sidecar with the amounts that it gets in a pod, under the limits of the pod's namespace."""
     own = sidecar["resources"]["limits"]
     if is_best_effort(spec) and not has_own_amounts(spec):
@@ -44,9 +44,9 @@ def fitted(sidecar: dict[str, Any], spec: Mapping[str, Any], limits: Sequence[Li
     most, requests = dict(own), dict(own)
     for resource in COUNTED:
         amount = _between(own[resource], resource, limits)
-        limit = amount_of(spec, "limits", resource)
+        limit = amount_of(spec.resources.limits, resource)
         if limit is not None and limit < parse_quantity(amount):
-            amount = spec["resources"]["limits"][resource]
+            amount = spec.resources.limits[resource]
         room, limit_room = _room(spec, resource, limits)
         most[resource] = _NONE if limit_room is not None and limit_room < parse_quantity(amount) else amount
         requests[resource] = _NONE if room is not None and room < parse_quantity(amount) else amount
@@ -63,13 +63,13 @@ def _between(amount: Any, resource: str, limits: Sequence[Limits]) -> Any:
     return amount
 
 
-def _room(spec: Mapping[str, Any], resource: str, limits: Sequence[Limits]) -> tuple[Fraction | None, Fraction | None]:
+def _room(spec: PodSpec, resource: str, limits: Sequence[Limits]) -> tuple[Fraction | None, Fraction | None]:
     """Return how much more the containers of a pod may request, and how much more their limits may be; None: any.
 
     The pod's own amount decides if it has one: Kubernetes counts it in place of its containers'. If the pod has only a
     limit, Kubernetes derives the request from the containers', which must stay below the limit.
     """
-    own = requested_by(spec, resource)
+    own = requested_by(spec.resources, resource)
     if own is not None:
         return own - requested_together(spec, resource), None
     most = [parse_quantity(each.most[resource]) for each in limits if each.kind == "Pod" and resource in each.most]
@@ -79,12 +79,12 @@ def _room(spec: Mapping[str, Any], resource: str, limits: Sequence[Limits]) -> t
 
 
 def of_limit_ranges(
-    spec: Mapping[str, Any], sidecar: dict[str, Any], limits: Sequence[Limits], resources: Resources
+    spec: PodSpec, sidecar: dict[str, Any], limits: Sequence[Limits], resources: Resources
 ) -> Iterator[Violation]:
     """Yield the limits that the sidecar of a pod cannot satisfy; one that is there already is the API server's."""
     if _is_there(spec):
         return
-    requests = as_map(fitted(sidecar, spec, limits)["resources"].get("requests"))
+    requests = fitted(sidecar, spec, limits)["resources"].get("requests", {})
     gpus = (resources.core, resources.memory, *resources.devices)
     for each in (each for each in limits if each.kind == "Container"):
         for resource, least in each.least.items():
@@ -100,10 +100,10 @@ def of_limit_ranges(
                 yield _violation(resource, 0, f"{rule}leaves it nothing", _example(resource))
 
 
-def warnings(spec: Mapping[str, Any], sidecar: dict[str, Any], limits: Sequence[Limits]) -> Iterator[str]:
+def warnings(spec: PodSpec, sidecar: dict[str, Any], limits: Sequence[Limits]) -> Iterator[str]:
     """Yield what the user of an admitted pod should know: a Guaranteed pod becomes Burstable."""
     if not _is_there(spec):
-        for resource, amount in as_map(fitted(sidecar, spec, limits)["resources"].get("limits")).items():
+        for resource, amount in fitted(sidecar, spec, limits)["resources"].get("limits", {}).items():
             if amount == _NONE and resource in COUNTED:
                 yield (
                     f"a LimitRange allows the pod no more {resource}, so {names.SIDECAR} has no limit of it: "
@@ -111,8 +111,8 @@ def warnings(spec: Mapping[str, Any], sidecar: dict[str, Any], limits: Sequence[
                 )
 
 
-def _is_there(spec: Mapping[str, Any]) -> bool:
-    return any(container_name(as_map(container)) == names.SIDECAR for container in as_list(spec.get("initContainers")))
+def _is_there(spec: PodSpec) -> bool:
+    return any(container.name == names.SIDECAR for container in spec.init_containers)
 
 
 def _example(resource: str) -> str:

@@ -3,18 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import names
 from slicekeeper.config.resource_names import is_named
 from slicekeeper.config.settings import Resources
-from slicekeeper.gpu.pod_manifest import container_name, is_zero
 from slicekeeper.gpu.request import PodRequest
-from slicekeeper.untyped_json import as_list, as_map
+from slicekeeper.kube.objects import PodSpec
+from slicekeeper.units import is_zero
 from slicekeeper.wire.json_patch import JsonPatch, escape
 from webhook.json_patch import PatchBuilder
 from webhook.legacy_runtime import VOID_VARIABLE
+from webhook.manifest import Manifest, Slot
 from webhook.review_inputs import Case, ClusterContext
 from webhook.sidecar_amounts import fitted
 from webhook.sidecar_container import CONTAINERS_VARIABLE
@@ -23,19 +23,17 @@ _API_TOKEN_PATH: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa
 _API_TOKEN_VOLUME: Final = "kube-api-access-"  # noqa: S105 - the beginning of its name
 
 
-def inject(
-    patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext
-) -> None:
+def inject(patch: PatchBuilder, pod: Manifest, request: PodRequest, case: Case, cluster: ClusterContext) -> None:
     """Add what is missing of the sidecar and its volumes."""
-    present = {as_map(volume).get("name") for volume in as_list(spec.get("volumes"))}
+    spec = pod.spec
+    present = {volume.name for volume in spec.volumes}
     missing = [volume for volume in cluster.volumes if volume["name"] not in present]
-    patch.append(spec.get("volumes"), "/spec/volumes", missing)
+    patch.append(spec.volumes, "/spec/volumes", missing)
     # Sorted, so that an injector that moves containers changes nothing here.
     reported = ",".join(sorted(r.container for r in request.requests))
-    init = as_list(spec.get("initContainers"))
-    for index, container in enumerate(init):
-        if container_name(as_map(container)) == names.SIDECAR:
-            _reported_containers(patch, container, f"/spec/initContainers/{index}/env", reported)
+    for slot in pod.slots[: len(spec.init_containers)]:
+        if slot.name == names.SIDECAR:
+            _reported_containers(patch, slot, reported)
             return
     # The last change, because it increments the positions of the others.
     sidecar = cluster.sidecar(case.policy.sidecar, reported)
@@ -44,50 +42,48 @@ def inject(
         sidecar = {**sidecar, "env": [*sidecar["env"], VOID_VARIABLE]}
     token = _token_mount(spec)
     if token is not None:
-        sidecar = {**sidecar, "volumeMounts": [*as_list(sidecar.get("volumeMounts")), token]}
-    if init:
+        sidecar = {**sidecar, "volumeMounts": [*sidecar["volumeMounts"], token]}
+    if spec.init_containers:
         patch.add("/spec/initContainers/0", sidecar)
     else:
         patch.add("/spec/initContainers", [sidecar])
 
 
-def _token_mount(spec: Mapping[str, Any]) -> dict[str, Any] | None:
+def _token_mount(spec: PodSpec) -> dict[str, Any] | None:
     """Return the mount that the API server's ServiceAccount plugin has added to the other containers, if any.
 
     It would add it to the sidecar later, and call us a second time because of that change.
     """
-    for key in ("containers", "initContainers"):
-        for container in as_list(spec.get(key)):
-            for mount in as_list(as_map(container).get("volumeMounts")):
-                name, path = as_map(mount).get("name"), as_map(mount).get("mountPath")
-                if path == _API_TOKEN_PATH and isinstance(name, str) and name.startswith(_API_TOKEN_VOLUME):
-                    return {"name": name, "readOnly": True, "mountPath": path}
+    for container in (*spec.containers, *spec.init_containers):
+        for mount in container.volume_mounts:
+            if mount.mount_path == _API_TOKEN_PATH and mount.name.startswith(_API_TOKEN_VOLUME):
+                return {"name": mount.name, "readOnly": True, "mountPath": mount.mount_path}
     return None
 
 
-def _reported_containers(patch: PatchBuilder, sidecar: Mapping[str, Any], pointer: str, reported: str) -> None:
+def _reported_containers(patch: PatchBuilder, sidecar: Slot, reported: str) -> None:
     """Update the list of GPU containers: since the previous pass, another injector may have added one."""
-    entries = as_list(sidecar.get("env"))
+    pointer, env = f"{sidecar.pointer}/env", sidecar.container.env
     found = False
-    for index, entry in enumerate(entries):
-        if entry.get("name") == CONTAINERS_VARIABLE:
+    for index, entry in enumerate(env):
+        if entry.name == CONTAINERS_VARIABLE:
             found = True
-            patch.member(entry, f"{pointer}/{index}", "value", reported)
+            patch.member(sidecar.sent["env"][index], f"{pointer}/{index}", "value", reported)
     if not found:
-        patch.append(entries, pointer, [{"name": CONTAINERS_VARIABLE, "value": reported}])
+        patch.append(env, pointer, [{"name": CONTAINERS_VARIABLE, "value": reported}])
 
 
-def without_gpu(pod: Mapping[str, Any], resources: Resources) -> JsonPatch:
+def without_gpu(spec: PodSpec, resources: Resources) -> JsonPatch:
     """Return the patch that removes a GPU that a LimitRange's defaults added to our sidecar after the previous pass.
 
     The amount becomes 0, because a LimitRange with a maximum requires some amount.
     """
     patch: JsonPatch = []
-    for index, container in enumerate(as_list(as_map(pod.get("spec")).get("initContainers"))):
-        if container_name(as_map(container)) != names.SIDECAR:
+    for index, container in enumerate(spec.init_containers):
+        if container.name != names.SIDECAR:
             continue
-        for section, amounts in as_map(as_map(container).get("resources")).items():
-            for resource, amount in as_map(amounts).items():
+        for section, amounts in (("limits", container.resources.limits), ("requests", container.resources.requests)):
+            for resource, amount in amounts.items():
                 ours = is_named(resource, (resources.core, resources.memory, *resources.devices))
                 if ours and not is_zero(amount):
                     pointer = f"/spec/initContainers/{index}/resources/{section}/{escape(resource)}"

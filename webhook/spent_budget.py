@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from slicekeeper import names
 from slicekeeper.errors import Violation
 from slicekeeper.gpu.request import PodRequest
+from slicekeeper.kube.objects import PodSpec
 from slicekeeper.untyped_json import show
-from webhook.pod_priority import class_name, named_class
+from webhook.pod_priority import class_name
 from webhook.review_inputs import Case, ClusterContext
 
 _WHEN_LAST_KNOWN: Final = " when the timekeeper last answered, and stays so until it answers again"
@@ -44,7 +45,7 @@ def refusal(case: Case) -> list[Violation]:
     return []
 
 
-def warnings(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext) -> Iterator[str]:
+def warnings(spec: PodSpec, request: PodRequest, case: Case, cluster: ClusterContext) -> Iterator[str]:
     """Yield what the user of an admitted GPU pod should know: the budget is spent, stale or unknown."""
     namespace, standing, over = case.namespace, case.standing, case.over_budget
     if standing.unknown:
@@ -58,6 +59,6 @@ def warnings(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: C
             f"namespace {namespace} is over its GPU budget: the pod gets priority class {name} "
             "and leftover GPU time, and may be evicted for pods in budget"
         )
-        named = named_class(pod)
+        named = spec.priority_class_name
         if named in case.policy.allowed_priority_classes:
             yield f"priority class {named} is not kept while namespace {namespace} is over its GPU budget"

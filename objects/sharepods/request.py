@@ -16,6 +16,8 @@ from slicekeeper import names
 from slicekeeper.gpu import kubeshare
 from slicekeeper.gpu.foreign_request import ConvertedShare, Reading, ReferenceGpu, percent_of
 from slicekeeper.gpu.request_annotations import LABEL
+from slicekeeper.kube.objects import Metadata, Pod, PodSpec
+from slicekeeper.kube.objects import read as read_object
 from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity
 from slicekeeper.untyped_json import as_map
 
@@ -106,9 +108,8 @@ def _read_labels(sharepod: Mapping[str, Any], labels: Mapping[str, Any], contain
     memory = f"{_LABELS}{_MEMORY}"
     if not any(f"{_LABELS}{word}" in labels for word in _SHARE):
         return
-    kubeshare.read(
-        {"metadata": {"labels": {memory: "1", **labels}}, "spec": sharepod.get("spec")}, ReferenceGpu(), reading
-    )
+    pod = Pod(Metadata(labels={memory: "1", **labels}), read_object(sharepod.get("spec") or {}, PodSpec))
+    kubeshare.read(pod, ReferenceGpu(), reading)
     share = reading.shares.get(container)
     if share is not None and share.blocks is not None and memory not in labels:
         rule = "a SharePod with a share of a GPU must state its memory in bytes"

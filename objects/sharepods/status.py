@@ -12,10 +12,10 @@ from typing import Any, Final
 from objects.conditions import READY, condition, find
 from objects.sharepods.template import DIGEST_ANNOTATION, Template
 from slicekeeper import names
-from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers
 from slicekeeper.kube.client import Object
 from slicekeeper.kube.container_end import waited_for_a_restart
 from slicekeeper.kube.pod import deletion_requested_at, has_ended
+from slicekeeper.kube.pod_manifest import annotations_of, container_name, containers
 from slicekeeper.units import Instant, as_instant
 from slicekeeper.untyped_json import as_list, as_map
 

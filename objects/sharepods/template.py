@@ -19,8 +19,8 @@ from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Violation
 from slicekeeper.gpu.foreign_request import ConvertedShare
-from slicekeeper.gpu.pod_manifest import container_name, containers
 from slicekeeper.kube.client import Object, Resource
+from slicekeeper.kube.pod_manifest import container_name, containers
 from slicekeeper.untyped_json import as_list, as_map
 
 SHAREPODS: Final = Resource("/apis/kubeshare.nthu/v1", "sharepods")

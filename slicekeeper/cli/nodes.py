@@ -17,10 +17,11 @@ from slicekeeper.cli.pods import own_pods_instead
 from slicekeeper.cli.seat_usage import Agents, figure_columns, figures, node_cell, parts
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
-from slicekeeper.gpu.pod_manifest import annotations_of, sharing_mode
 from slicekeeper.gpu.pod_request import parse_admitted
 from slicekeeper.kube.client import NODES, PODS, Object
+from slicekeeper.kube.objects import Pod, read
 from slicekeeper.kube.pod import full_name, has_ended
+from slicekeeper.kube.pod_manifest import annotations_of, sharing_mode
 from slicekeeper.units import CORES_PER_GPU
 
 _Row = dict[str, Any]
@@ -76,7 +77,7 @@ def _shares(pods: list[Object], resources: Resources) -> dict[str, dict[str, int
             continue
         name = full_name(pod)
         alone = sharing_mode(pod) == names.EXCLUSIVE
-        for request in parse_admitted(pod, resources)[0].requests:
+        for request in parse_admitted(read(pod, Pod), resources)[0].requests:
             chosen = annotations_of(pod).get(names.gpu_annotation(request.container), "")
             for uuid in filter(None, chosen.split(",")):
                 held = shares[uuid].get(name, 0) + request.core

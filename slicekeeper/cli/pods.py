@@ -20,10 +20,11 @@ from slicekeeper.cli.output import LISTS, Column, key_column, output_option, rou
 from slicekeeper.cli.seat_usage import Agents, figure_columns, figures
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import Forbidden, ServiceError
-from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.gpu.pod_request import parse_admitted
 from slicekeeper.kube.client import NODES, PODS, KubeClient, Object
+from slicekeeper.kube.objects import Pod, read
 from slicekeeper.kube.pod import has_ended
+from slicekeeper.kube.pod_manifest import annotations_of
 from slicekeeper.units import format_duration
 from slicekeeper.wire.live_seats import SeatUse
 from slicekeeper.wire.timekeeper import Workload
@@ -166,7 +167,7 @@ def _placement(pod: Object, resources: Resources) -> str:
     annotations = annotations_of(pod)
     parts = [
         f"{annotations.get(names.gpu_annotation(r.container), '?')} ({r.core}%)"
-        for r in parse_admitted(pod, resources)[0].requests
+        for r in parse_admitted(read(pod, Pod), resources)[0].requests
         if names.gpu_annotation(r.container) in annotations
     ]
     return " ".join(parts)

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from slicekeeper.config.resource_names import any_named, is_named
+from slicekeeper.config.resource_names import is_named
 from slicekeeper.config.settings import Resources
-from slicekeeper.gpu.pod_manifest import container_name, is_zero
 from slicekeeper.gpu.request import GpuRequest
 from slicekeeper.gpu.violations import Violations
-from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK, parse_quantity, whole_quantity
-from slicekeeper.untyped_json import as_map
+from slicekeeper.kube.objects import PlacedContainer
+from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK, is_zero, parse_quantity, whole_quantity
 
 MAX_GPUS: Final = 64
 """No node has more GPUs; a larger count is a mistake in the unit."""
@@ -24,25 +22,22 @@ _CORE_RULE: Final = f"compute is 1 to 99 percent of one GPU, or a multiple of {C
 
 
 class ContainerReader:
-    """Reads one container of a manifest; `path` is its place in the pod, `kind` as `pod_manifest.containers` has it."""
+    """Reads one container of a pod."""
 
-    def __init__(
-        self, resources: Resources, violations: Violations, path: str, kind: str, container: Mapping[str, Any]
-    ) -> None:
-        self.name = container_name(container)
+    def __init__(self, resources: Resources, violations: Violations, placed: PlacedContainer) -> None:
+        self.name = placed.container.name
         self._resources = resources
         self._violations = violations
-        self._path = path
-        self._kind = kind
-        declared = as_map(container.get("resources"))
-        self._limits, self._requests = as_map(declared.get("limits")), as_map(declared.get("requests"))
+        self._placed = placed
+        self._amounts = placed.container.resources
+        self._limits, self._requests = placed.container.resources.limits, placed.container.resources.requests
 
     def request(self) -> GpuRequest | None:
         """Return the container's request; None if there is none, or if it is refused."""
         core_name, memory_name = self._resources.core, self._resources.memory
-        if not self._names_any((core_name, memory_name)) or self._asks_none():
+        if not self._amounts.names_any((core_name, memory_name)) or self._asks_none():
             return None
-        if self._kind in ("init", "ephemeral"):
+        if self._placed.kind in ("init", "ephemeral"):
             self._refuse_kind()
             return None
         # Both are read before either is checked, so that all errors are reported at once.
@@ -75,7 +70,7 @@ class ContainerReader:
     def devices(self) -> dict[str, int]:
         """Return how many devices of NVIDIA's plugin the container requests, by resource, without amounts of 0."""
         found: dict[str, int] = {}
-        if not self._names_any(self._resources.devices):
+        if not self._amounts.names_any(self._resources.devices):
             return found
         for device in dict.fromkeys((*self._limits, *self._requests)):
             if is_named(device, self._resources.devices) and not is_zero(self._declared(device)):
@@ -89,13 +84,13 @@ class ContainerReader:
         core = self._resources.core
         rule = "an ephemeral container cannot hold a GPU; ask for it in spec.containers"
         example = f"{core}: 50 in spec.containers[0]"
-        if self._kind == "init":
+        if self._placed.kind == "init":
             rule = (
                 "a plain init container cannot hold a GPU, because kubelet passes its devices on to the app "
                 "containers; move the work to an app container or make it a native sidecar"
             )
             example = "restartPolicy: Always"
-        self._refuse(f"gpu-in-{self._kind}-container", core, self._declared(core), rule, example)
+        self._refuse(f"gpu-in-{self._placed.kind}-container", core, self._declared(core), rule, example)
 
     def _is_possible(self, core: int) -> bool:
         """Return whether a container can have this much compute; refuse it otherwise."""
@@ -108,9 +103,6 @@ class ContainerReader:
             self._refuse("core-too-large", self._resources.core, core, rule, f"{self._resources.core}: {CORES_PER_GPU}")
             return False
         return True
-
-    def _names_any(self, resources: tuple[str, ...]) -> bool:
-        return any_named(self._limits, resources) or any_named(self._requests, resources)
 
     def _declared(self, resource: str) -> object:
         """Return the manifest's value for a resource, limits first; None if there is none."""
@@ -159,7 +151,7 @@ class ContainerReader:
         return f"it must be a whole number {numbers}", f"{resource}: {example}"
 
     def _refuse(self, code: str, resource: str, value: object, rule: str, example: str, where: str = "limits") -> None:
-        field = f"{self._path}.resources.{where}[{resource}]"
+        field = f"{self._placed.path}.resources.{where}[{resource}]"
         self._violations.add(code=code, container=self.name, field=field, value=value, rule=rule, example=example)
 
 

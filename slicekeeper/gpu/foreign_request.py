@@ -13,10 +13,9 @@ from fractions import Fraction
 from typing import Any
 
 from slicekeeper.gpu.container_request import MAX_BLOCKS
-from slicekeeper.gpu.pod_manifest import container_name, containers
 from slicekeeper.gpu.violations import Violations
+from slicekeeper.kube.objects import Pod
 from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK, parse_quantity, whole_quantity
-from slicekeeper.untyped_json import as_map
 
 
 @dataclass(frozen=True)
@@ -134,14 +133,13 @@ def percent_of(reading: Reading, container: str, path: str, text: object, exampl
     return _percent(reading, container, part)
 
 
-def gpu_containers(pod: Mapping[str, Any], resources: tuple[str, ...]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def gpu_containers(pod: Pod, resources: tuple[str, ...]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield `(field path, name, amounts)` of containers that ask for one of `resources`; limits go before requests."""
-    for path, _, container in containers(as_map(pod.get("spec"))):
-        declared = as_map(container.get("resources"))
-        both = {**as_map(declared.get("requests")), **as_map(declared.get("limits"))}
+    for placed in pod.spec.placed():
+        both = placed.container.resources.amounts
         amounts = {name: both[name] for name in resources if name in both}
         if amounts:
-            yield f"{path}.resources.limits", container_name(container), amounts
+            yield f"{placed.path}.resources.limits", placed.container.name, amounts
 
 
 def whole(reading: Reading, container: str, path: str, amounts: Mapping[str, Any], name: str) -> int | None:

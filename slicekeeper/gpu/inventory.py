@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from slicekeeper import names, typed_json
-from slicekeeper.gpu.pod_manifest import annotations_of
+from slicekeeper.kube.pod_manifest import annotations_of
 from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK
 
 _MIG: Final = "MIG-"

@@ -13,10 +13,9 @@ from typing import Any, Final
 
 from slicekeeper import names
 from slicekeeper.gpu.foreign_request import ConvertedShare, Reading, ReferenceGpu, gpu_containers, percent_of
-from slicekeeper.gpu.pod_manifest import container_name
 from slicekeeper.gpu.request_annotations import MAX_GANG
+from slicekeeper.kube.objects import Pod
 from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity
-from slicekeeper.untyped_json import as_list, as_map
 
 _PREFIX: Final = "sharedgpu/"
 _REQUEST: Final = _PREFIX + "gpu_request"
@@ -33,13 +32,12 @@ _HEADCOUNT: Final = _PREFIX + "group_headcount"
 _THRESHOLD: Final = _PREFIX + "group_threshold"
 
 
-def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
+def read(pod: Pod, gpu: ReferenceGpu, reading: Reading) -> None:
     """Read a pod of KubeShare's: its first container has the share; a request of 0 is background work."""
-    labels = as_map(as_map(pod.get("metadata")).get("labels"))
-    entries = as_list(as_map(pod.get("spec")).get("containers"))
-    if not entries or not (_REQUEST in labels or _LIMIT in labels or _MEMORY in labels):
+    labels = pod.metadata.labels
+    if not pod.spec.containers or not (_REQUEST in labels or _LIMIT in labels or _MEMORY in labels):
         return
-    name = container_name(as_map(entries[0]))
+    name = pod.spec.containers[0].name
     if not _says_how_much(pod, labels, reading, name):
         return
     background = labels.get(_REQUEST, "0") in ("0", "0.0")
@@ -87,7 +85,7 @@ def _compute(
     return core, limit
 
 
-def _says_how_much(pod: Mapping[str, Any], labels: Mapping[str, Any], reading: Reading, container: str) -> bool:
+def _says_how_much(pod: Pod, labels: Mapping[str, Any], reading: Reading, container: str) -> bool:
     """Return whether the labels name compute and there is no other request; refuse the pod otherwise."""
     if not (_REQUEST in labels or _LIMIT in labels):
         rule = f"memory is part of a share: name its compute too, by {_REQUEST} and {_LIMIT}"

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from slicekeeper import names, typed_json
-from slicekeeper.gpu.pod_manifest import annotations_of
+from slicekeeper.kube.pod_manifest import annotations_of
 
 
 class NodeSetup(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

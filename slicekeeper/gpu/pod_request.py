@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+
+from msgspec.structs import replace
 
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import RequestRefused
 from slicekeeper.gpu.container_request import ContainerReader
-from slicekeeper.gpu.effective_request import effective_request
-from slicekeeper.gpu.pod_manifest import annotations_of, containers
 from slicekeeper.gpu.request import GpuRequest, PodRequest
 from slicekeeper.gpu.request_annotations import AnnotationReader
 from slicekeeper.gpu.share_ceiling import CeilingReader, without_ceilings
 from slicekeeper.gpu.violations import Violations
+from slicekeeper.kube.effective_request import effective_request
+from slicekeeper.kube.objects import Pod
 from slicekeeper.units import CORES_PER_GPU
-from slicekeeper.untyped_json import as_map
 
 
-def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CORES_PER_GPU) -> PodRequest:
+def parse_pod(pod: Pod, resources: Resources, *, ceiling: int = CORES_PER_GPU) -> PodRequest:
     """Return the request of `pod`; `ceiling` is the namespace's elastic maximum in percent.
 
     Raises RequestRefused with every rule that the manifest breaks.
@@ -34,17 +34,17 @@ def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CO
     devices: list[tuple[str, Mapping[str, int]]] = []
     by_container: dict[str, Mapping[str, int]] = {}
     known: list[str] = []
-    for path, kind, container in containers(as_map(pod.get("spec"))):
-        reader = ContainerReader(resources, violations, path, kind, container)
+    for placed in pod.spec.placed():
+        reader = ContainerReader(resources, violations, placed)
         known.append(reader.name)
         asked = reader.request()
         if asked is not None:
-            found.append((asked, path))
+            found.append((asked, placed.path))
         counts = reader.devices()
         if counts:
-            devices.append((kind, counts))
+            devices.append((placed.kind, counts))
             by_container[reader.name] = counts
-    annotations = annotations_of(pod)
+    annotations = pod.metadata.annotations
     ceilings = CeilingReader(annotations, ceiling, violations)
     requests = tuple(ceilings.with_ceiling(asked, path, resources.core) for asked, path in found)
     if requests:
@@ -60,7 +60,7 @@ def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CO
     return request
 
 
-def parse_admitted(pod: Mapping[str, Any], resources: Resources) -> tuple[PodRequest, str]:
+def parse_admitted(pod: Pod, resources: Resources) -> tuple[PodRequest, str]:
     """Return the request of an existing pod and, if its manifest breaks a rule, which one.
 
     Its containers' requests count even if an annotation is wrong: otherwise a user who can write annotations could use
@@ -71,8 +71,8 @@ def parse_admitted(pod: Mapping[str, Any], resources: Resources) -> tuple[PodReq
         return parse_pod(pod, resources), ""
     except RequestRefused as error:
         refusal = str(error)
-    for kept, broken in ((without_ceilings(annotations_of(pod)), ""), ({}, refusal)):
+    for kept, broken in ((without_ceilings(pod.metadata.annotations), ""), ({}, refusal)):
         with suppress(RequestRefused):
-            bare = {**pod, "metadata": {**as_map(pod.get("metadata")), "annotations": kept}}
+            bare = replace(pod, metadata=replace(pod.metadata, annotations=kept))
             return parse_pod(bare, resources), broken
     return PodRequest(), refusal

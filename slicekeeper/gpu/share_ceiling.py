@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from slicekeeper import names
-from slicekeeper.gpu.pod_manifest import annotations_of, sharing_mode
 from slicekeeper.gpu.request import GpuRequest
 from slicekeeper.gpu.violations import Violations
+from slicekeeper.kube.objects import Pod
 from slicekeeper.units import CORES_PER_GPU
 
 
@@ -81,17 +81,15 @@ class CeilingReader:
             )
 
 
-def ceiling_in_force(
-    pod: Mapping[str, Any], container: str, core: int, *, before: int, of_namespace: int | None
-) -> int:
+def ceiling_in_force(pod: Pod, container: str, core: int, *, before: int, of_namespace: int | None) -> int:
     """Return how far the share of a running container may grow, in percent of a GPU; `core` is its request.
 
     It is never above its namespace's, `of_namespace`; while that is not known (None), what was in force `before`
     (0: nothing) stays. The owner of a running pod may state a ceiling outside of its range, or one that cannot be read.
     """
-    if sharing_mode(pod) == names.EXCLUSIVE:
+    if pod.metadata.sharing_mode == names.EXCLUSIVE:
         return CORES_PER_GPU  # it pays for all of its GPU, and no other may be there
-    annotations, limit = annotations_of(pod), before
+    annotations, limit = pod.metadata.annotations, before
     stated = _percent(annotations.get(_key(annotations, container), str(CORES_PER_GPU)))
     if stated is not None and (of_namespace is not None or not before):
         limit = stated

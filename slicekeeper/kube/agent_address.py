@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.gpu.pod_manifest import annotations_of
+from slicekeeper.kube.pod_manifest import annotations_of
 
 STOPPING: Final = "stopping"
 """What an agent writes when it stops: no agent answers until the next one has written its own address."""

@@ -16,7 +16,6 @@ from typing import Any, Final
 import msgspec
 
 from slicekeeper import names
-from slicekeeper.gpu.devices import labels_of
 from slicekeeper.kube.client import Object
 from slicekeeper.units import parse_instant
 
@@ -134,4 +133,6 @@ def _bare(pod: Object) -> Object:
 def _bare_node(node: Object) -> Object:
     annotations = node["metadata"].get("annotations") or {}
     kept = {key: annotations[key] for key in (names.NODE_GPUS,) if key in annotations}
-    return {"metadata": {"name": node["metadata"]["name"], "annotations": kept, "labels": labels_of(node)}}
+    labels = node["metadata"].get("labels") or {}
+    charged_by = {key: value for key, value in labels.items() if key.startswith("nvidia.com/")}
+    return {"metadata": {"name": node["metadata"]["name"], "annotations": kept, "labels": charged_by}}

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from slicekeeper.gpu.pod_manifest import container_name, containers
 from slicekeeper.kube.pod import has_ended
+from slicekeeper.kube.pod_manifest import container_name, containers
 from slicekeeper.untyped_json import as_list, as_map
 
 RESTART_ALL: Final = "RestartAllContainers"

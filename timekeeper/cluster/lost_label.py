@@ -17,9 +17,9 @@ from typing import Final
 
 from slicekeeper import names
 from slicekeeper.errors import ServiceError
-from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.pod import full_name
+from slicekeeper.kube.pod_manifest import annotations_of
 from slicekeeper.untyped_json import as_list, as_map
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.pod_patch import Each

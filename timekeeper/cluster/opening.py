@@ -16,6 +16,7 @@ from slicekeeper.gpu.pod_request import parse_admitted
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.break_glass_record import NAMESPACE_UID
 from slicekeeper.kube.client import NODES, RESOURCE_QUOTAS, KubeClient, Object
+from slicekeeper.kube.objects import Pod, read
 from slicekeeper.units import Instant
 from timekeeper.cluster.watches import ClusterNodes, Namespaces
 from timekeeper.core import charged_fraction, interval, pod_need, quota_weight
@@ -37,7 +38,7 @@ def charged_request(pod: Object, policy: NamespacePolicy, settings: Settings) ->
     if policy.mode == "off":
         return PodRequest()
     # Requests that cannot be read are not charged: no charge is guessed.
-    request, _ = parse_admitted(pod, settings.resources)
+    request, _ = parse_admitted(read(pod, Pod), settings.resources)
     if policy.nvidia_gpu != "metered" and request.devices:
         request = replace(request, devices={}, held_devices={})
     return request

@@ -13,10 +13,10 @@ from typing import Any
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.errors import NotFound
-from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube import events
 from slicekeeper.kube.client import JSON_PATCH, PODS, KubeClient, Object
 from slicekeeper.kube.pod import guarded, without_finalizer, without_gate
+from slicekeeper.kube.pod_manifest import annotations_of
 from slicekeeper.untyped_json import as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 

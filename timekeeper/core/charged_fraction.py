@@ -19,8 +19,8 @@ from typing import Any, Literal
 from slicekeeper import names
 from slicekeeper.gpu.devices import part_of, part_of_slice
 from slicekeeper.gpu.inventory import Gpu, is_slice
-from slicekeeper.gpu.pod_manifest import annotations_of, sharing_mode
 from slicekeeper.gpu.request import GpuRequest, PodRequest
+from slicekeeper.kube.pod_manifest import annotations_of, sharing_mode
 from slicekeeper.units import CORES_PER_GPU
 from timekeeper.core import quota_weight
 

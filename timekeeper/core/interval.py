@@ -17,9 +17,9 @@ from typing import Any, Final, Literal
 
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS, NODE_CLOCK_MS
-from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.container_end import waited_for_a_restart
 from slicekeeper.kube.pod import deletion_requested_at, has_ended, is_bound
+from slicekeeper.kube.pod_manifest import annotations_of
 from slicekeeper.units import EPOCH, MS_PER_SECOND, Instant, as_instant
 from slicekeeper.untyped_json import as_list, as_map
 

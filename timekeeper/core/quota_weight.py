@@ -14,6 +14,7 @@ from typing import Any
 
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.request import PodRequest
+from slicekeeper.kube.objects import PodSpec, read
 from slicekeeper.kube.pod_amounts import is_best_effort
 from slicekeeper.units import parse_quantity
 from slicekeeper.untyped_json import as_list, as_map
@@ -90,7 +91,7 @@ def _has_class(name: object, selector: Mapping[str, Any]) -> bool:
 
 def _is_best_effort(pod: Mapping[str, Any]) -> bool:
     recorded = as_map(pod.get("status")).get("qosClass")
-    return recorded == "BestEffort" if recorded else is_best_effort(as_map(pod.get("spec")))
+    return recorded == "BestEffort" if recorded else is_best_effort(read(pod.get("spec") or {}, PodSpec))
 
 
 def _crosses_namespaces(affinity: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from slicekeeper import names
 from slicekeeper.config.foreign_dialects import DIALECTS
@@ -18,14 +18,14 @@ from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Violation
 from slicekeeper.gpu import kubeshare
 from slicekeeper.gpu.foreign_request import ConvertedShare, Reading, ReferenceGpu
-from slicekeeper.gpu.pod_manifest import annotations_of, container_name, is_zero
-from slicekeeper.untyped_json import as_list, as_map
+from slicekeeper.kube.objects import Pod, PodSpec
+from slicekeeper.units import is_zero
 from slicekeeper.wire.json_patch import JsonPatch, escape
-from webhook.field_types import malformed
 from webhook.foreign import gpu_manager, gpushare, hami, kai, volcano_vgpu
 from webhook.json_patch import PatchBuilder
+from webhook.manifest import Manifest
 
-_READ: Final[dict[str, Callable[[Mapping[str, Any], ReferenceGpu, Reading], None]]] = {
+_READ: Final[dict[str, Callable[[Pod, ReferenceGpu, Reading], None]]] = {
     "gpu-manager": gpu_manager.read,
     "gpushare": gpushare.read,
     "hami": hami.read,
@@ -47,30 +47,29 @@ class Conversion:
 NOTHING: Final = Conversion([])
 
 
-def convert(pod: Mapping[str, Any], policy: NamespacePolicy, resources: Resources, scheduler: str) -> Conversion:
+def convert(pod: Manifest, policy: NamespacePolicy, resources: Resources, scheduler: str) -> Conversion:
     """Return the conversion of a pod or a pod template; `NOTHING` if it has no foreign request.
 
     Only in mode `enforce`, because the pod changes. A pod that uses several of the policy's dialects is read in the
     first of them.
     """
-    if not policy.foreign.dialects or policy.mode != "enforce" or any(malformed(pod)):
+    if not policy.foreign.dialects or policy.mode != "enforce" or pod.malformed:
         return NOTHING
     gpu = ReferenceGpu(policy.foreign.gpu_memory_mib)
     for dialect in policy.foreign.dialects:
         reading = Reading()
-        _READ[dialect](pod, gpu, reading)
+        _READ[dialect](pod.pod, gpu, reading)
         if reading.violations:
             return Conversion([], violations=tuple(reading.violations))
-        ours = _asking_in_our_terms(pod, resources) if dialect != "gpu-manager" else frozenset()
+        ours = _asking_in_our_terms(pod.spec, resources) if dialect != "gpu-manager" else frozenset()
         shares = {name: share for name, share in reading.shares.items() if name not in ours}
         if not shares:
             continue
         patch = PatchBuilder()
         _containers(patch, pod, shares, dialect, resources)
         _annotations(patch, pod, shares, reading, policy.ceiling)
-        spec = as_map(pod.get("spec"))
         foreign = [name for spoken in policy.foreign.dialects for name in DIALECTS[spoken].schedulers]
-        if spec.get("schedulerName") in foreign:  # several dialects request whole GPUs in the same way
+        if pod.spec.scheduler_name in foreign:  # several dialects request whole GPUs in the same way
             patch.replace("/spec/schedulerName", scheduler)
         if not patch.operations:
             continue
@@ -80,61 +79,53 @@ def convert(pod: Mapping[str, Any], policy: NamespacePolicy, resources: Resource
     return NOTHING
 
 
-def _asking_in_our_terms(pod: Mapping[str, Any], resources: Resources) -> frozenset[str]:
-    spec = as_map(pod.get("spec"))
+def _asking_in_our_terms(spec: PodSpec, resources: Resources) -> frozenset[str]:
     return frozenset(
-        container_name(as_map(entry))
-        for key in ("initContainers", "containers")
-        for entry in as_list(spec.get(key))
-        if not is_zero(as_map(as_map(as_map(entry).get("resources")).get("limits")).get(resources.core, 0))
+        container.name
+        for container in (*spec.init_containers, *spec.containers)
+        if not is_zero(container.resources.limits.get(resources.core, 0))
     )
 
 
 def _containers(
     patch: PatchBuilder,
-    pod: Mapping[str, Any],
+    pod: Manifest,
     shares: Mapping[str, ConvertedShare],
     dialect: str,
     resources: Resources,
 ) -> None:
-    for key in ("initContainers", "containers"):
-        for index, entry in enumerate(as_list(as_map(pod.get("spec")).get(key))):
-            share = shares.get(container_name(as_map(entry)))
-            if share is None:
-                continue
-            pointer = f"/spec/{key}/{index}/resources"
-            declared = as_map(entry).get("resources")
-            if not isinstance(declared, dict):
-                patch.add(pointer, {})
-                declared = {}
-            amounts = {resources.core: str(share.core)}
-            if share.blocks is not None:
-                amounts[resources.memory] = str(share.blocks)
-            foreign = DIALECTS[dialect].resources
-            for section in ("limits", "requests"):
-                there = as_map(declared.get(section))
-                gone = [name for name in foreign if name in there and name not in amounts]
-                for name in gone:
-                    patch.remove(f"{pointer}/{section}/{escape(name)}")
-                if section == "limits" or gone:  # omitted requests equal the limits
-                    different = {name: amount for name, amount in amounts.items() if str(there.get(name)) != amount}
-                    patch.members(declared.get(section), f"{pointer}/{section}", different)
+    foreign = DIALECTS[dialect].resources
+    for slot in pod.slots:
+        share = shares.get(slot.name)
+        if share is None or slot.kind == "ephemeral":
+            continue
+        pointer, declared = f"{slot.pointer}/resources", slot.container.resources
+        if slot.sent.get("resources") is None:
+            patch.add(pointer, {})
+        amounts = {resources.core: str(share.core)}
+        if share.blocks is not None:
+            amounts[resources.memory] = str(share.blocks)
+        for section, there in (("limits", declared.limits), ("requests", declared.requests)):
+            gone = [name for name in foreign if name in there and name not in amounts]
+            for name in gone:
+                patch.remove(f"{pointer}/{section}/{escape(name)}")
+            if section == "limits" or gone:  # omitted requests equal the limits
+                different = {name: amount for name, amount in amounts.items() if str(there.get(name)) != amount}
+                patch.members(there, f"{pointer}/{section}", different)
 
 
 def _annotations(
-    patch: PatchBuilder, pod: Mapping[str, Any], shares: Mapping[str, ConvertedShare], reading: Reading, ceiling: int
+    patch: PatchBuilder, pod: Manifest, shares: Mapping[str, ConvertedShare], reading: Reading, ceiling: int
 ) -> None:
-    present = annotations_of(pod)
+    present = pod.metadata.annotations
     wanted = {key: value for key, value in reading.annotations.items() if key not in present}
     for name, share in shares.items():
         key = names.limit_annotation(name)
         if share.limit is not None and key not in present:
             wanted[key] = str(min(share.limit, max(ceiling, share.core)))
-    metadata = pod.get("metadata")
-    if wanted and not isinstance(metadata, dict):
+    if wanted and pod.sent.get("metadata") is None:
         patch.add("/metadata", {})
-        metadata = {}
-    patch.members(as_map(metadata).get("annotations"), "/metadata/annotations", wanted)
+    patch.members(present, "/metadata/annotations", wanted)
 
 
 def _in_words(share: ConvertedShare, resources: Resources) -> str:

@@ -3,22 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from slicekeeper import names
 from slicekeeper.gpu.foreign_request import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
-from slicekeeper.gpu.pod_manifest import annotations_of
+from slicekeeper.kube.objects import Pod
 from slicekeeper.units import CORES_PER_GPU, whole_quantity
 
 _CORE: Final = "tencent.com/vcuda-core"
 _MEMORY: Final = "tencent.com/vcuda-memory"
 
 
-def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
+def read(pod: Pod, gpu: ReferenceGpu, reading: Reading) -> None:
     """Read a pod written for gpu-manager; our own rules refuse what gpu-manager would refuse."""
     del gpu  # such a pod always states both amounts
-    annotations = annotations_of(pod)
+    annotations = pod.metadata.annotations
     elastic = whole_quantity(annotations.get(names.CORE_LIMIT))
     for path, name, amounts in gpu_containers(pod, (_CORE, _MEMORY)):
         before = len(reading.violations)

@@ -6,13 +6,12 @@ The number of GPUs that a share is spread over is given by a label of the pod, o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, Final
+from typing import Final
 
 from slicekeeper.gpu.foreign_request import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
+from slicekeeper.kube.objects import Pod
 from slicekeeper.units import CORES_PER_GPU, whole_quantity
-from slicekeeper.untyped_json import as_map
 
 _MEMORY: Final = "aliyun.com/gpu-mem"
 _CORES: Final = "aliyun.com/gpu-core.percentage"
@@ -21,9 +20,9 @@ _MOST_GIB: Final = 512
 """No GPU has more memory, so a larger number is in MiB."""
 
 
-def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
+def read(pod: Pod, gpu: ReferenceGpu, reading: Reading) -> None:
     """Read a pod written for gpushare. If it does not request a percentage of compute, compute follows memory."""
-    spread = as_map(as_map(pod.get("metadata")).get("labels")).get(_COUNT, "1")
+    spread = pod.metadata.labels.get(_COUNT, "1")
     for path, name, amounts in gpu_containers(pod, (_MEMORY, _CORES, _COUNT)):
         before = len(reading.violations)
         memory, cores, count = (whole(reading, name, path, amounts, key) for key in (_MEMORY, _CORES, _COUNT))

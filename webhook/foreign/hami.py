@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from slicekeeper import names
 from slicekeeper.config.foreign_dialects import HAMI_PRIORITY
 from slicekeeper.gpu.foreign_request import Reading, ReferenceGpu, gpu_containers
-from slicekeeper.gpu.pod_manifest import annotations_of
+from slicekeeper.kube.objects import Pod
 from webhook.foreign.vgpu import VgpuNames, read_vgpus
 
 _NAMES: Final = VgpuNames(
@@ -30,12 +29,12 @@ _IGNORED: Final = {
 }
 
 
-def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
+def read(pod: Pod, gpu: ReferenceGpu, reading: Reading) -> None:
     """Read a pod written for HAMi."""
     read_vgpus(pod, _NAMES, gpu, reading)
     if not reading.shares:
         return
-    annotations = annotations_of(pod)
+    annotations = pod.metadata.annotations
     reading.ignores(annotations, _IGNORED)
     for _, name, _ in gpu_containers(pod, (HAMI_PRIORITY,)):
         reading.notes.append(f"{name}: {HAMI_PRIORITY} is ignored: the namespace's budget determines the class")

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from slicekeeper.config.foreign_dialects import DIALECTS
 from slicekeeper.gpu.foreign_request import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
-from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers
+from slicekeeper.kube.objects import Pod
 from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity
-from slicekeeper.untyped_json import as_map
 
 _FRACTION: Final = "gpu-fraction"
 _MEMORY: Final = "gpu-memory"
@@ -24,16 +23,16 @@ _IGNORED: Final = {
 }
 
 
-def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
+def read(pod: Pod, gpu: ReferenceGpu, reading: Reading) -> None:
     """Read a pod written for KAI: one container has the share, the named one or the first."""
     _read_shares(pod, gpu, reading)
     if reading.shares:
-        reading.ignores(as_map(as_map(pod.get("metadata")).get("labels")), _IGNORED)
-        reading.ignores(annotations_of(pod), _IGNORED)
+        reading.ignores(pod.metadata.labels, _IGNORED)
+        reading.ignores(pod.metadata.annotations, _IGNORED)
 
 
-def _read_shares(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
-    annotations = annotations_of(pod)
+def _read_shares(pod: Pod, gpu: ReferenceGpu, reading: Reading) -> None:
+    annotations = pod.metadata.annotations
     key = next((key for key in (_FRACTION, _MEMORY) if key in annotations), "")
     if not key:
         _whole_gpus(pod, reading)
@@ -48,7 +47,7 @@ def _read_shares(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) ->
         reading.shares[name] = share
 
 
-def _is_alone(pod: Mapping[str, Any], annotations: Mapping[str, Any], key: str, reading: Reading) -> bool:
+def _is_alone(pod: Pod, annotations: Mapping[str, Any], key: str, reading: Reading) -> bool:
     """Return whether the share under `key` is the pod's only request, and of one GPU; refuse the pod otherwise."""
     if key == _FRACTION and _MEMORY in annotations:
         rule = f"{_FRACTION} already states the share; leave one of the two out"
@@ -90,8 +89,8 @@ def _memory(value: object, container: str, gpu: ReferenceGpu, reading: Reading) 
     return gpu.share(reading, container, path, mib=Fraction(mib))
 
 
-def _container(pod: Mapping[str, Any], annotations: Mapping[str, Any], reading: Reading) -> str | None:
-    known = [(container_name(container), kind) for _, kind, container in containers(as_map(pod.get("spec")))]
+def _container(pod: Pod, annotations: Mapping[str, Any], reading: Reading) -> str | None:
+    known = [(each.container.name, each.kind) for each in pod.spec.placed()]
     first = next((name for name, kind in known if kind == "app"), None)
     if _CONTAINER not in annotations:
         return first
@@ -103,9 +102,9 @@ def _container(pod: Mapping[str, Any], annotations: Mapping[str, Any], reading: 
     return str(wanted)
 
 
-def _whole_gpus(pod: Mapping[str, Any], reading: Reading) -> None:
+def _whole_gpus(pod: Pod, reading: Reading) -> None:
     """Read whole GPUs of a pod for KAI's scheduler; in other pods they are requests to NVIDIA's plugin."""
-    if as_map(pod.get("spec")).get("schedulerName") not in DIALECTS["kai"].schedulers:
+    if pod.spec.scheduler_name not in DIALECTS["kai"].schedulers:
         return
     for path, name, amounts in gpu_containers(pod, (_WHOLE,)):
         count = whole(reading, name, path, amounts, _WHOLE)

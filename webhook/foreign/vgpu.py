@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 from slicekeeper.gpu.foreign_request import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
-from slicekeeper.gpu.pod_manifest import annotations_of
+from slicekeeper.kube.objects import Pod
 from slicekeeper.units import CORES_PER_GPU
 
 
@@ -32,7 +30,7 @@ class VgpuNames:
         return self.count, self.memory, self.percentage, self.cores
 
 
-def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: ReferenceGpu, reading: Reading) -> None:
+def read_vgpus(pod: Pod, names: VgpuNames, gpu: ReferenceGpu, reading: Reading) -> None:
     """Read what each container requests.
 
     GPUs with neither memory nor compute stated are whole ones, and so are those with all compute requested.
@@ -63,9 +61,9 @@ def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: ReferenceGpu, read
         share = gpu.share(reading, name, path, core=cores or None, part=part, mib=memory)
         if share is not None:
             reading.shares[name] = share
-    if reading.shares and annotations_of(pod).get(names.mode) == "mig":
+    if reading.shares and pod.metadata.annotations.get(names.mode) == "mig":
         rule = "MIG slices are not created on demand; request a share"
-        reading.refuse_annotation(annotations_of(pod), names.mode, rule, f"{names.mode}: hami-core")
+        reading.refuse_annotation(pod.metadata.annotations, names.mode, rule, f"{names.mode}: hami-core")
 
 
 def _are_percentages(

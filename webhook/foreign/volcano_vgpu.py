@@ -6,11 +6,10 @@ Its older plugin has only `volcano.sh/gpu-memory` for shares, and `gpu-number` f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from slicekeeper.gpu.foreign_request import Reading, ReferenceGpu
-from slicekeeper.gpu.pod_manifest import annotations_of
+from slicekeeper.kube.objects import Pod
 from webhook.foreign.vgpu import VgpuNames, read_vgpus
 
 _NAMES: Final = VgpuNames(
@@ -28,9 +27,9 @@ _IGNORED: Final = {
 }
 
 
-def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
+def read(pod: Pod, gpu: ReferenceGpu, reading: Reading) -> None:
     """Read a pod written for Volcano."""
     read_vgpus(pod, _NAMES, gpu, reading)
     read_vgpus(pod, _OLDER, gpu, reading)
     if reading.shares:
-        reading.ignores(annotations_of(pod), _IGNORED)
+        reading.ignores(pod.metadata.annotations, _IGNORED)

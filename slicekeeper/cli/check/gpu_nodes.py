@@ -11,8 +11,8 @@ from slicekeeper import names
 from slicekeeper.cli.check.remedies import Finding, Remedy, component
 from slicekeeper.gpu import inventory, node_setup
 from slicekeeper.gpu.node_setup import NodeSetup
-from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import Object
+from slicekeeper.kube.pod_manifest import annotations_of
 from slicekeeper.untyped_json import as_map
 
 LABEL: Final = "slicekeeper.io/gpus"

@@ -12,8 +12,8 @@ from slicekeeper.config.resource_names import is_named
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
 from slicekeeper.gpu.devices import labels_of, part_of
-from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import Object
+from slicekeeper.kube.pod_manifest import annotations_of
 from slicekeeper.units import whole_quantity
 from slicekeeper.untyped_json import as_map
 

@@ -14,8 +14,8 @@ from slicekeeper.config.policy_file import read_book
 from slicekeeper.config.policy_objects import apply_policies, read
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import Conflict, NotFound, RequestRefused
-from slicekeeper.gpu.pod_manifest import asks_for
 from slicekeeper.gpu.pod_request import parse_admitted, parse_pod
+from slicekeeper.kube import objects
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.pod import full_name, has_ended
 from slicekeeper.kube.policy_watch import GPU_POLICIES
@@ -70,9 +70,10 @@ def _pods(client: KubeClient, settings: Settings) -> Iterator[Object]:
 
 def _asks_for_gpus(pod: Object, resources: Resources) -> bool:
     """Whether a pod requests GPUs, or something that cannot be read; an amount of 0 is no request."""
-    if not asks_for(pod, (resources.core, resources.memory, *resources.devices)):
+    asking = objects.read(pod, objects.Pod)
+    if not asking.spec.names_any((resources.core, resources.memory, *resources.devices)):
         return False
-    request, refusal = parse_admitted(pod, resources)
+    request, refusal = parse_admitted(asking, resources)
     return request.holds_gpus or bool(refusal)
 
 
@@ -91,7 +92,7 @@ def _not_adoptable(pod: Object, resources: Resources) -> str:
     if pod["metadata"].get("deletionTimestamp"):
         return "it is being deleted"
     try:
-        parse_pod(pod, resources)
+        parse_pod(objects.read(pod, objects.Pod), resources)
     except RequestRefused as error:
         return str(error)
     return ""

@@ -13,6 +13,7 @@ from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.inventory import Gpu, MigSlice, by_uuid
 from slicekeeper.gpu.pod_request import parse_pod
+from slicekeeper.kube.objects import Pod, read
 from timekeeper.core.charged_fraction import GPU_UNKNOWN, Metering, Weight, meter
 from timekeeper.core.quota_weight import MISSING, Quota, quota_of
 
@@ -55,7 +56,7 @@ def metered(
     given: dict[str, Any], weight: Weight = "max", rates: dict[str, Fraction] | None = None, **more: Any
 ) -> Priced:
     arguments = {"background": Fraction(1, 2), **more}
-    found = meter(given, parse_pod(given, RESOURCES), inventory=INVENTORY, weight=weight, **arguments)
+    found = meter(given, parse_pod(read(given, Pod), RESOURCES), inventory=INVENTORY, weight=weight, **arguments)
     return Priced(found, rates or {})
 
 

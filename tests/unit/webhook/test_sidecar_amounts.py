@@ -15,6 +15,7 @@ from simulator.admission_plugins import check_pod, set_defaults
 from simulator.api_errors import Denied, Invalid
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Settings
+from slicekeeper.kube.objects import PodSpec, read
 from slicekeeper.kube.pod_amounts import is_best_effort
 from webhook.admission import Admission
 from webhook.limit_range_watch import LimitRanges
@@ -127,7 +128,7 @@ def test_a_pod_that_kubernetes_accepts_is_accepted_with_the_sidecar(
     after = admitted(manifest)
     set_defaults(after)
     check_pod(after)
-    assert is_best_effort(after["spec"]) == is_best_effort(manifest["spec"])
+    assert is_best_effort(read(after["spec"], PodSpec)) == is_best_effort(read(manifest["spec"], PodSpec))
     assert ADMISSION.mutate(after, CASE).patch == []
 
 

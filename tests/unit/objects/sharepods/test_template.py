@@ -15,6 +15,7 @@ from scheduler.node_fit import admits, read_node
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.pod_request import parse_pod
+from slicekeeper.kube.objects import Pod, read
 
 CORE, MEMORY = Resources().core, Resources().memory
 
@@ -59,7 +60,7 @@ def test_the_first_container_has_the_share_and_the_rest_stays_as_it_is() -> None
     }
     assert made["containers"][1] == containers[1]
     assert obj["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "1"}, "the SharePod itself is not changed"
-    assert parse_pod(pod_of(obj), Resources()).requests[0].core == 50
+    assert parse_pod(read(pod_of(obj), Pod), Resources()).requests[0].core == 50
 
 
 def test_who_asks_in_our_terms_already_is_asked_to_choose() -> None:

@@ -12,8 +12,9 @@ from slicekeeper.config.resource_names import any_named, is_named
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import RequestRefused, SettingsError
 from slicekeeper.gpu.devices import DevicePart, model_of, part_of
-from slicekeeper.gpu.pod_manifest import asks_for
 from slicekeeper.gpu.pod_request import parse_pod
+from slicekeeper.kube.objects import Pod, read
+from slicekeeper.kube.pod_manifest import asks_for
 
 A100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.memory": "81920"}
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
@@ -84,14 +85,14 @@ def pod(**limits: int | str) -> dict[str, object]:
 
 
 def test_devices_are_told_by_name_and_counted_together() -> None:
-    request = parse_pod(pod(**{"gpu": 2, "mig-1g.10gb": "3", "gpu.shared": "0", "other": 1}), Resources())
+    request = parse_pod(read(pod(**{"gpu": 2, "mig-1g.10gb": "3", "gpu.shared": "0", "other": 1}), Pod), Resources())
     assert request.devices == {"c": {"nvidia.com/gpu": 2, "nvidia.com/mig-1g.10gb": 3}}
     assert request.held_devices == {"nvidia.com/gpu": 2, "nvidia.com/mig-1g.10gb": 3}
 
 
 def test_half_a_slice_is_refused_by_its_own_name() -> None:
     with pytest.raises(RequestRefused, match=r"limits\[nvidia.com/mig-1g.10gb\]"):
-        parse_pod(pod(**{"mig-1g.10gb": "500m"}), Resources())
+        parse_pod(read(pod(**{"mig-1g.10gb": "500m"}), Pod), Resources())
 
 
 def test_a_plain_name_is_one_device_and_no_more() -> None:

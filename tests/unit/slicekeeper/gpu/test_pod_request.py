@@ -9,6 +9,7 @@ from slicekeeper.config.settings import Resources
 from slicekeeper.errors import RequestRefused, Violation
 from slicekeeper.gpu.pod_request import parse_admitted, parse_pod
 from slicekeeper.gpu.request import GpuRequest, PodRequest
+from slicekeeper.kube.objects import Pod, read
 
 R = Resources()
 
@@ -18,12 +19,12 @@ def container(core: object = None, memory: object = None, name: str = "main", **
     return {"name": name, "resources": {"limits": limits}, **more}
 
 
-def pod(*containers: dict[str, Any], **annotations: str) -> dict[str, Any]:
+def pod(*containers: dict[str, Any], **annotations: str) -> Pod:
     named = {key.replace("__", "/").replace("_", "-"): value for key, value in annotations.items()}
-    return {"metadata": {"annotations": named}, "spec": {"containers": list(containers)}}
+    return read({"metadata": {"annotations": named}, "spec": {"containers": list(containers)}}, Pod)
 
 
-def refusal(manifest: dict[str, Any], **options: Any) -> Violation:
+def refusal(manifest: Pod, **options: Any) -> Violation:
     with pytest.raises(RequestRefused) as caught:
         parse_pod(manifest, R, **options)
     return caught.value.violations[0]

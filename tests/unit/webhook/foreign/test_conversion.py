@@ -13,6 +13,7 @@ from slicekeeper.errors import SettingsError
 from webhook.admission import Admission
 from webhook.foreign.conversion import NOTHING, convert
 from webhook.json_patch import apply
+from webhook.manifest import Manifest
 from webhook.review_inputs import Case
 
 SETTINGS = Settings()
@@ -32,7 +33,7 @@ def pod(limits: dict[str, Any] | None = None, **metadata: dict[str, str]) -> dic
 
 def asked(manifest: dict[str, Any], dialect: str, gpu_memory: str = "80Gi") -> tuple[str | None, str | None] | str:
     """Return what a pod asks for in our terms once it is converted, or why it is refused."""
-    found = convert(manifest, policy(dialect, gpu_memory=gpu_memory), SETTINGS.resources, "ours")
+    found = convert(Manifest(manifest), policy(dialect, gpu_memory=gpu_memory), SETTINGS.resources, "ours")
     if found.violations:
         return found.violations[0].field
     limits = apply(manifest, found.patch)["spec"]["containers"][0]["resources"]["limits"]
@@ -133,14 +134,14 @@ def test_compute_and_number_of_gpus_in_gpushares_terms(amounts: Any, labels: dic
     ],
 )
 def test_volcanos_older_plugin(limits: dict[str, Any], expected: Any) -> None:
-    found = convert(pod(limits), policy("volcano-vgpu"), SETTINGS.resources, "ours")
+    found = convert(Manifest(pod(limits)), policy("volcano-vgpu"), SETTINGS.resources, "ours")
     converted = apply(pod(limits), found.patch)["spec"]["containers"][0]["resources"]["limits"]
     assert (converted.get(CORE), converted.get(MEMORY)) == expected
 
 
 def notes(manifest: dict[str, Any], dialect: str) -> list[str]:
     """Return the warnings about a converted request."""
-    found = convert(manifest, policy(dialect), SETTINGS.resources, "ours")
+    found = convert(Manifest(manifest), policy(dialect), SETTINGS.resources, "ours")
     assert not found.violations
     return list(found.warnings[1:])
 
@@ -193,7 +194,7 @@ def test_what_kubeshare_would_not_place_is_refused(words: dict[str, str], limits
 
 def test_hami_may_name_one_gpu() -> None:
     one, several = ({"nvidia.com/use-gpuuuid": uuids} for uuids in ("GPU-1", "GPU-1,GPU-2"))
-    found = convert(pod({GPU: 1}, annotations=one), policy("hami"), SETTINGS.resources, "ours")
+    found = convert(Manifest(pod({GPU: 1}, annotations=one)), policy("hami"), SETTINGS.resources, "ours")
     assert {"op": "add", "path": "/metadata/annotations/slicekeeper.io~1gpu-uuid", "value": "GPU-1"} in found.patch
     assert asked(pod({GPU: 1}, annotations=several), "hami") == "metadata.annotations[nvidia.com/use-gpuuuid]"
 
@@ -216,7 +217,7 @@ def test_whatever_stands_in_a_foreign_field_is_read_or_refused(place: str, value
         keys = {"annotations": names.annotations, "labels": names.labels, "limits": names.resources}[place]
         amounts = dict.fromkeys(keys, value)
         manifest = pod(amounts) if place == "limits" else pod(**{place: amounts})
-        found = convert(manifest, policy(dialect), SETTINGS.resources, "ours")
+        found = convert(Manifest(manifest), policy(dialect), SETTINGS.resources, "ours")
         assert found.violations or not found.patch or value == 1.5
 
 
@@ -243,7 +244,7 @@ def test_kai_takes_whole_gpus_or_a_part() -> None:
 def test_a_whole_gpu_is_placed_by_us_whichever_dialect_reads_it() -> None:
     manifest = pod({GPU: 1})
     manifest["spec"]["schedulerName"] = "kai-scheduler"
-    found = convert(manifest, policy("hami", "kai"), SETTINGS.resources, "ours")
+    found = convert(Manifest(manifest), policy("hami", "kai"), SETTINGS.resources, "ours")
     assert apply(manifest, found.patch)["spec"]["schedulerName"] == "ours"
 
 
@@ -255,7 +256,7 @@ def test_amounts_in_full_need_no_word_on_the_gpus_memory() -> None:
 
 @pytest.mark.parametrize("limits", [None, {}, {"cpu": 1}, {GPU: 0}])
 def test_what_asks_for_nothing_is_left_alone(limits: dict[str, Any] | None) -> None:
-    assert convert(pod(limits), policy(*ALL), SETTINGS.resources, "ours") == NOTHING
+    assert convert(Manifest(pod(limits)), policy(*ALL), SETTINGS.resources, "ours") == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -264,14 +265,14 @@ def test_what_asks_for_nothing_is_left_alone(limits: dict[str, Any] | None) -> N
 def test_the_ceiling_of_gpu_manager(said: str | None, expected: str | None) -> None:
     annotations = {} if said is None else {"tencent.com/vcuda-core-limit": said}
     manifest = pod({CORE: 50, MEMORY: 8}, annotations=annotations)
-    found = convert(manifest, policy("gpu-manager", gpu_memory=""), SETTINGS.resources, "ours")
+    found = convert(Manifest(manifest), policy("gpu-manager", gpu_memory=""), SETTINGS.resources, "ours")
     limit = apply(manifest, found.patch)["metadata"]["annotations"].get("limit.slicekeeper.io/a")
     assert limit == expected
 
 
 def test_a_share_never_grows_beyond_the_namespaces_ceiling() -> None:
     labels = {"sharedgpu/gpu_request": "0.5", "sharedgpu/gpu_limit": "1.0", "sharedgpu/gpu_mem": str(1 << 30)}
-    found = convert(pod(labels=labels), policy("kubeshare", ceiling=80), SETTINGS.resources, "ours")
+    found = convert(Manifest(pod(labels=labels)), policy("kubeshare", ceiling=80), SETTINGS.resources, "ours")
     annotations = apply(pod(labels=labels), found.patch)["metadata"]["annotations"]
     assert annotations == {"limit.slicekeeper.io/a": "80"}
 

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from slicekeeper import names
 from slicekeeper.config.resource_names import any_named
-from slicekeeper.units import whole_quantity
 from slicekeeper.untyped_json import as_list, as_map
 
 _KIND_OF_LIST: Final = (("initContainers", ""), ("containers", "app"), ("ephemeralContainers", "ephemeral"))
@@ -58,8 +57,3 @@ def _names_any(container: Mapping[str, Any], resources: tuple[str, ...]) -> bool
     declared = as_map(container.get("resources"))
     limits, requests = as_map(declared.get("limits")), as_map(declared.get("requests"))
     return any_named(limits, resources) or any_named(requests, resources)
-
-
-def is_zero(quantity: object) -> bool:
-    """Whether a resource's amount is 0, however it is written."""
-    return whole_quantity(quantity) == 0

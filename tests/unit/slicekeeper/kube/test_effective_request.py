@@ -14,8 +14,9 @@ from scheduler.cpu_memory import asked_by
 from simulator.kubescheduler import request_of
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.devices import part_of
-from slicekeeper.gpu.effective_request import effective_request
 from slicekeeper.gpu.pod_request import parse_pod
+from slicekeeper.kube.effective_request import effective_request
+from slicekeeper.kube.objects import Pod, read
 from timekeeper.core.charged_fraction import meter
 from timekeeper.core.pod_need import need_of
 from timekeeper.core.rate import RateBook
@@ -86,7 +87,7 @@ def test_the_sum_is_what_a_pod_has_at_most_and_what_kubelet_gives_out(containers
 @given(pods)
 def test_charge_reservation_and_simulated_scheduler_count_the_same(containers: list[Wanted]) -> None:
     pod, held = pod_of(containers), most_at_once(containers)
-    request = parse_pod(pod, Resources())
+    request = parse_pod(read(pod, Pod), Resources())
     assert dict(request.held_devices) == held
     assert request_of(pod) == held
     charged = sum((count * part_of(name, LABELS).core for name, count in held.items()), Fraction(0))
