@@ -39,7 +39,7 @@ from webhook.review_inputs import Case, ClusterContext
 from webhook.sidecar_injection import without_gpu
 from webhook.verdict import Verdict
 
-_IN_THE_WAY: Final = ("reserved-container", "reserved-volume")
+_IN_THE_WAY: Final = ("container-name-invalid", "reserved-container", "reserved-volume")
 """Rules whose violation conflicts with our own patch. In mode `observe`, pods that break any other rule are metered."""
 
 _CHECKED_BY_API_SERVER: Final = ("/spec/priority", "/spec/preemptionPolicy")

@@ -39,9 +39,9 @@ class PatchBuilder:
         elif parent[key] != value:
             self.replace(f"{pointer}/{escape(key)}", value)
 
-    def members(self, parent: Mapping[str, Any], pointer: str, values: Mapping[str, Any]) -> None:
-        """Set all `values` in a map; an empty one may be missing."""
-        if parent:
+    def members(self, parent: object, pointer: str, values: Mapping[str, Any]) -> None:
+        """Set all `values` in a map, which may be missing."""
+        if isinstance(parent, dict):
             for key, value in values.items():
                 self.member(parent, pointer, key, value)
         elif values:

@@ -43,16 +43,17 @@ def patch_pod(pod: Manifest, request: PodRequest, case: Case, cluster: ClusterCo
 
 
 def _metadata(patch: PatchBuilder, pod: Manifest, request: PodRequest, case: Case) -> None:
-    metadata = pod.metadata
-    if pod.sent.get("metadata") is None:
+    metadata, sent = pod.metadata, pod.sent.get("metadata")
+    if sent is None:
         patch.add("/metadata", {})
+        sent = {}
     annotations = {}
     if case.policy.mode == "enforce":
         annotations[names.BUDGET_STATE] = names.OVER_BUDGET if case.over_budget else names.IN_BUDGET
         if any(request.is_limited(r) and r.limit is None for r in request.requests):
             annotations[names.CORE_LIMIT] = str(case.policy.ceiling)
-    patch.members(metadata.labels, "/metadata/labels", {names.MANAGED_LABEL: names.MANAGED_VALUE})
-    patch.members(metadata.annotations, "/metadata/annotations", annotations)
+    patch.members(sent.get("labels"), "/metadata/labels", {names.MANAGED_LABEL: names.MANAGED_VALUE})
+    patch.members(sent.get("annotations"), "/metadata/annotations", annotations)
     if names.FINALIZER not in metadata.finalizers:
         patch.append(metadata.finalizers, "/metadata/finalizers", [names.FINALIZER])
 

@@ -39,7 +39,7 @@ def note_writer(obj: Mapping[str, Any], old: Mapping[str, Any], user: str) -> Js
         return []
     patch = PatchBuilder()
     if wanted is not None:
-        patch.members(as_map(annotations), _ANNOTATIONS, {names.CHANGED_BY: wanted})
+        patch.members(annotations, _ANNOTATIONS, {names.CHANGED_BY: wanted})
     elif found is not None and found == claim:
         patch.remove(f"{_ANNOTATIONS}/{escape(names.CHANGED_BY)}")
     return patch.operations

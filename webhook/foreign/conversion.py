@@ -53,7 +53,7 @@ def convert(pod: Manifest, policy: NamespacePolicy, resources: Resources, schedu
     Only in mode `enforce`, because the pod changes. A pod that uses several of the policy's dialects is read in the
     first of them.
     """
-    if not policy.foreign.dialects or policy.mode != "enforce" or pod.malformed:
+    if not policy.foreign.dialects or policy.mode != "enforce":
         return NOTHING
     gpu = ReferenceGpu(policy.foreign.gpu_memory_mib)
     for dialect in policy.foreign.dialects:
@@ -65,6 +65,8 @@ def convert(pod: Manifest, policy: NamespacePolicy, resources: Resources, schedu
         shares = {name: share for name, share in reading.shares.items() if name not in ours}
         if not shares:
             continue
+        if pod.malformed:
+            return Conversion([], violations=tuple(pod.malformed))
         patch = PatchBuilder()
         _containers(patch, pod, shares, dialect, resources)
         _annotations(patch, pod, shares, reading, policy.ceiling)
@@ -99,9 +101,10 @@ def _containers(
         share = shares.get(slot.name)
         if share is None or slot.kind == "ephemeral":
             continue
-        pointer, declared = f"{slot.pointer}/resources", slot.container.resources
-        if slot.sent.get("resources") is None:
+        pointer, declared, sent = f"{slot.pointer}/resources", slot.container.resources, slot.sent.get("resources")
+        if sent is None:
             patch.add(pointer, {})
+            sent = {}
         amounts = {resources.core: str(share.core)}
         if share.blocks is not None:
             amounts[resources.memory] = str(share.blocks)
@@ -111,7 +114,7 @@ def _containers(
                 patch.remove(f"{pointer}/{section}/{escape(name)}")
             if section == "limits" or gone:  # omitted requests equal the limits
                 different = {name: amount for name, amount in amounts.items() if str(there.get(name)) != amount}
-                patch.members(there, f"{pointer}/{section}", different)
+                patch.members(sent.get(section), f"{pointer}/{section}", different)
 
 
 def _annotations(
@@ -123,9 +126,10 @@ def _annotations(
         key = names.limit_annotation(name)
         if share.limit is not None and key not in present:
             wanted[key] = str(min(share.limit, max(ceiling, share.core)))
-    if wanted and pod.sent.get("metadata") is None:
+    sent = pod.sent.get("metadata")
+    if wanted and sent is None:
         patch.add("/metadata", {})
-    patch.members(present, "/metadata/annotations", wanted)
+    patch.members((sent or {}).get("annotations"), "/metadata/annotations", wanted)
 
 
 def _in_words(share: ConvertedShare, resources: Resources) -> str:

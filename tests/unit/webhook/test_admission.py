@@ -360,6 +360,13 @@ def test_what_is_only_observed_is_metered_whatever_rule_it_breaks(
     assert "observed, not refused" in verdict.warnings[0]
     metadata = apply(manifest, verdict.patch)["metadata"]
     assert metadata["labels"] == {names.MANAGED_LABEL: names.MANAGED_VALUE}
+
+
+def test_an_observed_pod_with_two_containers_of_one_name_is_left_to_the_api_server() -> None:
+    manifest = pod()
+    manifest["spec"]["containers"].append({"name": manifest["spec"]["containers"][0]["name"]})
+    verdict = ADMISSION.mutate(manifest, Case("research", NamespacePolicy(mode="observe")))
+    assert (verdict.allowed, verdict.patch) == (True, [])
     assert metadata["finalizers"] == [names.FINALIZER]
 
 

@@ -73,7 +73,7 @@ def test_pod_without_gpus_asks_for_nothing_whatever_its_annotations() -> None:
         (pod(container(200), **{"slicekeeper.io__sharing": "shared"}), "shared-whole-gpu", "sharing"),
     ],
 )
-def test_refusals_name_the_field(manifest: dict[str, Any], code: str, where: str) -> None:
+def test_refusals_name_the_field(manifest: Pod, code: str, where: str) -> None:
     violation = refusal(manifest)
     assert violation.code == code
     assert violation.field.endswith(where) or where in violation.field
@@ -112,12 +112,11 @@ def test_requests_must_equal_limits() -> None:
 
 
 def test_plain_init_container_is_refused_and_a_native_sidecar_is_not() -> None:
-    manifest = pod(container(50, 5))
-    manifest["spec"]["initContainers"] = [container(20, 5, "prepare")]
-    violation = refusal(manifest)
+    spec = {"containers": [container(50, 5)], "initContainers": [container(20, 5, "prepare")]}
+    violation = refusal(read({"spec": spec}, Pod))
     assert (violation.code, violation.container) == ("gpu-in-init-container", "prepare")
-    manifest["spec"]["initContainers"][0]["restartPolicy"] = "Always"
-    assert [r.container for r in parse_pod(manifest, R).requests] == ["prepare", "main"]
+    spec["initContainers"][0]["restartPolicy"] = "Always"
+    assert [r.container for r in parse_pod(read({"spec": spec}, Pod), R).requests] == ["prepare", "main"]
 
 
 def test_every_violation_of_every_container_is_told() -> None:
@@ -171,7 +170,7 @@ JSON = st.recursive(
 def test_any_input_is_read_or_refused(manifest: dict[str, Any]) -> None:
     violations: tuple[Violation, ...] = ()
     try:
-        parse_pod(manifest, R)
+        parse_pod(read(manifest, Pod), R)
     except RequestRefused as refused:
         violations = refused.violations
     assert all(v.code and v.field and v.rule and v.example for v in violations)

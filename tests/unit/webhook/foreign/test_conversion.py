@@ -325,3 +325,11 @@ def test_the_policy_refuses_a_gpu_that_cannot_be(memory: str, tmp_path: Any) -> 
     file.write_text(f"default: {{foreign: {{dialects: [kai], gpuMemory: '{memory}'}}}}\n")
     with pytest.raises(SettingsError, match=r"foreign\.gpuMemory"):
         read_book(PolicySettings(file=str(file)))
+
+
+def test_a_damaged_pod_is_refused_and_not_converted() -> None:
+    manifest = pod({GPU: 1, "nvidia.com/gpumem": 8192}) | {"metadata": {"finalizers": "none"}}
+    found = convert(Manifest(manifest), policy("hami"), SETTINGS.resources, "ours")
+    assert [(violation.code, violation.field) for violation in found.violations] == [
+        ("manifest-malformed", "metadata.finalizers")
+    ]
