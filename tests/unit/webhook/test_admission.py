@@ -360,6 +360,7 @@ def test_what_is_only_observed_is_metered_whatever_rule_it_breaks(
     assert "observed, not refused" in verdict.warnings[0]
     metadata = apply(manifest, verdict.patch)["metadata"]
     assert metadata["labels"] == {names.MANAGED_LABEL: names.MANAGED_VALUE}
+    assert metadata["finalizers"] == [names.FINALIZER]
 
 
 def test_an_observed_pod_with_two_containers_of_one_name_is_left_to_the_api_server() -> None:
@@ -367,7 +368,6 @@ def test_an_observed_pod_with_two_containers_of_one_name_is_left_to_the_api_serv
     manifest["spec"]["containers"].append({"name": manifest["spec"]["containers"][0]["name"]})
     verdict = ADMISSION.mutate(manifest, Case("research", NamespacePolicy(mode="observe")))
     assert (verdict.allowed, verdict.patch) == (True, [])
-    assert metadata["finalizers"] == [names.FINALIZER]
 
 
 def test_a_manifest_read_back_is_taken_however_deeply_it_is_nested() -> None:
