@@ -36,7 +36,7 @@ from scheduler.extender_requests import (
     filter_result,
 )
 from scheduler.gangs import WAITERS
-from scheduler.pods import Pod
+from scheduler.pods import KnownPod
 from scheduler.scheduler_process import NotSynced, Scheduler
 from slicekeeper import threads
 from slicekeeper.errors import SlicekeeperError
@@ -145,7 +145,7 @@ def _probes(scheduler: Scheduler) -> Starlette:
     return probes
 
 
-def _is_quick(pod: Pod) -> bool:
+def _is_quick(pod: KnownPod) -> bool:
     """Whether a pod is placed quickly: without a gang, and without a search for unequal containers."""
     return pod.gang is None and not pod.demand.is_unequal
 

@@ -19,7 +19,7 @@ from scheduler.extender import gpu_pod, placeable
 from scheduler.gangs import Gangs
 from scheduler.held_places import Place
 from scheduler.pending_bindings import NoPlace
-from scheduler.pods import Pod
+from scheduler.pods import KnownPod
 from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
@@ -94,7 +94,7 @@ class Binder:
         except ServiceError as error:
             return f"pods could not be read: {error}"
 
-    def _give(self, args: BindingArgs, pod: Pod, term: int) -> str:
+    def _give(self, args: BindingArgs, pod: KnownPod, term: int) -> str:
         """Choose GPUs, hold them and bind the pod; return why not, empty if it is bound.
 
         If the result is unknown, the GPUs stay held, and no other process may bind until the request is over: the API
@@ -136,7 +136,7 @@ class Binder:
                 continue
             self._state.bindings.looked(pod.uid, obj)
 
-    def _why_not_now(self, pod: Pod, node: str) -> str:
+    def _why_not_now(self, pod: KnownPod, node: str) -> str:
         """Return the node agent's objection to a pod; empty if there is none."""
         if not asks_for(pod.waiting or {}, (self._state.resources.seat,)):
             return ""

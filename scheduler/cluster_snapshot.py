@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from scheduler.held_places import Place
 from scheduler.node_fit import NodeFacts
-from scheduler.pods import Pod
+from scheduler.pods import KnownPod
 from slicekeeper.gpu import inventory
 
 
@@ -28,7 +28,7 @@ class Snapshot:
     """Nodes with GPUs, pods and places as they were at one instant."""
 
     nodes: dict[str, tuple[NodeFacts, tuple[inventory.Gpu, ...]]]
-    pods: list[Pod]
+    pods: list[KnownPod]
     places: list[Place]
     cpu_memory: dict[str, tuple[float, float]]
     """The free cores and MiB of each node, infinite if unknown."""

@@ -16,7 +16,7 @@ from scheduler.known_pods import KnownPods
 from scheduler.nodes import Nodes
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.fleet_version import FleetVersion
-from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows, label_of, labels_out_of_sight
+from scheduler.pods import Hold, KnownPod, chosen_hold, gpu_rows, label_of, labels_out_of_sight
 from slicekeeper.clock import Clock
 
 Unwanted = Callable[[Place], bool]
@@ -93,7 +93,7 @@ class ClusterState:
             self.changed_nodes.add(node)
             self._fill(self.fleet, node, None)
 
-    def place(self, kind: HoldKind, pod: Pod, node: str, columns: Iterable[int]) -> Place:
+    def place(self, kind: HoldKind, pod: KnownPod, node: str, columns: Iterable[int]) -> Place:
         """Return a place on a node by the columns of its GPUs."""
         uuids = self.fleet.publish().uuids(node)
         hold, gpus = chosen_hold(pod, node, [uuids[column] for column in columns])

@@ -16,7 +16,7 @@ from scheduler.explain_wait import Outlook, outlook
 from scheduler.extender import UNMANAGED, placeable
 from scheduler.gang_places import places_for
 from scheduler.placement.learner import Learner
-from scheduler.pods import Pod
+from scheduler.pods import KnownPod
 from scheduler.scheduler_state import SchedulerState
 from scheduler.wait_forecast import deadlines
 from scheduler.wait_remedies import ROOM
@@ -150,7 +150,7 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
     }
 
 
-def _run_outs(context: Context, state: SchedulerState, mine: Pod) -> dict[str, int]:
+def _run_outs(context: Context, state: SchedulerState, mine: KnownPod) -> dict[str, int]:
     """Return when other namespaces' running pods will go over budget, by UID: from then on they give way to this one.
 
     Empty if it is not in budget itself, or if the user may not read the others' budgets.
@@ -216,7 +216,7 @@ def _by_scheduler(settings: Settings, mine: str, nodes: list[Object]) -> dict[st
     return found
 
 
-def _gang(state: SchedulerState, pod: Pod) -> dict[str, Any] | None:
+def _gang(state: SchedulerState, pod: KnownPod) -> dict[str, Any] | None:
     """Return the state of a pod's gang; None without one, or if it has started and the pod is placed separately."""
     members = state.gang_members(pod.gang.key) if pod.gang is not None else None
     if members is None or not members.needed:

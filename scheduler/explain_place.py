@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from scheduler.held_places import HoldKind, Place
-from scheduler.pods import Hold, Pod, gpu_rows
+from scheduler.pods import Hold, KnownPod, gpu_rows
 from slicekeeper.gpu.inventory import Gpu, is_slice
 
 
-def why_node(pod: Pod, node: str, places: Iterable[Place], policy: str, *, is_equal: Callable[[str], bool]) -> str:
+def why_node(pod: KnownPod, node: str, places: Iterable[Place], policy: str, *, is_equal: Callable[[str], bool]) -> str:
     """Return why a pod is placed on a node.
 
     `places` are those that were held for it. `is_equal` returns whether the policy found another node equally good.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from scheduler.cluster_snapshot import Snapshot
 from scheduler.placement.policy import Policy
 from scheduler.placement.reasons import Why
-from scheduler.pods import Pod
+from scheduler.pods import KnownPod
 from scheduler.reclaim.room_finder import RoomFinder
 from scheduler.wait_forecast import Expected, StartForecast
 from scheduler.wait_remedies import grants, remedies
@@ -40,7 +40,7 @@ class Outlook:
     """Actions that would help."""
 
 
-def outlook(snapshot: Snapshot, pod: Pod, policy: Policy, ends: Mapping[str, int], now_ms: int) -> Outlook:
+def outlook(snapshot: Snapshot, pod: KnownPod, policy: Policy, ends: Mapping[str, int], now_ms: int) -> Outlook:
     """Return the outlook of a pod that waits; `ends` are deadlines by UID in milliseconds."""
     nodes = StartForecast(snapshot, pod, policy)
     line = turns(snapshot, pod.scheduler)
@@ -63,7 +63,7 @@ def outlook(snapshot: Snapshot, pod: Pod, policy: Policy, ends: Mapping[str, int
     )
 
 
-def _give_way(snapshot: Snapshot, pod: Pod, policy: Policy) -> tuple[str, ...]:
+def _give_way(snapshot: Snapshot, pod: KnownPod, policy: Policy) -> tuple[str, ...]:
     """Return the pods that are evicted for a pod, or would be if it were in budget: for all of its gang, or for none.
 
     With a grant, the other pods of its namespace would be in budget too.

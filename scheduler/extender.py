@@ -14,7 +14,7 @@ from scheduler.gangs import Gangs
 from scheduler.node_fit import has_preferences
 from scheduler.placement.ranking import scores
 from scheduler.placement.reasons import Why, explain
-from scheduler.pods import Pod, read_pod
+from scheduler.pods import KnownPod, read_pod
 from scheduler.reclaim.victim_choice import rank_of
 from scheduler.scheduler_state import SchedulerState
 from slicekeeper.kube.pod_manifest import asks_for
@@ -29,7 +29,7 @@ UNMANAGED: Final = (
 
 
 def filter_nodes(
-    state: SchedulerState, gangs: Gangs, pod: Pod | None, names: bytes, *, best_alone: bool = False
+    state: SchedulerState, gangs: Gangs, pod: KnownPod | None, names: bytes, *, best_alone: bool = False
 ) -> bytes:
     """Return the answer to a filter call: the nodes on which the pod fits, and the reasons for the others.
 
@@ -71,7 +71,7 @@ def filter_nodes(
     return filter_result(fitting, b"{%b}" % failed[:-1], b"{%b}" % unresolvable[:-1])
 
 
-def prioritize_nodes(state: SchedulerState, gangs: Gangs, pod: Pod | None, names: bytes) -> bytes:
+def prioritize_nodes(state: SchedulerState, gangs: Gangs, pod: KnownPod | None, names: bytes) -> bytes:
     """Return the answer to a prioritize call: a score for each node, 10 if there is only one.
 
     kube-scheduler would choose at random among equals. An omitted node has no points (`prioritizeNodes` adds the listed
@@ -87,7 +87,9 @@ def prioritize_nodes(state: SchedulerState, gangs: Gangs, pod: Pod | None, names
     return found.roster.write_scores(found.rows[scored], given[scored])
 
 
-def preempt(state: SchedulerState, gangs: Gangs, pod: Pod | None, nodes: Mapping[str, MetaVictims]) -> PreemptionResult:
+def preempt(
+    state: SchedulerState, gangs: Gangs, pod: KnownPod | None, nodes: Mapping[str, MetaVictims]
+) -> PreemptionResult:
     """Return those of `nodes` on which kube-scheduler's victims may be evicted, and make room on single GPUs.
 
     kube-scheduler counts whole nodes: its victims may be on GPUs on which their removal does not help, or be in budget.
@@ -108,7 +110,7 @@ def preempt(state: SchedulerState, gangs: Gangs, pod: Pod | None, nodes: Mapping
     return PreemptionResult(NodeNameToMetaVictims=helped)
 
 
-def gpu_pod(state: SchedulerState, obj: Mapping[str, Any]) -> Pod | None:
+def gpu_pod(state: SchedulerState, obj: Mapping[str, Any]) -> KnownPod | None:
     """Return the pod if it requests our GPUs; None if it is not ours to place."""
     resources = state.resources
     if not asks_for(obj, (resources.core, resources.memory)):
@@ -123,7 +125,7 @@ def gpu_pod(state: SchedulerState, obj: Mapping[str, Any]) -> Pod | None:
     return pod
 
 
-def placeable(pod: Pod) -> str:
+def placeable(pod: KnownPod) -> str:
     """Return why the pod cannot be placed on any node; empty if it can."""
     if pod.refusal:
         return pod.refusal

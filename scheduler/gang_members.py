@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from scheduler.pods import Gang, Pod
+from scheduler.pods import Gang, KnownPod
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class GangMembers:
     gang: Gang
     placed: int
     """Pods that run, are being bound, or have succeeded."""
-    waiting: tuple[Pod, ...]
+    waiting: tuple[KnownPod, ...]
     """Pods that kube-scheduler may place, those with the largest requests first."""
     held_back: int = 0
     """Pods that wait for something else first: a scheduling gate."""
@@ -36,7 +36,7 @@ class GangMembers:
 
 
 def gang_members(
-    pods: Iterable[Pod], is_binding: Callable[[Pod], bool], succeeded: Mapping[str, int]
+    pods: Iterable[KnownPod], is_binding: Callable[[KnownPod], bool], succeeded: Mapping[str, int]
 ) -> GangMembers | None:
     """Return the existing pods of one gang, None if there are none; `is_binding` returns whether a pod is being bound.
 
@@ -68,7 +68,7 @@ def gang_members(
     )
 
 
-def _hardest_first(pod: Pod) -> tuple[int, int, int, int, str]:
+def _hardest_first(pod: KnownPod) -> tuple[int, int, int, int, str]:
     pieces = pod.demand.pieces
     wholes = sum(piece.whole for piece in pieces)
     return -wholes, -sum(s.core for s in pieces), -sum(s.memory_mib for s in pieces), pod.created_ms, pod.key

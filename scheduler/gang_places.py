@@ -22,7 +22,7 @@ from scheduler.placement.joint_search import SEARCH_DEMANDS, SEARCH_NODES, SEARC
 from scheduler.placement.links import relinked
 from scheduler.placement.node_search import StepBudget
 from scheduler.placement.policy import Policy
-from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
+from scheduler.pods import Hold, KnownPod, chosen_hold, gpu_rows
 from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.names import MIG
 
@@ -68,13 +68,13 @@ class Trial:
         self._checks_cpu_memory = checks_cpu_memory
 
     def place_in_turn(
-        self, pods: Iterable[Pod], offers: Mapping[str, OfferedNodes], policy: Policy
-    ) -> list[tuple[Pod, Hold]]:
+        self, pods: Iterable[KnownPod], offers: Mapping[str, OfferedNodes], policy: Policy
+    ) -> list[tuple[KnownPod, Hold]]:
         """Place pods one after the other, each where it is cheapest now; return those that found a place.
 
         A pod that is not in `offers`, by its UID, may use the nodes that admit it by their own fields.
         """
-        found: list[tuple[Pod, Hold]] = []
+        found: list[tuple[KnownPod, Hold]] = []
         for pod in pods:
             evaluation, _ = self._cache.evaluate(self._fleet.publish(), pod.demand, policy)
             row = next(self._open(evaluation.fits, evaluation.price, pod, offers.get(pod.uid)), None)
@@ -85,14 +85,16 @@ class Trial:
                 found.append((pod, self._take(pod, row, gpus)))
         return found
 
-    def fewest_places_first(self, pods: Sequence[Pod], offers: Mapping[str, OfferedNodes], policy: Policy) -> list[Pod]:
+    def fewest_places_first(
+        self, pods: Sequence[KnownPod], offers: Mapping[str, OfferedNodes], policy: Policy
+    ) -> list[KnownPod]:
         """Return pods in the order of how many nodes each may use now, those that come first in `pods` among equals.
 
         A pod that may be anywhere must not take the only place of one that may not.
         """
         known: dict[tuple[Demand, int], int] = {}
 
-        def places(pod: Pod) -> int:
+        def places(pod: KnownPod) -> int:
             offered = offers.get(pod.uid)
             shape = pod.demand, id(offered)
             if shape not in known:
@@ -106,8 +108,8 @@ class Trial:
         return sorted(pods, key=places)
 
     def place_jointly(
-        self, pods: Sequence[Pod], offers: Mapping[str, OfferedNodes], policy: Policy
-    ) -> list[tuple[Pod, Hold]]:
+        self, pods: Sequence[KnownPod], offers: Mapping[str, OfferedNodes], policy: Policy
+    ) -> list[tuple[KnownPod, Hold]]:
         """Search for places for all of some pods at any price; return them, or nothing if none were found.
 
         For pods of which some found no place one after the other. Pods with an affinity or with different exclusions
@@ -146,7 +148,7 @@ class Trial:
         found = search_jointly(nodes, asked, StepBudget(SEARCH_STEPS[0] + SEARCH_STEPS[1] * len(pods))) or ()
         return [(pod, self._take(pod, int(rows[at]), gpus)) for pod, (at, gpus) in zip(pods, found, strict=False)]
 
-    def _open(self, fits: Bools, price: Ints, pod: Pod, offered: OfferedNodes | None) -> Iterator[int]:
+    def _open(self, fits: Bools, price: Ints, pod: KnownPod, offered: OfferedNodes | None) -> Iterator[int]:
         """Yield the rows of nodes that fit and are open to a pod, the cheapest first, those to avoid last."""
         fits = fits[: len(self._roster.names)]
         known = self._is_of_roster(offered)
@@ -160,7 +162,7 @@ class Trial:
             if (known or (facts is not None and admits(facts, pod.waiting or {}))) and self._has_cpu_memory(pod, row):
                 yield row
 
-    def _has_cpu_memory(self, pod: Pod, row: int) -> bool:
+    def _has_cpu_memory(self, pod: KnownPod, row: int) -> bool:
         if not self._checks_cpu_memory:
             return True
         cpu, ram = self._fleet.publish().cpu_memory(self._roster.names[row])
@@ -169,7 +171,7 @@ class Trial:
     def _is_of_roster(self, offered: OfferedNodes | None) -> bool:
         return offered is not None and offered.roster is self._roster
 
-    def _take(self, pod: Pod, row: int, gpus: Sequence[int]) -> Hold:
+    def _take(self, pod: KnownPod, row: int, gpus: Sequence[int]) -> Hold:
         """Hold GPUs of a row for a pod, by the columns of its pieces."""
         node = self._roster.names[row]
         fleet = self._fleet.publish()
@@ -185,7 +187,7 @@ class Trial:
 
 def places_for(
     begin: Callable[[], Trial], members: GangMembers, offers: Mapping[str, OfferedNodes], policy: Policy
-) -> tuple[int, list[tuple[Pod, Hold]]]:
+) -> tuple[int, list[tuple[KnownPod, Hold]]]:
     """Return places for as many pods as a gang needs or more, or for fewer, and the version they were found on.
 
     Each trial is a new one of `begin`. The pods are placed one after the other, and what is left for the last depends

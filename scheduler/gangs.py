@@ -26,7 +26,7 @@ from scheduler.gang_places import OfferedNodes, places_for
 from scheduler.gang_queue import SEARCH_PAUSE_RATIO, GangQueue
 from scheduler.job_progress import JobProgress
 from scheduler.pending_bindings import NoPlace
-from scheduler.pods import Hold, Pod
+from scheduler.pods import Hold, KnownPod
 from scheduler.reclaim.back_off import BackOff
 from scheduler.reclaim.retry_trigger import RetryTrigger
 from scheduler.scheduler_state import SchedulerState
@@ -82,7 +82,7 @@ class _KnownGang(BackOff):
     asked_at: float = 0.0
     """When kube-scheduler last asked for one of its pods (monotonic seconds)."""
 
-    def hold(self, pod: Pod) -> Hold | None:
+    def hold(self, pod: KnownPod) -> Hold | None:
         """Return what is reserved for a pod."""
         return self.plan.holds.get(pod.uid) if self.plan is not None else None
 
@@ -116,12 +116,12 @@ class Gangs:
 
     # Calls of the extender.
 
-    def has_started(self, pod: Pod) -> bool:
+    def has_started(self, pod: KnownPod) -> bool:
         """Whether enough pods of the gang have their place; then every other is placed separately."""
         members = self._members(pod)
         return members is None or not members.needed
 
-    def place(self, pod: Pod, names: bytes) -> tuple[str, str]:
+    def place(self, pod: KnownPod, names: bytes) -> tuple[str, str]:
         """Return the node reserved for a pod, or nothing and the reason; `names` is the JSON list of nodes it may use.
 
         Raises BadRequest.
@@ -151,7 +151,7 @@ class Gangs:
                 return "", f"{_named(members)} keeps a place elsewhere"
             return hold.node, ""
 
-    def wait_for_gang(self, pod: Pod, node: str) -> None:
+    def wait_for_gang(self, pod: KnownPod, node: str) -> None:
         """Wait until a pod may be bound: until enough binds of its gang have arrived. Raises NoPlace."""
         give_up = time.monotonic() + self._barrier
         with self._changed:
@@ -209,7 +209,7 @@ class Gangs:
                 key, {pod.controller: succeeded[pod.controller] for pod in pods if pod.controller in succeeded}
             )
 
-    def _look_at(self, key: str) -> list[Pod]:
+    def _look_at(self, key: str) -> list[KnownPod]:
         """Process one gang; return those of its pods that have a place and must be retried."""
         with self._changed:
             known = self._known.get(key)
@@ -240,7 +240,9 @@ class Gangs:
 
     # Below, the lock is held.
 
-    def _wait_for_others(self, pod: Pod, known: _KnownGang, plan: _Plan, members: GangMembers, give_up: float) -> None:
+    def _wait_for_others(
+        self, pod: KnownPod, known: _KnownGang, plan: _Plan, members: GangMembers, give_up: float
+    ) -> None:
         """Wait at the barrier, without the lock, until it opens or the gang has started. Raises NoPlace."""
         while True:
             # After each wait all of it may be different: pods come and go, and the plan may be another one.
@@ -263,7 +265,7 @@ class Gangs:
             finally:
                 self._waiters -= 1
 
-    def _members(self, pod: Pod) -> GangMembers | None:
+    def _members(self, pod: KnownPod) -> GangMembers | None:
         return self._state.gang_members(pod.gang.key, pod) if pod.gang is not None else None
 
     def _keep(self, plan: _Plan) -> None:

@@ -21,7 +21,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from scheduler.pods import Hold, Pod
+from scheduler.pods import Hold, KnownPod
 
 NO_GPUS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
 
@@ -53,7 +53,7 @@ class Place:
     """
 
     kind: HoldKind
-    pod: Pod
+    pod: KnownPod
     hold: Hold
     until_ns: int | None = None
     gpus: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: NO_GPUS)

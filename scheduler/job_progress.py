@@ -14,7 +14,7 @@ from heapq import nsmallest
 from itertools import count
 from typing import Final
 
-from scheduler.pods import Pod
+from scheduler.pods import KnownPod
 from slicekeeper.clock import Clock
 from slicekeeper.errors import ServiceError, Unavailable
 from slicekeeper.kube.client import JOBS, KubeClient
@@ -51,7 +51,7 @@ class JobProgress:
         """The number of the last read of a Job of each namespace."""
         self._reads = count(1)
 
-    def succeeded(self, pods: Iterable[Pod]) -> dict[str, int]:
+    def succeeded(self, pods: Iterable[KnownPod]) -> dict[str, int]:
         """Return how many pods have succeeded, by the UID of the Job; only of the Jobs that were read now.
 
         `pods` are those of all gangs that lack some.
@@ -91,7 +91,7 @@ class JobProgress:
         return [uid for *_, uid in nsmallest(READS_PER_ROUND, order)]
 
 
-def _job_of(pod: Pod) -> str:
+def _job_of(pod: KnownPod) -> str:
     """Return the name of the Job that controls a waiting pod; empty if none does."""
     owner = controller_of(pod.waiting or {}) or {}
     return str(owner.get("name") or "") if owner.get("kind") == "Job" else ""

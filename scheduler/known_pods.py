@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from scheduler.gang_members import GangMembers, gang_members
-from scheduler.pods import Pod
+from scheduler.pods import KnownPod
 from slicekeeper import names as marks
 
 
@@ -14,8 +14,8 @@ class KnownPods:
     """All managed pods. One thread at a time may change them; `get` may be called at any time."""
 
     def __init__(self) -> None:
-        self._pods: dict[str, Pod] = {}
-        self._waiting: dict[str, Pod] = {}
+        self._pods: dict[str, KnownPod] = {}
+        self._waiting: dict[str, KnownPod] = {}
         """Pods without a node: all that concern the reclaimer."""
         self._yielding: set[str] = set()
         """Pods on nodes that may be evicted, or are terminating: without any, no eviction makes room."""
@@ -26,7 +26,7 @@ class KnownPods:
         self._succeeded: dict[str, dict[str, int]] = {}
         """By gang, how many pods have succeeded, by the UID of their controller."""
 
-    def get(self, uid: str) -> Pod | None:
+    def get(self, uid: str) -> KnownPod | None:
         """Return a pod, None if it is not known."""
         return self._pods.get(uid)
 
@@ -34,11 +34,11 @@ class KnownPods:
         """Return all pods' UIDs."""
         return set(self._pods)
 
-    def every(self) -> list[Pod]:
+    def every(self) -> list[KnownPod]:
         """Return all pods."""
         return list(self._pods.values())
 
-    def waiting(self) -> list[Pod]:
+    def waiting(self) -> list[KnownPod]:
         """Return the pods without a node."""
         return list(self._waiting.values())
 
@@ -46,7 +46,7 @@ class KnownPods:
         """Whether any pod could be evicted, or is terminating."""
         return bool(self._yielding)
 
-    def put(self, pod: Pod) -> None:
+    def put(self, pod: KnownPod) -> None:
         """Update a pod."""
         self.forget(pod.uid)
         self._pods[pod.uid] = pod
@@ -93,7 +93,9 @@ class KnownPods:
         """Return how many pods of each controller have succeeded, as far as it was recorded."""
         return {uid: count for of_gang in self._succeeded.values() for uid, count in of_gang.items()}
 
-    def gang_members(self, key: str, asking: Pod | None, is_binding: Callable[[Pod], bool]) -> GangMembers | None:
+    def gang_members(
+        self, key: str, asking: KnownPod | None, is_binding: Callable[[KnownPod], bool]
+    ) -> GangMembers | None:
         """Return the pods of a gang, None if it has none; `asking` counts even if no watch has shown it yet."""
         uids = self._gangs.get(key, {})
         unseen = [asking] if asking is not None and asking.uid not in uids else []

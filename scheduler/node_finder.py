@@ -22,7 +22,7 @@ from scheduler.placement.fleet_version import Bools, FleetVersion, Ints
 from scheduler.placement.policy import Policy
 from scheduler.placement.ranking import best_of
 from scheduler.placement.reasons import Why
-from scheduler.pods import Hold, Pod, chosen_hold
+from scheduler.pods import Hold, KnownPod, chosen_hold
 
 EVALUATIONS: Final = 16
 """Number of pods whose last evaluation is kept for the next call."""
@@ -120,12 +120,12 @@ class NodeFinder:
         if expected is not None:
             self.cheapest(fleet, expected, policy)
 
-    def seen(self, pod: Pod) -> tuple[Evaluation, int] | None:
+    def seen(self, pod: KnownPod) -> tuple[Evaluation, int] | None:
         """Return the last result for a pod, and its version; None if there is none."""
         known = self._seen.get(pod.uid)
         return known[1:] if known is not None and known[0] == pod.demand else None
 
-    def remember(self, pod: Pod, evaluation: Evaluation, version: int) -> None:
+    def remember(self, pod: KnownPod, evaluation: Evaluation, version: int) -> None:
         """Keep the result for the pod's next call."""
         self._seen.pop(pod.uid, None)
         self._seen[pod.uid] = pod.demand, evaluation, version
@@ -148,7 +148,7 @@ class NodeFinder:
 
 
 def cheapest_hold(
-    fleet: Fleet, nodes: Sequence[str], pod: Pod, policy: Policy, *, has_friends: bool = False
+    fleet: Fleet, nodes: Sequence[str], pod: KnownPod, policy: Policy, *, has_friends: bool = False
 ) -> Hold | None:
     """Return what a pod would hold on the cheapest of some nodes, the first among equals; None if it fits on none."""
     view = fleet.view(nodes, pod.demand, has_friends=has_friends)

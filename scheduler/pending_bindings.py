@@ -21,7 +21,7 @@ from scheduler.placement.fleet_version import FleetVersion
 from scheduler.placement.learner import Learner
 from scheduler.placement.links import relinked
 from scheduler.placement.reasons import Why, explain
-from scheduler.pods import Pod, held_by, read_pod
+from scheduler.pods import KnownPod, held_by, read_pod
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import SlicekeeperError
@@ -56,7 +56,7 @@ class PendingBindings:
         self._under_way: set[str] = set()
         """Pods with a bind that has not ended."""
 
-    def choose(self, pod: Pod, node: str) -> Place:
+    def choose(self, pod: KnownPod, node: str) -> Place:
         """Choose GPUs on `node` for a binding, and hold them.
 
         If the result of an earlier try is unknown, the same GPUs are chosen again: the pod may be bound to them by now.
@@ -75,7 +75,7 @@ class PendingBindings:
             self._under_way.add(pod.uid)
             return place
 
-    def _choose(self, pod: Pod, node: str) -> Place:
+    def _choose(self, pod: KnownPod, node: str) -> Place:
         if node not in self._cluster.fleet:
             raise NoPlace(explain(Why.DAMAGED if node in self._nodes.damaged else Why.NO_GPUS, pod.demand))
         policy, mine = self._learner.name, self._places.of(pod.uid)
@@ -84,7 +84,7 @@ class PendingBindings:
         others = (other.hold for other in self._places.on(node) if other.pod.uid != pod.uid)
         return replace(place, why=f"{why}; {free_before(place.hold, self._nodes.gpus[node], others)}")
 
-    def _found(self, pod: Pod, node: str) -> Place | None:
+    def _found(self, pod: KnownPod, node: str) -> Place | None:
         """Return the place that `find` holds for a pod there, None if anything may have changed for it since."""
         place = next((place for place in self._places.of(pod.uid) if is_tentative(place)), None)
         if place is None or place.hold.node != node:
@@ -97,7 +97,7 @@ class PendingBindings:
             return None
         return replace(place, kind=HoldKind.BINDING, pod=pod, until_ns=None)
 
-    def _search(self, pod: Pod, node: str) -> Place:
+    def _search(self, pod: KnownPod, node: str) -> Place:
         """Search for GPUs on a node: first beside the TENTATIVE places of other pods, then in place of them."""
         mine = nodes_of(self._places.of(pod.uid))
         fleet = self._cluster.fleet_without(mine, lambda place: place.pod.uid == pod.uid, uid=pod.uid).publish()
@@ -114,7 +114,7 @@ class PendingBindings:
                 self._cluster.drop_places(uid, is_tentative)
         return self._cluster.place(HoldKind.BINDING, pod, node, result.gpus[0].tolist())
 
-    def _are_equal(self, pod: Pod, *nodes: str) -> bool:
+    def _are_equal(self, pod: KnownPod, *nodes: str) -> bool:
         """Whether the policy found nodes equally good for a pod when they were last compared."""
         seen = self._finder.seen(pod)
         if seen is None:
@@ -153,7 +153,7 @@ class PendingBindings:
                 uid, lambda p: p.kind is HoldKind.BINDING and p.hold.node == node and p.until_ns is None
             )
 
-    def overdue(self) -> list[Pod]:
+    def overdue(self) -> list[KnownPod]:
         """Return the pods to look at because no watch has shown them bound in time."""
         now = self._clock.monotonic_ns()
         with self._cluster.writing():

@@ -68,7 +68,7 @@ class Gang:
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class KnownPod:
     """A pod, with the data for placing or evicting it."""
 
     uid: str
@@ -143,7 +143,7 @@ class Pod:
         return f"{self.namespace}/{self.name}"
 
 
-def read_pod(obj: Mapping[str, Any], resources: Resources) -> Pod | None:
+def read_pod(obj: Mapping[str, Any], resources: Resources) -> KnownPod | None:
     """Return the relevant fields of a Pod object; None if it has no UID, because nothing can be held for it."""
     metadata, spec = (as_map(obj.get(key)) for key in ("metadata", "spec"))
     uid = metadata.get("uid")
@@ -160,7 +160,7 @@ def read_pod(obj: Mapping[str, Any], resources: Resources) -> Pod | None:
     namespace, budget_state, request, demand = _first_equal(
         namespace, _text(annotations.get(names.BUDGET_STATE)), request, demand
     )
-    return Pod(
+    return KnownPod(
         uid=uid,
         namespace=namespace,
         name=_text(metadata.get("name")),
@@ -227,7 +227,7 @@ def _first_equal(
     return namespace, budget_state, request, demand
 
 
-def held_by(pod: Pod, obj: Mapping[str, Any]) -> Hold | None:
+def held_by(pod: KnownPod, obj: Mapping[str, Any]) -> Hold | None:
     """Return what a bound pod holds by its annotations, None if it holds nothing.
 
     If not even its containers' requests can be read, it holds all GPUs that its annotations name, whole.
@@ -252,7 +252,7 @@ def held_by(pod: Pod, obj: Mapping[str, Any]) -> Hold | None:
     return hold_of(pod, shares, alone=mode.startswith(names.EXCLUSIVE)) if shares else None
 
 
-def hold_of(pod: Pod, shares: Sequence[Share], *, alone: bool, node: str = "") -> Hold:
+def hold_of(pod: KnownPod, shares: Sequence[Share], *, alone: bool, node: str = "") -> Hold:
     """Return a hold for `pod`. Labels count only for a share: no other pod can join a whole GPU anyway."""
     demand = pod.demand
     return Hold(
@@ -265,7 +265,7 @@ def hold_of(pod: Pod, shares: Sequence[Share], *, alone: bool, node: str = "") -
     )
 
 
-def chosen_hold(pod: Pod, node: str, uuids: Sequence[str]) -> tuple[Hold, dict[str, tuple[str, ...]]]:
+def chosen_hold(pod: KnownPod, node: str, uuids: Sequence[str]) -> tuple[Hold, dict[str, tuple[str, ...]]]:
     """Return the hold on `node` and each container's GPUs, where `uuids` has one GPU for each piece of the demand."""
     demand = pod.demand
     gpus: dict[str, list[str]] = {}

@@ -34,7 +34,7 @@ from scheduler.placement.fleet import Fleet
 from scheduler.placement.fleet_version import Ints
 from scheduler.placement.learner import Learner
 from scheduler.placement.policy import Policy
-from scheduler.pods import Hold, Pod
+from scheduler.pods import Hold, KnownPod
 from scheduler.watch_intake import Intake
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources
@@ -77,7 +77,7 @@ class SchedulerState:
 
     # Calls of the extender and the binder.
 
-    def pod(self, uid: str) -> Pod | None:
+    def pod(self, uid: str) -> KnownPod | None:
         """Return a managed pod by its UID."""
         return self._pods.get(uid)
 
@@ -91,7 +91,7 @@ class SchedulerState:
         with self._cluster.writing():
             self._nodes.avoid(node, self._clock.monotonic_ns())
 
-    def end_former_groups(self, pod: Pod) -> None:
+    def end_former_groups(self, pod: KnownPod) -> None:
         """Drop the TENTATIVE places of PodGroups that kube-scheduler has given up, before it is told about `pod`.
 
         It asks about the pods of a group one after the other, about no other pod meanwhile, and then binds all or none.
@@ -114,7 +114,7 @@ class SchedulerState:
             if pod.group:
                 self._groups[pod.group] = now_ns
 
-    def find(self, pod: Pod, names: bytes, *, again: bool = False) -> Found:
+    def find(self, pod: KnownPod, names: bytes, *, again: bool = False) -> Found:
         """Evaluate nodes for `pod`, and hold the best place for it (TENTATIVE), instead of the one held before.
 
         `names` is a JSON list. With `again`, the result of the last call for this pod is used if it is still known. If
@@ -137,7 +137,7 @@ class SchedulerState:
         """Price for the pod that comes next what the last one has changed."""
         self._finder.look_ahead(self._cluster.published, self._learner.policy)
 
-    def best(self, pod: Pod, names: bytes) -> str:
+    def best(self, pod: KnownPod, names: bytes) -> str:
         """Return the best node for `pod`, and hold its place (TENTATIVE); empty if only `find` can tell.
 
         That is if it is none of the cheapest of the fleet, if something is held for the pod already, or if some nodes
@@ -157,7 +157,7 @@ class SchedulerState:
                 return found.roster.names[row]
         return ""
 
-    def _evaluate(self, pod: Pod, rows: Ints) -> tuple[Evaluation, int]:
+    def _evaluate(self, pod: KnownPod, rows: Ints) -> tuple[Evaluation, int]:
         """Return the answer for the whole fleet, without what is held for the pod itself, and the version it is of.
 
         `rows` are those that the pod may use.
@@ -174,7 +174,7 @@ class SchedulerState:
         self._finder.remember(pod, evaluation, version)
         return evaluation, version
 
-    def _evaluate_own(self, pod: Pod, evaluation: Evaluation, policy: Policy) -> Evaluation:
+    def _evaluate_own(self, pod: KnownPod, evaluation: Evaluation, policy: Policy) -> Evaluation:
         """Evaluate again the nodes on which something is held for the pod itself."""
         with self._cluster.writing():
             mine = nodes_of(self._places.of(pod.uid)) & self._nodes.gpus.keys()
@@ -200,7 +200,7 @@ class SchedulerState:
                 self._cluster.drop_places(uid, is_tentative)
         return bool(old)
 
-    def _hold_best(self, pod: Pod, found: Found | Cheapest, row: int, among: int, version: int) -> bool:
+    def _hold_best(self, pod: KnownPod, found: Found | Cheapest, row: int, among: int, version: int) -> bool:
         """Hold the best place for a pod, the best of `among`; return False if its node has changed since."""
         node = found.roster.names[row]
         with self._cluster.writing():
@@ -225,7 +225,7 @@ class SchedulerState:
         self._cluster.end_due()
         return any(place.kind is HoldKind.RESERVED for place in self._places.of(uid))
 
-    def fits_without(self, pod: Pod, node: str, gone: Set[str]) -> bool:
+    def fits_without(self, pod: KnownPod, node: str, gone: Set[str]) -> bool:
         """Whether the pod would fit on a node if the pods `gone` were; what others merely expect does not count."""
         with self._cluster.writing():
             if node not in self._cluster.fleet:
@@ -242,10 +242,10 @@ class SchedulerState:
         """The policy as it is now."""
         return self._learner.policy
 
-    def gang_members(self, key: str, asking: Pod | None = None) -> GangMembers | None:
+    def gang_members(self, key: str, asking: KnownPod | None = None) -> GangMembers | None:
         """Return the pods of a gang, None if it has none; `asking` counts even if no watch has shown it yet."""
 
-        def is_binding(pod: Pod) -> bool:
+        def is_binding(pod: KnownPod) -> bool:
             return any(place.kind is HoldKind.BINDING for place in self._places.of(pod.uid))
 
         with self._cluster.writing():
@@ -299,7 +299,7 @@ class SchedulerState:
         with self._cluster.writing():
             return [place.hold for place in self._places.on(node) if place.pod.uid not in without]
 
-    def reserve(self, wanted: Sequence[tuple[Pod, Hold]], until_ns: int, *, version: int | None = None) -> bool:
+    def reserve(self, wanted: Sequence[tuple[KnownPod, Hold]], until_ns: int, *, version: int | None = None) -> bool:
         """Keep all these places for waiting pods, instead of those kept before, or none of them.
 
         Return False if a node has changed since `version`, or a pod is not waiting any more.
@@ -339,7 +339,7 @@ class SchedulerState:
 
     # Calls of the reclaimer.
 
-    def waiting(self) -> list[Pod]:
+    def waiting(self) -> list[KnownPod]:
         """Return the pods without a node."""
         return self._pods.waiting()
 
@@ -351,12 +351,12 @@ class SchedulerState:
         """Return a number that increases with every change of nodes, pods or places."""
         return self._cluster.unpublished_changes + self._cluster.published.version
 
-    def fits_now(self, pod: Pod) -> bool:
+    def fits_now(self, pod: KnownPod) -> bool:
         """Whether the pod would fit on a node that admits it if it came now, as `find` would judge."""
         self._cluster.end_due()
         return self._fits_admitted(pod) or (self.drop_old_expectations() and self._fits_admitted(pod))
 
-    def _fits_admitted(self, pod: Pod) -> bool:
+    def _fits_admitted(self, pod: KnownPod) -> bool:
         fleet = self._cluster.published
         evaluation, _ = self._finder.cache.evaluate(fleet, pod.demand, self._learner.policy)
         fitting = (fleet.names[row] for row in np.flatnonzero(evaluation.fits[: len(fleet.names)]).tolist())

@@ -17,7 +17,7 @@ from typing import Final
 
 from scheduler.explain_wait import Outlook, outlook
 from scheduler.extender import placeable
-from scheduler.pods import Pod
+from scheduler.pods import KnownPod
 from scheduler.scheduler_state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
@@ -94,7 +94,7 @@ class WaitEvents:
         elif due:
             self._write(waiting[min(due, key=lambda uid: self._notices[uid].looked_at)])
 
-    def _write(self, pod: Pod) -> None:
+    def _write(self, pod: KnownPod) -> None:
         notice, now = self._notices.setdefault(pod.uid, _Notice()), self._seconds()
         notice.looked_at = now
         said = self._said(pod)
@@ -116,7 +116,7 @@ class WaitEvents:
     def _seconds(self) -> float:
         return self._clock.monotonic_ns() / 1e9
 
-    def _said(self, pod: Pod) -> str:
+    def _said(self, pod: KnownPod) -> str:
         members = self._state.gang_members(pod.gang.key) if pod.gang is not None else None
         head = f"Waits for {pod.demand.asks} since {format_seconds(pod.created_ms)}."
         if members is not None and members.needed:
@@ -130,7 +130,7 @@ class WaitEvents:
         return " ".join([head, *_notes(found, pod)])
 
 
-def _notes(found: Outlook, pod: Pod) -> Iterator[str]:
+def _notes(found: Outlook, pod: KnownPod) -> Iterator[str]:
     """Yield the parts of an outlook that everyone who may see the pod may know."""
     if found.ahead:
         yield f"Pods served before it: {len(found.ahead)}."

@@ -22,7 +22,7 @@ from scheduler.placement.demand import Demand
 from scheduler.placement.evaluation_cache import EvaluationCache
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.policy import Policy
-from scheduler.pods import Hold, Pod, end_of
+from scheduler.pods import Hold, KnownPod, end_of
 from scheduler.wait_nodes import NodesForPod
 from scheduler.wait_turns import WaitTurn, kind_of
 from slicekeeper.units import MS_PER_SECOND, Instant
@@ -62,7 +62,7 @@ def deadlines(pods: Iterable[Mapping[str, Any]], jobs: Iterable[Mapping[str, Any
 class StartForecast(NodesForPod):
     """The nodes as they change until the pod starts."""
 
-    def __init__(self, snapshot: Snapshot, pod: Pod, policy: Policy) -> None:
+    def __init__(self, snapshot: Snapshot, pod: KnownPod, policy: Policy) -> None:
         super().__init__(snapshot, pod, policy)
         self._leaving = {other.uid for other in snapshot.pods if other.leaving}
         self._ever: dict[tuple[Demand, str], bool] = {}
@@ -174,13 +174,13 @@ class StartForecast(NodesForPod):
         waiting[:] = left
         return ""
 
-    def _places(self, turn: WaitTurn, nodes: Set[str], hopeless: set[object]) -> list[tuple[Pod, Hold]]:
+    def _places(self, turn: WaitTurn, nodes: Set[str], hopeless: set[object]) -> list[tuple[KnownPod, Hold]]:
         """Return places for the pods of a turn: for one on `nodes`, for as many as a gang needs anywhere; or none.
 
         Places for a gang are sought only if one of its pods fits on `nodes`. What finds none, of pods and of gangs, is
         added to `hopeless`, and not tried again.
         """
-        fitting: list[tuple[Pod, Hold]] = []
+        fitting: list[tuple[KnownPod, Hold]] = []
         for kind, pod in {kind_of(pod): pod for pod in turn.pods}.items():
             hold = None if kind in hopeless else self._best(pod, nodes)
             if hold is None:
@@ -202,12 +202,12 @@ class StartForecast(NodesForPod):
             return []
         return found
 
-    def _best(self, pod: Pod, nodes: Set[str]) -> Hold | None:
+    def _best(self, pod: KnownPod, nodes: Set[str]) -> Hold | None:
         """Return what a pod would hold on the cheapest of some nodes, None if it fits on none."""
         usable = sorted(name for name in self._open_to(pod, nodes) if self._has_cpu_memory(pod, name))
         return cheapest_hold(self._fleet, usable, pod, self._policy)
 
-    def _use_cpu_memory(self, pod: Pod, node: str, times: int) -> None:
+    def _use_cpu_memory(self, pod: KnownPod, node: str, times: int) -> None:
         cpu, ram = self._cpu_memory[node]
         self._cpu_memory[node] = cpu - times * pod.demand.cpu_milli / 1000, ram - times * pod.demand.ram_mib
 

@@ -17,7 +17,7 @@ from scheduler.placement.fleet import Fleet
 from scheduler.placement.mig import suits
 from scheduler.placement.policy import Policy
 from scheduler.placement.reasons import Why, explain
-from scheduler.pods import Hold, Pod, gpu_rows, labels_out_of_sight
+from scheduler.pods import Hold, KnownPod, gpu_rows, labels_out_of_sight
 from slicekeeper.gpu.inventory import Gpu, is_wanted
 from slicekeeper.names import MIG
 
@@ -25,7 +25,7 @@ from slicekeeper.names import MIG
 class NodesForPod:
     """The nodes and what is definitely held there by pods other than the explained one."""
 
-    def __init__(self, snapshot: Snapshot, pod: Pod, policy: Policy) -> None:
+    def __init__(self, snapshot: Snapshot, pod: KnownPod, policy: Policy) -> None:
         self._snapshot = snapshot
         self.pod = pod
         self._policy = policy
@@ -53,11 +53,11 @@ class NodesForPod:
         self._fleet.set(node, gpu_rows(self._snapshot.nodes[node][1], self._held[node].values()))
         self._fleet.set_cpu_memory(node, *self._cpu_memory[node])
 
-    def _open_to(self, pod: Pod, nodes: Iterable[str]) -> list[str]:
+    def _open_to(self, pod: KnownPod, nodes: Iterable[str]) -> list[str]:
         manifest = pod.waiting or {}
         return [name for name in nodes if admits(self._snapshot.nodes[name][0], manifest)]
 
-    def _has_cpu_memory(self, pod: Pod, node: str) -> bool:
+    def _has_cpu_memory(self, pod: KnownPod, node: str) -> bool:
         """Whether a node has enough CPU and memory left for a pod."""
         cpu, ram = self._cpu_memory[node]
         return pod.demand.cpu_milli / 1000 <= cpu and pod.demand.ram_mib <= ram
@@ -66,7 +66,7 @@ class NodesForPod:
         """Return for each answer the number of nodes open to the pod to which it applies."""
         return Counter(why for _, why in self._judged(self.pod, self.open_nodes))
 
-    def _judged(self, pod: Pod, nodes: Sequence[str]) -> Iterator[tuple[str, Why]]:
+    def _judged(self, pod: KnownPod, nodes: Sequence[str]) -> Iterator[tuple[str, Why]]:
         demand = pod.demand
         view = self._fleet.view(nodes, demand)
         for node, why in zip(nodes, evaluate(view, demand, self._policy).why.tolist(), strict=True):

@@ -10,7 +10,7 @@ from typing import Final
 
 from scheduler.placement.affinity import company_of
 from scheduler.placement.reasons import Why
-from scheduler.pods import Pod
+from scheduler.pods import KnownPod
 from scheduler.wait_nodes import NodesForPod
 from slicekeeper import names
 from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK
@@ -44,7 +44,7 @@ def remedies(cluster: NodesForPod, why: Counter[Why]) -> Iterable[str]:
         yield f"open {_named(now or ever)} to it: {'it would fit there now' if now else 'its GPUs could hold it'}"
 
 
-def grants(pod: Pod, give_way: Sequence[str]) -> Iterator[str]:
+def grants(pod: KnownPod, give_way: Sequence[str]) -> Iterator[str]:
     """Yield what GPU time would do for a pod."""
     grant = f"slicekeeper budget grant {pod.namespace} AMOUNT"
     if names.GATE in pod.gates:

@@ -15,14 +15,14 @@ from scheduler.gang_members import GangMembers, gang_members
 from scheduler.held_places import HoldKind
 from scheduler.node_fit import fields_judged
 from scheduler.placement.demand import Demand
-from scheduler.pods import Pod
+from scheduler.pods import KnownPod
 
 
 @dataclass(frozen=True)
 class WaitTurn:
     """Pods that get room at the same time: one, or those of a gang that has not started."""
 
-    pods: tuple[Pod, ...]
+    pods: tuple[KnownPod, ...]
     gang: GangMembers | None = None
 
     @cached_property
@@ -55,7 +55,7 @@ def turns(snapshot: Snapshot, scheduler: str) -> list[WaitTurn]:
     return sorted(found.values(), key=lambda turn: turn.order)
 
 
-def gang_of(snapshot: Snapshot, pod: Pod) -> GangMembers | None:
+def gang_of(snapshot: Snapshot, pod: KnownPod) -> GangMembers | None:
     """Return the pods of a pod's gang; None without one, or if it has started and the pod is placed separately."""
     members = _gangs(snapshot, {pod.gang.key})[pod.gang.key] if pod.gang is not None else None
     return members if members is not None and members.needed else None
@@ -66,7 +66,7 @@ def _gangs(snapshot: Snapshot, keys: Set[str]) -> dict[str, GangMembers]:
     if not keys:
         return {}
     binding = {place.pod.uid for place in snapshot.places if place.kind is HoldKind.BINDING}
-    pods_of: dict[str, list[Pod]] = {}
+    pods_of: dict[str, list[KnownPod]] = {}
     for pod in snapshot.pods:
         if pod.gang is not None and pod.gang.key in keys:
             pods_of.setdefault(pod.gang.key, []).append(pod)
@@ -76,11 +76,11 @@ def _gangs(snapshot: Snapshot, keys: Set[str]) -> dict[str, GangMembers]:
     return {key: found for key, found in members.items() if found is not None}
 
 
-def kind_of(pod: Pod) -> tuple[Demand, str]:
+def kind_of(pod: KnownPod) -> tuple[Demand, str]:
     """Return what decides where there is room for a pod."""
     return pod.demand, fields_judged(pod.waiting or {})
 
 
-def order(pod: Pod) -> tuple[int, int, str]:
+def order(pod: KnownPod) -> tuple[int, int, str]:
     """kube-scheduler's order, as far as it follows from the pods."""
     return -pod.priority, pod.created_ms, pod.key

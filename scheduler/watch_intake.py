@@ -11,7 +11,7 @@ from scheduler.cluster_state import ClusterState
 from scheduler.cpu_memory import Entry, comes_with_its_node, entry_of
 from scheduler.held_places import HoldKind, Place, is_tentative, nodes_of
 from scheduler.placement.learner import Learner
-from scheduler.pods import Hold, Pod, held_by, read_pod
+from scheduler.pods import Hold, KnownPod, held_by, read_pod
 from slicekeeper.config.settings import Resources
 from slicekeeper.kube.pod_manifest import asks_for
 from slicekeeper.untyped_json import as_map
@@ -109,7 +109,7 @@ class Intake:
         self._cluster.cpu_memory.set_node(name, None)
         self._cluster.refresh([name])
 
-    def _take(self, pod: Pod | None, hold: Hold | None) -> None:
+    def _take(self, pod: KnownPod | None, hold: Hold | None) -> None:
         known = self._pods.get(pod.uid) if pod is not None else None
         if pod is None or (known is not None and known.node and not pod.node):
             return  # nothing to hold for; or an old event: a pod never loses its node
@@ -153,7 +153,7 @@ class Intake:
         self._cluster.put_cpu_memory(uid, entry)
 
 
-def _read_pod(obj: ReadObject, resources: Resources) -> tuple[Pod | None, Hold | None]:
+def _read_pod(obj: ReadObject, resources: Resources) -> tuple[KnownPod | None, Hold | None]:
     pod = read_pod(obj, resources)
     return pod, held_by(pod, obj) if pod is not None and pod.node and not pod.finished else None
 

@@ -11,7 +11,7 @@ from simulator.admission_plugins import all_containers
 from simulator.api_errors import Denied
 from simulator.store import Store
 from slicekeeper.kube.client import LIMIT_RANGES, Object
-from slicekeeper.kube.objects import PodSpec, Resources, read
+from slicekeeper.kube.objects import PodSpec, ResourceAmounts, read
 from slicekeeper.kube.pod_amounts import amount_of, limited_together, requested_together
 from slicekeeper.units import parse_quantity
 
@@ -42,7 +42,7 @@ def check(store: Store, pod: Object, namespace: str) -> None:
         raise Denied(f'pods "{name}" is forbidden: {", ".join(dict.fromkeys(wrong))}')
 
 
-def _of_container(resources: Resources, section: str, resource: str) -> Fraction | None:
+def _of_container(resources: ResourceAmounts, section: str, resource: str) -> Fraction | None:
     return amount_of(resources.requests if section == "requests" else resources.limits, resource)
 
 

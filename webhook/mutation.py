@@ -14,7 +14,7 @@ import msgspec
 
 from slicekeeper import names
 from slicekeeper.gpu.request import GpuRequest, PodRequest
-from slicekeeper.kube.objects import Container, Resources
+from slicekeeper.kube.objects import Container, ResourceAmounts
 from slicekeeper.wire.json_patch import JsonPatch, escape
 from webhook import limiter_preload, pod_priority, sidecar_injection
 from webhook.json_patch import PatchBuilder
@@ -79,7 +79,7 @@ def _containers(patch: PatchBuilder, pod: Manifest, request: PodRequest, case: C
             patch.append(container.env, pointer, [VOID_VARIABLE])
 
 
-def _seat(patch: PatchBuilder, resources: Resources, pointer: str, seat: str) -> None:
+def _seat(patch: PatchBuilder, resources: ResourceAmounts, pointer: str, seat: str) -> None:
     for section, declared in (("limits", resources.limits), ("requests", resources.requests)):
         if not declared:
             patch.add(f"{pointer}/{section}", {seat: "1"})

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from slicekeeper import names
-from slicekeeper.kube.objects import Pod, PodSpec, Resources
+from slicekeeper.kube.objects import Pod, PodSpec, ResourceAmounts
 from webhook import reserved_names
 from webhook.review_inputs import Case, ClusterContext
 
@@ -19,7 +19,7 @@ def forges_mirror(pod: Pod, case: Case, cluster: ClusterContext) -> bool:
     return reserved_names.is_mirror(pod.metadata) and _looks_ours(pod, case, cluster)
 
 
-def asks_for_gpus(spec: PodSpec | Resources, case: Case, cluster: ClusterContext) -> bool:
+def asks_for_gpus(spec: PodSpec | ResourceAmounts, case: Case, cluster: ClusterContext) -> bool:
     """Whether a pod, or one container's resources, ask for GPUs that are ours, or metered."""
     return spec.names_any(_asked(case, cluster))
 

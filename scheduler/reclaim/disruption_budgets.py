@@ -6,18 +6,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scheduler.node_fit import selects
-from scheduler.pods import Pod
+from scheduler.pods import KnownPod
 from slicekeeper.errors import NotFound
 from slicekeeper.kube.client import DISRUPTION_BUDGETS, PODS, KubeClient, Object
 from slicekeeper.untyped_json import as_list, as_map
 
 
-def not_allowed_together(client: KubeClient, pods: Sequence[Pod]) -> list[Pod]:
+def not_allowed_together(client: KubeClient, pods: Sequence[KnownPod]) -> list[KnownPod]:
     """Return those of `pods` that may be evicted alone, but not after the others.
 
     Raises ServiceError.
     """
-    found: list[Pod] = []
+    found: list[KnownPod] = []
     for namespace in sorted({pod.namespace for pod in pods}):
         together = [pod for pod in pods if pod.namespace == namespace]
         budgets = _budgets(client, namespace) if len(together) > 1 else []

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from scheduler.pods import Pod, read_pod
+from scheduler.pods import KnownPod, read_pod
 from scheduler.reclaim.disruption_budgets import not_allowed_together
 from slicekeeper import names
 from slicekeeper.clock import Clock
@@ -56,7 +56,7 @@ class Evictor:
         """Return the pods that recently could not be evicted, and are not tried again for a while."""
         return _current(self._blocked, self._clock.monotonic_ns())
 
-    def evict(self, victims: Sequence[Pod], waiting: Pod) -> bool:
+    def evict(self, victims: Sequence[KnownPod], waiting: KnownPod) -> bool:
         """Evict `victims` so that `waiting` finds a place; return False at the first refused eviction."""
         if not victims:
             return True
@@ -89,7 +89,7 @@ class Evictor:
         )
         return True
 
-    def may_evict(self, victims: Sequence[Pod]) -> bool:
+    def may_evict(self, victims: Sequence[KnownPod]) -> bool:
         """Whether all of `victims` could be evicted now, by dry runs and by how many their disruption budgets allow.
 
         Those that could not are skipped for a while.
@@ -110,7 +110,7 @@ class Evictor:
             self._blocked[victim.uid] = self._clock.monotonic_ns() + self._hold_ns
         return not protected
 
-    def _read(self, waiting: Pod) -> Object | None:
+    def _read(self, waiting: KnownPod) -> Object | None:
         """Return the waiting pod if it is still waiting and in budget."""
         try:
             obj = self._client.get(PODS, waiting.name, waiting.namespace)
@@ -121,7 +121,7 @@ class Evictor:
         waits = now is not None and now.uid == waiting.uid and not (now.node or now.finished or now.leaving)
         return obj if waits and now is not None and now.budget_state == names.IN_BUDGET else None
 
-    def _evict(self, victim: Pod, *, dry_run: bool = False) -> EvictionOutcome:
+    def _evict(self, victim: KnownPod, *, dry_run: bool = False) -> EvictionOutcome:
         try:
             obj = self._client.get(PODS, victim.name, victim.namespace)
             now = read_pod(obj, self._resources)
@@ -152,11 +152,11 @@ class Evictor:
         )
 
 
-def _reference(pod: Pod) -> Object:
+def _reference(pod: KnownPod) -> Object:
     return {"metadata": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid}}
 
 
-def _why(pod: Pod) -> str:
+def _why(pod: KnownPod) -> str:
     return "it runs as background" if pod.gpu_class == names.BACKGROUND else "its namespace's GPU budget is spent"
 
 

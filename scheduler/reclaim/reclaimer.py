@@ -22,7 +22,7 @@ from scheduler.held_places import HoldKind
 from scheduler.node_fit import fields_judged
 from scheduler.placement.demand import Demand
 from scheduler.placement.policy import Policy
-from scheduler.pods import Pod
+from scheduler.pods import KnownPod
 from scheduler.reclaim.back_off import BackOff
 from scheduler.reclaim.eviction import Evictor
 from scheduler.reclaim.retry_trigger import RetryTrigger
@@ -116,13 +116,13 @@ class Reclaimer:
         else:
             self._invite(alone)
 
-    def _gangs(self, waiting: list[Pod]) -> dict[str, GangMembers]:
+    def _gangs(self, waiting: list[KnownPod]) -> dict[str, GangMembers]:
         """Return the gangs of waiting pods that have not started: their pods are not served one by one."""
         keys = dict.fromkeys(pod.gang.key for pod in waiting if pod.gang is not None)
         members = {key: self._state.gang_members(key) for key in keys}
         return {key: found for key, found in members.items() if found is not None and found.needed}
 
-    def _invite(self, waiting: list[Pod]) -> None:
+    def _invite(self, waiting: list[KnownPod]) -> None:
         """Nudge the pods for which there is room when no pod could give way."""
         known: dict[tuple[Demand, str], bool] = {}
         for pod in waiting:
@@ -132,7 +132,7 @@ class Reclaimer:
             if known[shape]:
                 self._retry_trigger.trigger(pod)
 
-    def _make_room(self, waiting: list[Pod], gangs: list[GangMembers]) -> None:
+    def _make_room(self, waiting: list[KnownPod], gangs: list[GangMembers]) -> None:
         """Serve pods and gangs one after the other, in the order of priority; a gang has the place of its first pod."""
         turns = [WaitTurn((pod,)) for pod in waiting] + [WaitTurn(gang.waiting, gang) for gang in gangs if gang.waiting]
         everyone = [pod for turn in turns for pod in turn.pods]
@@ -177,11 +177,11 @@ class Reclaimer:
         """Leave a served pod alone until it had time to take its place."""
         service.put_off(self._clock.monotonic_ns(), self._hold_ns, LONGEST_PAUSE)
 
-    def _is_put_off(self, pod: Pod) -> bool:
+    def _is_put_off(self, pod: KnownPod) -> bool:
         service = self._served.get(pod.uid)
         return service is not None and service.not_before_ns > self._clock.monotonic_ns()
 
-    def _is_waiting(self, pod: Pod) -> bool:
+    def _is_waiting(self, pod: KnownPod) -> bool:
         after_ms = int(self._settings.scheduler.reclaim_after_seconds * 1000)
         return (
             pod.is_placeable
@@ -190,7 +190,7 @@ class Reclaimer:
             and self._clock.now_ms() - pod.created_ms >= after_ms
         )
 
-    def _serve(self, pod: Pod, finder: RoomFinder) -> RoomFinder | None:
+    def _serve(self, pod: KnownPod, finder: RoomFinder) -> RoomFinder | None:
         """Make room for one pod if possible; return None if that has changed who holds what."""
         for _ in range(CHOICES):
             if finder.fits(pod):
@@ -263,6 +263,6 @@ class Reclaimer:
         return finder
 
 
-def _may_take(pod: Pod) -> bool:
+def _may_take(pod: KnownPod) -> bool:
     """Whether others give way to a pod: only to one in budget. The rest are only tried again when there is room."""
     return pod.budget_state == names.IN_BUDGET and pod.gpu_class == names.STANDARD

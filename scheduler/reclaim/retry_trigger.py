@@ -13,7 +13,7 @@ import logging
 from collections.abc import Set
 from typing import Final
 
-from scheduler.pods import Pod
+from scheduler.pods import KnownPod
 from scheduler.reclaim.back_off import BackOff
 from slicekeeper import names
 from slicekeeper.clock import Clock
@@ -40,7 +40,7 @@ class RetryTrigger:
         """Forget all pods but those with these UIDs."""
         self._back_offs = {uid: back_off for uid, back_off in self._back_offs.items() if uid in waiting}
 
-    def trigger(self, pod: Pod, *, at_once: bool = False) -> None:
+    def trigger(self, pod: KnownPod, *, at_once: bool = False) -> None:
         """Trigger a retry of a pod for which there is room, if that is due, or for the first time.
 
         Unless `at_once`, a pod that kube-scheduler has not refused yet is left alone: it waits for its first turn.

@@ -22,7 +22,7 @@ from scheduler.placement.demand import Demand
 from scheduler.placement.evaluation_cache import EvaluationCache
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.policy import Policy
-from scheduler.pods import Hold, Pod, gpu_rows
+from scheduler.pods import Hold, KnownPod, gpu_rows
 from scheduler.reclaim.victim_choice import NodeGpus, Tenant, choose_victims, rank_of
 
 MOST_SHAPES: Final = 256
@@ -61,9 +61,9 @@ class _Layer:
 class FreedPlace:
     """A place for a pod, and the pods to evict so that it is free."""
 
-    pod: Pod
+    pod: KnownPod
     hold: Hold
-    victims: tuple[Pod, ...] = ()
+    victims: tuple[KnownPod, ...] = ()
 
 
 class RoomFinder:
@@ -123,20 +123,20 @@ class RoomFinder:
 
     # Queries.
 
-    def fits(self, pod: Pod) -> bool:
+    def fits(self, pod: KnownPod) -> bool:
         """Whether the pod fits now: then kube-scheduler places it, or something other than GPUs prevents that."""
         return self._fit(self._certain, pod) is not None
 
-    def room_after_leaving(self, pod: Pod) -> FreedPlace | None:
+    def room_after_leaving(self, pod: KnownPod) -> FreedPlace | None:
         """Return where the pod fits once leaving pods have left, and others have taken what they expect."""
         hold = self._fit(self._expected if self._expecting else self._without_leaving(), pod)
         return None if hold is None else FreedPlace(pod, hold)
 
-    def may_have_room_after_leaving(self, pod: Pod) -> bool:
+    def may_have_room_after_leaving(self, pod: KnownPod) -> bool:
         """Whether the pod fits once leaving pods have left, if others do not take what they expect."""
         return self._fit(self._without_leaving(), pod) is not None
 
-    def room_by_eviction(self, pod: Pod) -> FreedPlace | None:
+    def room_by_eviction(self, pod: KnownPod) -> FreedPlace | None:
         """Return the pods to evict for the pod and what it then holds, None if that would not help."""
         names = self._admit(pod)
         if not pod.demand.affinity:  # an affine pod depends on others' presence
@@ -153,7 +153,7 @@ class RoomFinder:
         pods = {place.pod.uid: place.pod for place in node.places}
         return None if hold is None else FreedPlace(pod, hold, tuple(pods[uid] for uid in choice.victims))
 
-    def room_for_gang(self, pods: Sequence[Pod], needed: int) -> list[FreedPlace] | None:
+    def room_for_gang(self, pods: Sequence[KnownPod], needed: int) -> list[FreedPlace] | None:
         """Return places for as many of the pods as possible, and the victims of each; None if fewer than `needed`.
 
         Each is found as if the pods before it had theirs. The cluster is unchanged afterwards.
@@ -193,7 +193,7 @@ class RoomFinder:
         )
         return NodeGpus(name, node.gpus, tenants)
 
-    def _admit(self, pod: Pod) -> frozenset[str]:
+    def _admit(self, pod: KnownPod) -> frozenset[str]:
         """Return the nodes that admit a pod and are large enough for it.
 
         Pods of one controller have the same, so it is computed once for them.
@@ -209,7 +209,7 @@ class RoomFinder:
             )
         return self._admitted[key]
 
-    def _has_friends(self, pod: Pod) -> bool:
+    def _has_friends(self, pod: KnownPod) -> bool:
         label = pod.demand.affinity
         return bool(label) and any(
             place.hold.affinity == label and any(not share.whole for share in place.hold.shares)
@@ -218,13 +218,13 @@ class RoomFinder:
             if self._stays(place)
         )
 
-    def _fit(self, layer: _Layer, pod: Pod) -> Hold | None:
+    def _fit(self, layer: _Layer, pod: KnownPod) -> Hold | None:
         nodes = self._admit(pod)
         if not pod.demand.affinity:  # an affine pod depends on others' presence
             nodes &= layer.fitting(self._nodes, pod.demand, self._policy)
         return self._best(layer.fleet(self._nodes), sorted(nodes), pod) if nodes else None
 
-    def _best(self, fleet: Fleet, nodes: Sequence[str], pod: Pod) -> Hold | None:
+    def _best(self, fleet: Fleet, nodes: Sequence[str], pod: KnownPod) -> Hold | None:
         return cheapest_hold(fleet, nodes, pod, self._policy, has_friends=self._has_friends(pod))
 
 

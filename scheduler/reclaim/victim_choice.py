@@ -16,7 +16,7 @@ from typing import Final
 from scheduler.placement.demand import Demand, Piece
 from scheduler.placement.mig import MigRow, in_order, suits
 from scheduler.placement.node_search import StepBudget
-from scheduler.pods import Hold, Pod, gpu_rows
+from scheduler.pods import Hold, KnownPod, gpu_rows
 from scheduler.reclaim.cover_search import smallest_cover
 from slicekeeper import names
 from slicekeeper.gpu.inventory import Gpu, is_slice, is_wanted
@@ -56,7 +56,7 @@ class Choice:
     victims: tuple[str, ...]
 
 
-def rank_of(pod: Pod, priority: int) -> int | None:
+def rank_of(pod: KnownPod, priority: int) -> int | None:
     """Return the rank of a pod's class: 0 is evicted first. None if it may not be evicted for a pod of `priority`.
 
     First comes work that its user declared as background, then pods that were admitted over budget, then pods whose

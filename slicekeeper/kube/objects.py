@@ -41,7 +41,7 @@ class EnvSource(_Part, frozen=True):
     prefix: str = ""
 
 
-class Resources(_Part, frozen=True):
+class ResourceAmounts(_Part, frozen=True):
     """Amounts by resource, of a container or of a pod as a whole."""
 
     limits: dict[str, Any] = {}
@@ -85,7 +85,7 @@ class Container(_Part, frozen=True):
     restart_policy: str = ""
     env: tuple[EnvVar, ...] = ()
     env_from: tuple[EnvSource, ...] = ()
-    resources: Resources = Resources()
+    resources: ResourceAmounts = ResourceAmounts()
     security_context: SecurityContext = SecurityContext()
     volume_mounts: tuple[VolumeMount, ...] = ()
 
@@ -204,7 +204,7 @@ class PodSpec(_Part, frozen=True):
     containers: tuple[Container, ...] = ()
     ephemeral_containers: tuple[Container, ...] = ()
     volumes: tuple[Volume, ...] = ()
-    resources: Resources = Resources()
+    resources: ResourceAmounts = ResourceAmounts()
     node_name: str = ""
     node_selector: dict[str, Any] = {}
     affinity: Affinity = Affinity()
@@ -229,7 +229,7 @@ class PodSpec(_Part, frozen=True):
             yield PlacedContainer("ephemeralContainers", index, "ephemeral", one)
 
     def names_any(self, resources: tuple[str, ...]) -> bool:
-        """Whether any container names one of `resources`, as `Resources.names_any` does."""
+        """Whether any container names one of `resources`, as `ResourceAmounts.names_any` does."""
         every = (*self.init_containers, *self.containers, *self.ephemeral_containers)
         return any(one.resources.names_any(resources) for one in every)
 

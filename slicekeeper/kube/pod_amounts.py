@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from slicekeeper.kube.effective_request import effective_request
-from slicekeeper.kube.objects import Container, PodSpec, Resources
+from slicekeeper.kube.objects import Container, PodSpec, ResourceAmounts
 from slicekeeper.units import parse_quantity
 
 COUNTED: Final = ("cpu", "memory")
@@ -36,7 +36,7 @@ def amount_of(amounts: Mapping[str, Any], resource: str) -> Fraction | None:
         return None
 
 
-def requested_by(resources: Resources, resource: str) -> Fraction | None:
+def requested_by(resources: ResourceAmounts, resource: str) -> Fraction | None:
     """Return the request of a container, or of a pod itself: its limit if it has none."""
     amount = amount_of(resources.requests, resource)
     return amount_of(resources.limits, resource) if amount is None else amount

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slicekeeper.kube.objects import Container, EnvVar, Metadata, Pod, PodSpec, Resources, examine, read
+from slicekeeper.kube.objects import Container, EnvVar, Metadata, Pod, PodSpec, ResourceAmounts, examine, read
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.text("ab/", max_size=3),
@@ -39,7 +39,7 @@ def test_fields_that_are_not_read_are_ignored_and_null_is_absent() -> None:
             "volumes": None,
         },
     }
-    container = Container("c", resources=Resources({"cpu": 1}))
+    container = Container("c", resources=ResourceAmounts({"cpu": 1}))
     assert examine(sent, Pod) == (Pod(Metadata("a"), PodSpec(containers=(container,), host_pid=True)), [])
 
 
