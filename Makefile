@@ -83,12 +83,16 @@ cluster-test-oldest: $(VENV)/.ready ## The same on Kubernetes 1.30, the oldest t
 	SLICEKEEPER_CLUSTER_OLDEST=1 $(BIN)/pytest tests/cluster $(ARGS)
 
 .PHONY: cluster-test-cert-manager
-cluster-test-cert-manager: $(VENV)/.ready ## The overlay with a real cert-manager, which the first run builds
+cluster-test-cert-manager: $(VENV)/.ready ## The component certManager with a real cert-manager, which the first run builds
 	SLICEKEEPER_CLUSTER_CERT_MANAGER=1 $(BIN)/pytest tests/cluster/test_c14_cert_manager.py $(ARGS)
 
 .PHONY: cluster
 cluster: $(VENV)/.ready ## A Kubernetes with fake GPUs and Slicekeeper to play with; prints its KUBECONFIG
 	@PYTHONPATH=tests $(BIN)/python -m cluster.harness up
+
+.PHONY: manifests
+manifests: $(VENV)/.ready ## Render the chart: manifests/install.yaml, and build/install-*.yaml
+	@PYTHONPATH=tests $(BIN)/python -m cluster.harness render
 
 .PHONY: cluster-down
 cluster-down: $(VENV)/.ready ## End it

@@ -216,7 +216,7 @@ class Audit:
                 note = f"To be evicted: {stray.note}; a disruption budget does not allow it yet"
                 self._say("EvictionPutOff", "Evict", pod, note)
             elif isinstance(error, Forbidden):
-                log.error("the audit may evict no pod: add components/audit-evictions (%s)", error)
+                log.error("the audit may evict no pod: set components.auditEvictions=true (%s)", error)
             elif error.status != TOO_MANY_REQUESTS:
                 log.warning("audit: pod %s/%s is not evicted: %s", metadata["namespace"], metadata["name"], error)
 

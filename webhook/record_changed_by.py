@@ -2,7 +2,7 @@
 """Record on a GpuBudget, ClusterGpuBudget or GpuPolicy who changed its spec, for the ledger's audit log.
 
 The API server increments an object's generation after this review if the spec differs. Nothing else of an object is
-touched. A policy of the API server (`manifests/components/objects`) refuses a forged annotation.
+touched. A policy of the API server (`slicekeeper-budget-writers`) refuses a forged annotation.
 """
 
 from __future__ import annotations

@@ -3,14 +3,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import click
 
-from slicekeeper.cli.main import EXIT_FAILED, Context
+from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import output_option, show, table
-from slicekeeper.config import chart, manifests
 from slicekeeper.config.load import keys
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Section, Settings
@@ -44,38 +40,6 @@ def _text(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or '""'
     return str(value) if value != "" else '""'
-
-
-@config.command("manifests")
-@click.argument("path", type=click.Path(path_type=Path, exists=True), default="manifests")
-@click.option("--check", "dry", is_flag=True, help="Write nothing. Exit code 1: something would change.")
-def write_manifests(path: Path, dry: bool) -> None:
-    """Update what in the manifests depends on their settings.
-
-    These are images, names, classes and so on. PATH is the folder `manifests`, whose settings are in
-    base/config/config.yaml, or one rendered file.
-    """
-    _report(manifests.write(path, dry=dry), "its settings say", dry=dry)
-
-
-@config.command("chart")
-@click.argument("path", type=click.Path(path_type=Path, exists=True, file_okay=False), default="manifests")
-@click.option("--check", "dry", is_flag=True, help="Write nothing. Exit code 1: something would change.")
-def write_chart(path: Path, dry: bool) -> None:
-    """Generate the Helm chart from the manifests.
-
-    kubectl renders them. PATH is the folder `manifests`; the chart is its folder `chart`.
-    """
-    _report(chart.write(path, dry=dry), "the manifests say", dry=dry)
-
-
-def _report(changed: list[Path], source: str, *, dry: bool) -> None:
-    for file in changed:
-        click.echo(f"{file}: {f'is not as {source}' if dry else 'written'}")
-    if dry and changed:
-        sys.exit(EXIT_FAILED)
-    if not changed:
-        click.echo(f"everything is as {source}")
 
 
 @config.command("reference")

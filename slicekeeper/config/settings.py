@@ -32,7 +32,7 @@ MAX_PORT: Final = 65_535
 SHARD = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 _TAG = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9_.]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,62})?")
+RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,62})?")
 
 
 def about(text: str) -> Meta:
@@ -90,7 +90,7 @@ class Resources(Section, frozen=True):
     def __post_init__(self) -> None:
         """Refuse invalid names of resources, and one resource in two roles."""
         for name in (self.core, self.memory, self.seat, *self.devices):
-            if not _RESOURCE.fullmatch(f"{name[:-1]}x" if name.endswith("*") and name in self.devices else name):
+            if not RESOURCE.fullmatch(f"{name[:-1]}x" if name.endswith("*") and name in self.devices else name):
                 raise ValueError(
                     f"{name!r} is not an extended resource; use a name such as nvidia.com/gpu or nvidia.com/mig-*"
                 )
@@ -106,7 +106,7 @@ class Resources(Section, frozen=True):
 
 
 class Images(Section, frozen=True):
-    """Where all images come from, the sidecar's too. `slicekeeper config manifests` writes it into the manifests."""
+    """Where all images come from, the sidecar's too."""
 
     registry: Annotated[
         Name,
@@ -152,7 +152,7 @@ class PriorityClassSettings(Section, frozen=True):
 
 
 class Classes(Section, frozen=True):
-    """The two PriorityClasses. Used until the webhook has seen the cluster's own, and to make manifests."""
+    """The two PriorityClasses. Used until the webhook has seen the cluster's own."""
 
     in_budget: PriorityClassSettings = PriorityClassSettings(
         name="gpu-default-priority", value=0, preemption_policy="PreemptLowerPriority"

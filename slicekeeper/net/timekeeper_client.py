@@ -253,7 +253,7 @@ class _ByApiServer:
             if error.reason:
                 raise
             raise Unavailable(
-                f"{method} {path}: the API server does not offer the timekeeper: install manifests/base/api.yaml, or "
+                f"{method} {path}: the API server does not offer the timekeeper: install its APIService, or "
                 "name the timekeeper's own URL by timekeeperClient.url",
                 404,
             ) from error

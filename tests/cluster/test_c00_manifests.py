@@ -1,56 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every overlay renders and is taken by a real API server; the rendered file is that of today."""
+"""Every rendered file is taken by a real API server; every container has probes and limits."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 from cluster.harness import cluster as clusters
-from cluster.harness import control_groups
-from cluster.harness.install import ROOT
+from cluster.harness import control_groups, install
+from cluster.harness.kubectl import Object
 from cluster.harness.site import Site
+from support import chart
 
-from slicekeeper.config import manifests
-
-
-def _render(site: Site, overlay: str) -> str:
-    command = [str(site.kubectl.program), "kustomize", str(ROOT / "manifests/overlays" / overlay)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-
-
-def test_the_rendered_file_is_up_to_date(site: Site) -> None:
-    kept = (ROOT / "manifests/install.yaml").read_text()
-    assert kept.endswith(_render(site, "default")), "render it again; its first lines say how"
+VALUES: Mapping[str, install.Values] = {
+    **chart.CHOICES,
+    "cert-manager": {"components": {"certManager": True}},
+    "playground": install.PLAYGROUND,
+}
 
 
-@pytest.mark.parametrize("overlay", ["default", "observe", "cert-manager", "playground", "postgresql"])
-def test_an_overlay_is_accepted_by_the_api_server(site: Site, overlay: str) -> None:
-    objects = [o for o in yaml.safe_load_all(_render(site, overlay)) if "cert-manager.io" not in o["apiVersion"]]
+def _render(choice: str) -> list[Object]:
+    return [one for one in yaml.safe_load_all(install.rendered(VALUES[choice])) if one]
+
+
+@pytest.mark.parametrize("choice", VALUES)
+def test_what_the_chart_renders_is_accepted_by_the_api_server(site: Site, choice: str) -> None:
+    objects = [one for one in _render(choice) if "cert-manager.io" not in one["apiVersion"]]
     site.kubectl("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump_all(objects))
 
 
-def test_renamed_resources_are_accepted_by_the_api_server(site: Site, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(ROOT / "manifests", tmp_path / "manifests"))
-    config = folder / "base/config/config.yaml"
-    names = (
-        "{core: gpu.example/percent, seat: gpu.example/seat, device: [nvidia.com/gpu, 'gpu.example/slice-*', 'a.b/*']}"
-    )
-    config.write_text(f"{config.read_text()}resources: {names}\n")
-    manifests.write(folder)
-    rendered = site.kubectl("kustomize", str(folder / "overlays/default"))
-    assert "gpu.example/percent" in rendered
-    site.kubectl("apply", "--dry-run=server", "-f", "-", stdin=rendered)
-
-
-@pytest.mark.parametrize("overlay", ["default", "playground", "postgresql"])
-def test_every_pod_has_probes_and_limits_and_none_holds_up_a_drain(site: Site, overlay: str) -> None:
-    objects = list(yaml.safe_load_all(_render(site, overlay)))
+@pytest.mark.parametrize("choice", ["install", "playground", "install-postgresql"])
+def test_every_pod_has_probes_and_limits_and_none_holds_up_a_drain(choice: str) -> None:
+    objects = _render(choice)
     pods = {o["metadata"]["name"]: o["spec"] for o in objects if o["kind"] in ("Deployment", "DaemonSet")}
-    more = {"objects"} if overlay == "playground" else set()
+    more = {"objects"} if choice == "playground" else set()
     parts = {"certificates", "timekeeper", "timekeeper-forwarder", "webhook", "scheduler", "nodeagent", "arbiter"}
     assert set(pods) == parts | more
     for name, spec in pods.items():

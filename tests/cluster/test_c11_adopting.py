@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from datetime import datetime
 from fractions import Fraction
 from math import floor
-from pathlib import Path
 
 import pytest
 from cluster.harness import install
@@ -18,16 +17,19 @@ from cluster.harness.site import Site, gpu_container, plain_container, pod
 
 from slicekeeper import names
 
-OBSERVE = Path(__file__).resolve().parent / "observe"
 ENFORCED = "slicekeeper-enforced"
-"""The namespace of the line in manifests/components/observe/policy.yaml."""
+OBSERVE = {
+    **install.SUITE,
+    "mode": "observe",
+    "policy": {"namespaces": [{"match": ENFORCED, "mode": "enforce"}]},
+}
 
 DEVICE = "nvidia.com/gpu"
 
 
 @pytest.fixture
 def observed(site: Site) -> Iterator[Site]:
-    """The installation with the observe component's policy."""
+    """The installation with a policy that observes, and one line that enforces."""
     _apply(site, OBSERVE)
     team = site.namespace()
     try:
@@ -38,10 +40,10 @@ def observed(site: Site) -> Iterator[Site]:
         wait_for(lambda: not _admitted(site, team), "policy that enforces", seconds=150, pause=1)
 
 
-def _apply(site: Site, overlay: Path) -> None:
-    install.install(site.kubectl, overlay)
+def _apply(site: Site, values: install.Values) -> None:
+    install.install(site.kubectl, values)
     # kubelet looks at a pod's ConfigMaps when it looks at the pod: once a minute, or when the pod changes.
-    site.kubectl("annotate", "pods", "--all", "-n", NAMESPACE, "--overwrite", f"suite/overlay={overlay.name}")
+    site.kubectl("annotate", "pods", "--all", "-n", NAMESPACE, "--overwrite", f"suite/mode={values['mode']}")
 
 
 def _wrong() -> Object:

@@ -30,7 +30,7 @@ def test_uninstalling_leaves_nothing_behind(site: Site) -> None:
     team = site.namespace()
     site.kubectl.create(pod("runs", gpu_container(core=5)), namespace=team)
     site.wait_phase(team, "runs", "Running")
-    site.kubectl("delete", "-k", install.named(install.SUITE), "--wait=true", "--timeout=240s", timeout=250)
+    install.uninstall(site.kubectl)
     site.kubectl("delete", "pod", "runs", "-n", team, "--wait=false")
     code, told = site.check()
     assert code == 1

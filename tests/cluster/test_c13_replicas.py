@@ -14,7 +14,7 @@ from cluster.harness import install
 from cluster.harness.binaries import say
 from cluster.harness.charges import charge_of
 from cluster.harness.cluster import Cluster
-from cluster.harness.install import NAMESPACE, ROOT
+from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Object, wait_for
 from cluster.harness.namespaces import NODE_IP, POD_CIDR
 from cluster.harness.role_bindings import role_binding, service_account
@@ -25,7 +25,7 @@ from support.databases import Postgres, postgres
 from slicekeeper import names
 from slicekeeper.wire.timekeeper import Budget
 
-OVERLAY = ROOT / "tests/cluster/postgresql"
+VALUES = install.suite(postgresql=True)
 TIMEKEEPER = "deployment/timekeeper"
 SECRET = "timekeeper-database"
 PASSWORD = "pods-know-it"
@@ -63,7 +63,7 @@ class Ledger:
 
 @pytest.fixture
 def ledger(site: Site, cluster: Cluster) -> Iterator[Ledger]:
-    """Have the timekeeper run as overlays/postgresql installs it, and as before afterwards."""
+    """Have the timekeeper run as the component `postgresql` has it, and as before afterwards."""
     with postgres(network=cluster.first_process()) as server:
         server.let_in(POD_CIDR, PASSWORD)
         name = server.make()
@@ -73,7 +73,7 @@ def ledger(site: Site, cluster: Cluster) -> Iterator[Ledger]:
         opened = Ledger(server, name)
         _stop(site)
         try:
-            install.install(site.kubectl, OVERLAY)
+            install.install(site.kubectl, VALUES)
             yield opened
         finally:
             opened.close()

@@ -11,7 +11,7 @@ from cluster.harness import certmanager, install
 from cluster.harness.admissions import Reporter, admissions
 from cluster.harness.charges import charge_of
 from cluster.harness.cluster import Cluster
-from cluster.harness.install import NAMESPACE, ROOT
+from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Refused, wait_for
 from cluster.harness.site import Site, gpu_container, job
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
     reason="`make cluster-test-cert-manager` runs it, which builds cert-manager first",
 )
 
-OVERLAY = ROOT / "tests/cluster/cert-manager"
+VALUES = install.suite(certManager=True)
 ISSUED = ("ca", "webhook", "timekeeper")
 
 
@@ -41,7 +41,7 @@ def test_switching_to_it(site: Site) -> None:
         site.kubectl("delete", "deployment/certificates", "-n", NAMESPACE, "--cascade=foreground")
         rights = ("role/certificate-authority", "rolebinding/certificate-authority")
         site.kubectl("delete", "secret/slicekeeper-ca", *rights, "-n", NAMESPACE)
-        install.install(site.kubectl, OVERLAY)
+        install.install(site.kubectl, VALUES)
         _wait_ready(site)
         _wait_shown(site)
         # Its first certificates come with its CA: until here kubelet may be quicker with them than we are with trust.
@@ -112,12 +112,12 @@ def test_switching_back(site: Site) -> None:
 
 
 def test_installed_from_nothing_and_uninstalled(site: Site, cluster: Cluster) -> None:
-    site.kubectl("delete", "-k", install.named(install.SUITE), "--timeout=240s", timeout=250)
+    install.uninstall(site.kubectl)
     cluster.run("sh", "-c", "rm -rf /var/lib/slicekeeper/volume-1/*")
     site.kubectl.patch("persistentvolume", "volume-1", {"spec": {"claimRef": None}})
-    install.install(site.kubectl, OVERLAY)
+    install.install(site.kubectl, VALUES)
     _works(site)
-    site.kubectl("delete", "-k", install.named(OVERLAY), "--timeout=240s", timeout=250)
+    install.uninstall(site.kubectl, VALUES)
     code, told = site.check("--repair")
     assert code == 0, told
     wait_for(lambda: not site.leftovers(), "end of what the garbage collector takes", pause=2)

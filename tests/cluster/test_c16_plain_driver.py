@@ -56,13 +56,15 @@ def plain(site: Site, cluster: Cluster) -> Iterator[Gpu]:
     before = wait_for(lambda: _gpus(site), "the GPUs")
     try:
         cluster.run("sh", "-ec", INSTALL)
-        with added(site, "tests/cluster/plain_driver"):
+        site.kubectl("label", "nodes", "--all", "slicekeeper.io/gpus=true")
+        with added(site, plainDriver=True, fakeGpus=False):
             [gpu] = wait_for(lambda: found if len(found := _gpus(site)) == 1 else [], "the driver's GPU")
             yield gpu
             for namespace in site.namespaces:
                 site.kubectl("delete", "pods", "--all", "-n", namespace, "--grace-period=1", "--wait=false")
     finally:
         cluster.run("sh", "-c", REMOVE)
+        site.kubectl("label", "nodes", "--all", "slicekeeper.io/gpus-")
     wait_for(lambda: _gpus(site) == before, "the GPUs as before")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resources by other names, changed as users change them: in the settings, from there into the manifests, applied."""
+"""Resources by other names, changed as users change them: in the settings among the chart's values."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cluster.harness.site import Site, gpu_container, job, plain_container, pod
 from slicekeeper.gpu import inventory
 
 CORE, MEMORY, SEAT = "gpu.example/percent", "gpu.example/blocks", "gpu.example/seat"
-SETTINGS = f"resources: {{core: {CORE}, memory: {MEMORY}, seat: {SEAT}}}\n"
+NAMES = {"core": CORE, "memory": MEMORY, "seat": SEAT}
 
 
 @pytest.fixture
 def renamed(site: Site) -> Iterator[None]:
-    install.install(site.kubectl, more=SETTINGS)
+    install.install(site.kubectl, {**install.SUITE, "config": {**install.SUITE["config"], "resources": NAMES}})
     try:
         yield
     finally:

@@ -7,6 +7,7 @@ After the suite's own installation is gone: it leaves a cluster without Slicekee
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from cluster.harness import binaries, install
 from cluster.harness.admissions import admissions
 from cluster.harness.charges import charge_of
 from cluster.harness.cluster import Cluster
-from cluster.harness.helm import CHART, RELEASE, Helm
+from cluster.harness.helm import Helm
 from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Object, Refused, wait_for
 from cluster.harness.site import Site, gpu_container, plain_container, pod
+from support.chart import CHART, RELEASE
 
 from slicekeeper import __version__
 
@@ -38,8 +40,7 @@ VOLUME = "/var/lib/slicekeeper/volume-1"
 def helm(site: Site, cluster: Cluster, tmp_path: Path) -> Helm:
     """Helm, and a cluster in which nothing of ours is installed."""
     if any(found["metadata"]["name"] == NAMESPACE for found in site.kubectl.list("namespaces")):
-        gone = ("--wait=true", "--timeout=240s", "--ignore-not-found")
-        site.kubectl("delete", "-k", install.named(install.SUITE), *gone, timeout=250)
+        install.uninstall(site.kubectl, install.SUITE, "--ignore-not-found")
         wait_for(lambda: site.check("--repair")[0] == 0, "nothing to repair", pause=1)
         wait_for(lambda: not site.leftovers(), "end of what the garbage collector takes", pause=1)
     cluster.run("sh", "-c", f"rm -rf {VOLUME}/*")
@@ -134,11 +135,39 @@ def test_helm_installs_upgrades_and_uninstalls(site: Site, helm: Helm, cluster: 
     held = site.wait_phase(team, "runs", "Running")
     assert held["spec"]["priorityClassName"] == "gpu-default-priority"
 
+    _uninstalled(site, helm)
+    site.kubectl("delete", "pod", "runs", "-n", team, "--wait=false")
+    _nothing_is_left(site, team)
+
+
+def _uninstalled(site: Site, helm: Helm) -> None:
     helm("uninstall", RELEASE)
     [claim] = site.kubectl.list("persistentvolumeclaims", NAMESPACE)
     assert claim["metadata"]["name"] == "timekeeper", "the ledger stays until the namespace goes"
     site.kubectl("delete", "namespace", NAMESPACE, "--timeout=240s", timeout=250)
-    site.kubectl("delete", "pod", "runs", "-n", team, "--wait=false")
+
+
+def _nothing_is_left(site: Site, team: str) -> None:
     wait_for(lambda: site.check("--repair")[0] == 0, "nothing to repair", pause=1)
     wait_for(lambda: not site.pods(team), "pod that goes")
     wait_for(lambda: not site.leftovers(), "end of what the garbage collector takes", pause=1)
+
+
+def test_what_kubectl_installed_is_taken_over_by_helm(site: Site, helm: Helm) -> None:
+    """As kustomize has installed it: ConfigMaps that are mounted had the hash of their content in their names."""
+    before = re.sub(r"\b(slicekeeper-(?:config|kube-scheduler))$", r"\1-0123456789", install.rendered(), flags=re.M)
+    before = re.sub(r"(configMap: \{name: \"?slicekeeper-(?:config|kube-scheduler))(?=[}\"])", r"\1-0123456789", before)
+    site.kubectl("apply", "-f", "-", stdin=before)
+    _ready(site)
+    team = site.namespace()
+    site.kubectl.create(pod("before", gpu_container(script=UNTIL_ENDED, core=5)), namespace=team)
+    running = site.wait_phase(team, "before", "Running")
+    take = ("--take-ownership", "--force-conflicts")
+    helm("install", RELEASE, str(CHART), *take, values={**install.SUITE, "createNamespace": False})
+    old = ("slicekeeper-config-0123456789", "slicekeeper-kube-scheduler-0123456789")
+    site.kubectl("delete", "configmap", *old, "-n", NAMESPACE)
+    _ready(site)
+    _went_on(site, running)
+    _nothing_to_apply_again(site, helm)
+    _uninstalled(site, helm)
+    _nothing_is_left(site, team)

@@ -25,7 +25,7 @@ HOUR = 3_600_000
 @pytest.fixture(scope="module")
 def objects(site: Site) -> Iterator[Site]:
     """The cluster with the component, for this file alone."""
-    with added(site, "tests/cluster/objects") as ours:
+    with added(site, objects=True) as ours:
         assert {obj["kind"] for obj in ours} >= {"CustomResourceDefinition", "Deployment", "ValidatingAdmissionPolicy"}
         yield site
 

@@ -20,7 +20,7 @@ MEM = str(1 << 30)
 @pytest.fixture(scope="module")
 def sharepods(site: Site) -> Iterator[Site]:
     """The cluster with the component, for this file alone."""
-    with added(site, "tests/cluster/sharepods"):
+    with added(site, sharepods=True):
         yield site
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from cluster.harness import cluster as clusters
+from cluster.harness import install
 from cluster.harness.control_plane import (
     CORE,
     GPU_MIB,
@@ -31,12 +32,10 @@ from cluster.harness.control_plane import (
     node,
     pod,
 )
-from cluster.harness.install import ROOT
 from cluster.harness.kubectl import Object, wait_for
 from support.ports import free_port
 
 from slicekeeper import names
-from slicekeeper.config import manifests, shards
 from slicekeeper.kube.client import LEASES, NAMESPACES, NODES, PODS, PRIORITY_CLASSES, KubeClient
 
 FIRST, SECOND = "", "b"
@@ -50,17 +49,11 @@ ELECTION = {"leaseDuration": "4s", "renewDeadline": "3s", "retryPeriod": "500ms"
 
 
 def _config(shard: str) -> Object:
-    """Return the kube-scheduler's configuration that `slicekeeper config manifests` writes."""
-    folder = ROOT / "manifests"
-    if shard:
-        settings = manifests.parse(f"scheduler: {{shards: [{SECOND}]}}", "the test")
-        texts = dict(shards.files(folder, settings))
-        text = texts[folder / shards.FOLDER / shard / "kube-scheduler.yaml"]
-    else:
-        text = (folder / "base/config/kube-scheduler.yaml").read_text()
+    """Return the kube-scheduler's configuration that the chart has."""
+    objects = yaml.safe_load_all(install.rendered({"config": {"scheduler": {"shards": [SECOND]}}}))
+    name = f"slicekeeper-kube-scheduler{'-' if shard else ''}{shard}"
+    [text] = [one["data"]["kube-scheduler.yaml"] for one in objects if one["metadata"]["name"] == name]
     config: Object = yaml.safe_load(text)
-    if not shard:
-        config["profiles"][0] |= shards.affinity("NotIn", [SECOND])
     return config
 
 

@@ -190,7 +190,7 @@ def problems(done: Result) -> list[str]:
 
 
 def with_registry(text: str) -> str:
-    """Return the manifests as `slicekeeper config manifests` makes them for a registry."""
+    """Return the manifests as the chart makes them for a registry."""
     text = text.replace("    webhook:\n", "    images: {registry: registry.example}\n    webhook:\n", 1)
     return text.replace("slicekeeper.invalid/", "registry.example/")
 

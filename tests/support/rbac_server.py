@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An API server in memory that answers by the RBAC rules of the manifests."""
+"""An API server in memory that answers by the RBAC rules of the chart."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import yaml
+from support.chart import documents
 
 from slicekeeper import names
 from slicekeeper.errors import Forbidden, NotFound
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import KubeClient, Object, Resource
 
-MANIFESTS = Path(__file__).parents[2] / "manifests"
-FILES = [*(MANIFESTS / "base").glob("*.yaml"), *(MANIFESTS / "components").rglob("*.yaml")]
 HOME, TEAM = "slicekeeper-system", "team"
 
 
@@ -42,13 +39,8 @@ class Right:
         )
 
 
-def documents() -> Iterator[Object]:
-    for file in FILES:
-        yield from (doc for doc in yaml.safe_load_all(file.read_text()) if doc and "kind" in doc)
-
-
 def granted() -> list[Right]:
-    """Return every right that the manifests give an account of ours by a role of ours."""
+    """Return every right that the chart gives an account of ours by a role of ours."""
     every = list(documents())
     roles = {(d["kind"], d["metadata"]["name"]): d for d in every if d["kind"] in ("Role", "ClusterRole")}
     found = []

@@ -118,7 +118,7 @@ class Evictions:
                 self._say(pod, "EvictionPutOff", f"To be evicted: {why}; a disruption budget does not allow it yet")
             elif isinstance(error, Forbidden):
                 log.error(
-                    "a hard budget is used up, but evicting is forbidden: add components/hard-budgets (%s)", error
+                    "a hard budget is used up, but evicting is forbidden: set components.hardBudgets=true (%s)", error
                 )
             return
         self._say(pod, "BudgetEviction", f"Evicted: {why}")

@@ -118,7 +118,7 @@ def _driver_remedy(found: NodeSetup, runtime_class: str) -> Remedy | str:
     if "not loaded" in trouble:
         return f"on the node: modprobe nvidia; if that fails, {install}"
     if "library not found" in trouble and not runtime_class:
-        return component("nvidia-runtime").after(f"{install}; if it does and NVIDIA's runtime is not the default one")
+        return component("nvidiaRuntime", f"{install}; if it does and NVIDIA's runtime is not the default one")
     return install
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import yaml
 
-from slicekeeper.cli.check.remedies import KUBE_SCHEDULER, POLICY, REGISTRY, RENDER, Finding
+from slicekeeper.cli.check.remedies import APPLY, KUBE_SCHEDULER, POLICY, REGISTRY, Finding, Remedy
 from slicekeeper.config import manifests
 from slicekeeper.config.load import keys
 from slicekeeper.config.policy_file import book_of
@@ -26,7 +26,7 @@ COMPARED: Final = (
     "classes.",
     "timekeeper.audience",
 )
-"""Settings that are in the manifests too."""
+"""Settings that other objects contain too."""
 
 _NAME_THE_FILE: Final = "slicekeeper --config FILE check, with the settings that are installed"
 _SCHEDULER_MAP: Final = "slicekeeper-kube-scheduler"
@@ -50,7 +50,7 @@ def settings_of(
     try:
         own = manifests.parse(text, f"configmap {manifests.CONFIG_MAP}")
     except SettingsError as error:
-        return given, [(str(error), RENDER)]
+        return given, [(str(error), APPLY)]
     differences: list[Finding] = []
     for key in keys():
         if key.dotted.startswith(COMPARED) and key.dotted in origin:
@@ -101,7 +101,7 @@ def differences(
     for match in manifests.LOWER.finditer(_text_of(guards, "slicekeeper-scheduler")):
         if int(match["value"]) != lowest:
             problem = f"guard slicekeeper-scheduler compares priorities with {match['value']}"
-            yield f"{problem}, and the settings say classes.inBudget.value {lowest}", RENDER
+            yield f"{problem}, and the settings say classes.inBudget.value {lowest}", APPLY
             break
     yield from _tokens(workloads, settings)
     yield from _scheduler(client, namespace, settings, workloads)
@@ -125,7 +125,7 @@ def class_differences(installed: Object, settings: PriorityClassSettings) -> Ite
         if installed.get(key) != ours:
             yield (
                 f"PriorityClass {settings.name} has {key} {installed.get(key)}, and the settings say {ours}",
-                RENDER.after(f"kubectl delete priorityclass {settings.name}"),
+                Remedy(before=f"kubectl delete priorityclass {settings.name}"),
             )
 
 
@@ -152,7 +152,7 @@ def _tokens(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Fin
                 audience = (source.get("serviceAccountToken") or {}).get("audience")
                 if audience and audience != settings.timekeeper.audience:
                     problem = f"{name} has a token for the audience {audience}"
-                    yield f"{problem}, and timekeeper.audience is {settings.timekeeper.audience}", RENDER
+                    yield f"{problem}, and timekeeper.audience is {settings.timekeeper.audience}", APPLY
 
 
 def _images(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Finding]:
@@ -163,7 +163,7 @@ def _images(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Fin
             continue
         unset = unset or image.startswith(f"{UNSET_REGISTRY}/")
         if image != settings.images.of(part):
-            yield f"{name} has the image {image}, and the settings say {settings.images.of(part)}", RENDER
+            yield f"{name} has the image {image}, and the settings say {settings.images.of(part)}", APPLY
     if unset and any(_pod_of(workload) for workload in workloads.values()):
         yield (
             f"images.registry is not set: {UNSET_REGISTRY} is no registry, so a node has only images imported by hand",
@@ -184,7 +184,7 @@ def _scheduler(
         asked = [tuple(managed["name"] for managed in extender["managedResources"]) for extender in extenders]
         profiles = [profile["schedulerName"] for profile in tree["profiles"]]
     except (yaml.YAMLError, KeyError, TypeError, ValueError):
-        yield f"configmap {_SCHEDULER_MAP} cannot be read as kube-scheduler's configuration", RENDER
+        yield f"configmap {_SCHEDULER_MAP} cannot be read as kube-scheduler's configuration", APPLY
         return
     wanted = (settings.resources.core, settings.resources.memory)
     yield from _compared(f"configmap {_SCHEDULER_MAP}: the extender is asked about", asked, wanted)
@@ -192,7 +192,7 @@ def _scheduler(
         yield (
             f"configmap {_SCHEDULER_MAP} has the scheduler {', '.join(profiles)}, and webhook.schedulerName is "
             f"{settings.webhook.scheduler_name}",
-            RENDER,
+            APPLY,
         )
 
 
@@ -215,14 +215,14 @@ def _compared(what: str, places: Iterable[tuple[str, ...]], wanted: tuple[str, .
     """Yield how the places that name resources differ from the settings; equal places once."""
     listed = list(places)
     if not listed:
-        yield f"{what} no resource that could be found in it: the settings say {', '.join(wanted)}", RENDER
+        yield f"{what} no resource that could be found in it: the settings say {', '.join(wanted)}", APPLY
     for place in dict.fromkeys(listed):
         missing = [name for name in wanted if name not in place]
         more = [name for name in place if name not in wanted]
         if missing or more:
             short = f"not {', '.join(missing)}" if missing else ""
             long = f"{', '.join(more)}, which the settings do not name" if more else ""
-            yield f"{what} {', but '.join(filter(None, (long, short)))}", RENDER
+            yield f"{what} {', but '.join(filter(None, (long, short)))}", APPLY
 
 
 def mounted(client: KubeClient, namespace: str, workloads: Iterable[Object], name: str, key: str) -> str | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remedies for an installation, as commands of the tool that installed it: kubectl with an overlay, or Helm."""
+"""Remedies for an installation, as commands that apply the chart again: by Helm, or rendered and applied by kubectl."""
 
 from __future__ import annotations
 
@@ -7,66 +7,51 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from slicekeeper.config.chart import component_value
-
-_UPGRADE: Final = "UPGRADE"
-"""Placeholder for the command that applies the chart again."""
-
 
 @dataclass(frozen=True)
 class Remedy:
-    """One remedy in two ways."""
+    """Apply the chart again, with more values, after something else, or with more to know."""
 
-    by_kubectl: str
-    by_helm: str
+    values: str = ""
+    before: str = ""
+    note: str = ""
 
-    def after(self, command: str) -> Remedy:
-        """Return this remedy with a command before it."""
-        return Remedy(f"{command}; {self.by_kubectl}", f"{command}; {self.by_helm}")
+    def by(self, upgrade: str) -> str:
+        """Return the remedy for an installation, by the command that `upgrade_of` returned."""
+        command = upgrade.replace(_VALUES, f" {self.values}" if self.values else "")
+        return f"{f'{self.before}; ' if self.before else ''}{command}{self.note}"
 
 
 Finding = tuple[str, Remedy | str]
 """A problem, and its remedy."""
 
-APPLY: Final = Remedy("apply your overlay again: kubectl apply -k OVERLAY", _UPGRADE)
-RENDER: Final = Remedy(
-    "slicekeeper config manifests, then apply the overlay",
-    f"slicekeeper config manifests; slicekeeper config chart; {_UPGRADE}",
-)
-REGISTRY: Final = Remedy(
-    "set images.registry in manifests/base/config/config.yaml; slicekeeper config manifests; apply the overlay",
-    f"{_UPGRADE} --set images.registry=REGISTRY",
-)
-POLICY: Final = Remedy(
-    "correct the policy file of your overlay, and apply it: docs/policy.md",
-    f"correct the value `policy`, docs/policy.md; {_UPGRADE}",
-)
-KUBE_SCHEDULER: Final = Remedy(
-    "set its newTag in manifests/base/kustomization.yaml, and apply the overlay",
-    f"{_UPGRADE}, which takes the API server's version unless kubeScheduler.version is set",
-)
+_VALUES: Final = " [MORE]"
+"""Placeholder for more values in the command that applies the chart again."""
+
+APPLY: Final = Remedy()
+REGISTRY: Final = Remedy("--set images.registry=REGISTRY")
+POLICY: Final = Remedy(before="correct the value `policy`, docs/policy.md")
+KUBE_SCHEDULER: Final = Remedy("--set kubeScheduler.version=VERSION", note="; VERSION is that of the API server")
 
 
-def component(name: str) -> Remedy:
+def component(value: str, before: str = "") -> Remedy:
     """Return how a component is added."""
-    return Remedy(
-        f"add manifests/components/{name} to your overlay, and apply it",
-        f"{_UPGRADE} --set components.{component_value(name)}=true",
-    )
+    return Remedy(f"--set components.{value}=true", before)
 
 
 def upgrade_of(workloads: Iterable[dict[str, Any] | None], namespace: str) -> str:
-    """Return the command that applies the chart again; empty if it was not installed by Helm."""
+    """Return the command that applies the chart again, with a placeholder for more values."""
     for workload in filter(None, workloads):
         metadata = workload.get("metadata") or {}
         release = (metadata.get("annotations") or {}).get("meta.helm.sh/release-name")
         if release and (metadata.get("labels") or {}).get("app.kubernetes.io/managed-by") == "Helm":
-            return f"helm upgrade {release} manifests/chart -n {namespace} --reset-then-reuse-values"
-    return ""
+            return f"helm upgrade {release} manifests/chart -n {namespace} --reset-then-reuse-values{_VALUES}"
+    return (
+        f"helm template slicekeeper manifests/chart -n {namespace} --values VALUES.yaml{_VALUES} "
+        "| kubectl apply --server-side -f -"
+    )
 
 
 def text_of(remedy: Remedy | str, upgrade: str) -> str:
-    """Return a remedy for an installation, by the command that `upgrade_of` returned."""
-    if isinstance(remedy, str):
-        return remedy
-    return remedy.by_helm.replace(_UPGRADE, upgrade) if upgrade else remedy.by_kubectl
+    """Return a remedy for an installation."""
+    return remedy if isinstance(remedy, str) else remedy.by(upgrade)

@@ -73,11 +73,11 @@ def lacking(client: KubeClient, namespace: str, settings: Settings, policy: str)
     policies = _policies(policy)
     needed = []
     if any(policy["budget"].get("enforcement") == "hard" for policy in policies):
-        needed.append(("timekeeper", "create", "pods/eviction", "hard-budgets", "the policy has `enforcement: hard`"))
+        needed.append(("timekeeper", "create", "pods/eviction", "hardBudgets", "the policy has `enforcement: hard`"))
     if any(policy.get("audit") == "evict" for policy in policies):
-        needed.append(("nodeagent", "create", "pods/eviction", "audit-evictions", "the policy has `audit: evict`"))
+        needed.append(("nodeagent", "create", "pods/eviction", "auditEvictions", "the policy has `audit: evict`"))
     if settings.timekeeper.weight == "quota":
-        needed.append(("timekeeper", "list", "resourcequotas", "quota-weight", "timekeeper.weight is quota"))
+        needed.append(("timekeeper", "list", "resourcequotas", "quotaWeight", "timekeeper.weight is quota"))
     for account, verb, resource, name, why in needed:
         right = Right(account, verb, resource)
         if not _allowed(client, namespace, right):

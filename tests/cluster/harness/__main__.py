@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Kubernetes to play with: `python -m cluster.harness up`, `down`, `build`."""
+"""A Kubernetes to play with: `python -m cluster.harness up`, `down`, `build`; and `render` for the chart's files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import tempfile
 from pathlib import Path
 
 from cluster.harness import binaries, cluster, images, install
+from cluster.harness.helm import Helm
 from cluster.harness.kubectl import Kubectl, Refused
+from support import chart
 
 
 def up() -> None:
@@ -19,7 +21,9 @@ def up() -> None:
     try:
         install.load_images(made)
         install.give_storage(made, kubectl)
-        install.install(kubectl, install.PLAYGROUND)
+        helm = Helm(made.folder, made.kubeconfig)
+        helm("install", chart.RELEASE, str(chart.CHART), "--create-namespace", values=install.PLAYGROUND)
+        install.wait_until_ready(kubectl)
         kubectl.rollout("deployment/objects", install.NAMESPACE)
     except (Refused, RuntimeError) as error:
         sys.exit(f"Slicekeeper did not come up: {error}\nThe cluster stays for a look; logs are in {made.logs}")
@@ -46,9 +50,15 @@ def build() -> None:
         images.make(Path(folder) / "images.tar", install.IMAGES)
 
 
+def render() -> None:
+    """Write the chart's rendered files."""
+    binaries.build(binaries.HELM)
+    chart.write(binaries.HELM.bin / "helm", install.ROOT / "build")
+
+
 def main() -> None:
     """Run the command that is named."""
-    commands = {"up": up, "down": down, "build": build}
+    commands = {"up": up, "down": down, "build": build, "render": render}
     if len(sys.argv) != 2 or sys.argv[1] not in commands:
         sys.exit(f"usage: python -m cluster.harness {'|'.join(commands)}")
     try:

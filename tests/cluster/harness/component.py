@@ -13,12 +13,9 @@ from cluster.harness.site import Site
 
 
 @contextmanager
-def added(site: Site, overlay: str) -> Iterator[list[Object]]:
-    """Install what an overlay has and the suite's own has not, and take it away again; yield the new objects.
-
-    What is another in both, such as the webhook's configuration, is the overlay's meanwhile.
-    """
-    suite, wanted = _rendered(site, "tests/cluster/overlay"), _rendered(site, overlay)
+def added(site: Site, **components: bool) -> Iterator[list[Object]]:
+    """Install the suite with other components, and as before afterwards; yield the new objects."""
+    suite, wanted = _objects(install.SUITE), _objects(install.suite(**components))
     ours = [obj for key, obj in wanted.items() if key not in suite]
     before = [obj for key, obj in suite.items() if wanted.get(key, obj) != obj]
     after = [obj for key, obj in wanted.items() if suite.get(key, obj) != obj]
@@ -46,6 +43,6 @@ def _rolled_out(site: Site, objects: list[Object]) -> None:
             site.kubectl.rollout(f"{obj['kind'].lower()}/{obj['metadata']['name']}", install.NAMESPACE)
 
 
-def _rendered(site: Site, overlay: str) -> dict[tuple[str, str, str], Object]:
-    text = site.kubectl("kustomize", install.named(install.ROOT / overlay))
-    return {(o["kind"], o["metadata"].get("namespace", ""), o["metadata"]["name"]): o for o in yaml.safe_load_all(text)}
+def _objects(values: install.Values) -> dict[tuple[str, str, str], Object]:
+    found = (one for one in yaml.safe_load_all(install.rendered(values)) if one)
+    return {(o["kind"], o["metadata"].get("namespace", ""), o["metadata"]["name"]): o for o in found}

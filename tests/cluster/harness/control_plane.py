@@ -18,10 +18,9 @@ from typing import Any, Final
 
 import yaml
 from cluster.harness import binaries
-from cluster.harness.install import ROOT
 from cluster.harness.kubectl import Object, wait_for
 from cluster.harness.pki import Authority, service_account_key
-from support import leftovers
+from support import chart, leftovers
 from support.ports import free_port
 
 from slicekeeper import names
@@ -134,7 +133,7 @@ class ControlPlane:
 
         Without `leads`, more settings of its leader election, it always leads.
         """
-        config = config or yaml.safe_load((ROOT / "manifests/base/config/kube-scheduler.yaml").read_text())
+        config = config or chart.kube_scheduler_config()
         config["leaderElection"] = {**config["leaderElection"], **leads} if leads else {"leaderElect": False}
         config["clientConnection"] = {
             "kubeconfig": str(self.kubeconfig),

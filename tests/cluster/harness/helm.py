@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helm, for the chart that is made of the manifests."""
+"""Helm on a cluster."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ from typing import Any
 
 import yaml
 from cluster.harness import binaries
-from cluster.harness.install import NAMESPACE, ROOT
+from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Object, Refused
-
-CHART = ROOT / "manifests/chart"
-RELEASE = "slicekeeper"
-SERVER = binaries.NEWEST.version
-"""The API server's version that charts are rendered for; that of manifests/base/kustomization.yaml."""
+from support.chart import CHART, RELEASE, SERVER
 
 
 class Helm:

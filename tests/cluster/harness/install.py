@@ -3,25 +3,24 @@
 
 from __future__ import annotations
 
-import atexit
-import shutil
-import tempfile
+import json
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from cluster.harness import images
-from cluster.harness.binaries import KUBERNETES, NEWEST
+import yaml
+from cluster.harness import binaries, images
+from cluster.harness.binaries import HELM, KUBERNETES
 from cluster.harness.cluster import Cluster
 from cluster.harness.kubectl import Kubectl, Object, Refused, wait_for
+from support import chart
 
-from slicekeeper.config import manifests
 from slicekeeper.config.settings import Images
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMESPACE = "slicekeeper-system"
-PLAYGROUND = ROOT / "manifests/overlays/playground"
-SUITE = ROOT / "tests/cluster/overlay"
 WORKLOADS = (
     "deployment/certificates",
     "deployment/timekeeper",
@@ -32,6 +31,24 @@ WORKLOADS = (
 )
 IMAGES = Images(registry="slicekeeper.test")
 """The images as the node has them: a name of its own, so that `slicekeeper check` finds a whole installation."""
+Values = Mapping[str, Any]
+PLAYGROUND: Values = {
+    "images": {"registry": IMAGES.registry},
+    "mode": "enforce",
+    "components": {"fakeGpus": True, "single": True, "objects": True},
+}
+"""One machine without GPUs, as the documentation installs it."""
+
+SUITE: Values = {
+    "images": {"registry": IMAGES.registry},
+    "mode": "enforce",
+    "components": {"fakeGpus": True, "single": True, "auditEvictions": True, "hardBudgets": True},
+    "policy": yaml.safe_load((ROOT / "tests/cluster/policy.yaml").read_text()),
+    # A test has the resource of NVIDIA's plugin on the node as well: only a list divides a node between the two.
+    "config": {"nodeAgent": {"gpus": ["0", "1", "2", "3"]}},
+}
+"""The playground with a policy for the suite's namespaces. A file of tests adds the objects."""
+
 _LIMITS = {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"}
 _GPU_POD: Object = {
     "apiVersion": "v1",
@@ -57,29 +74,35 @@ def give_storage(cluster: Cluster, kubectl: Kubectl) -> None:
     kubectl.apply(*_storage(folder))
 
 
+def suite(**components: bool) -> Values:
+    """Return the suite's values with other components."""
+    return {**SUITE, "components": {**SUITE["components"], **components}}
+
+
+def rendered(values: Values = SUITE) -> str:
+    """Return the chart as Helm renders it for the cluster's version, to be applied or deleted by kubectl."""
+    return _rendered(json.dumps(values))
+
+
 @cache
-def _named(more: str) -> Path:
-    """Return a copy of the checkout's manifests for our registry and with more settings, made as users make it."""
-    copy = Path(tempfile.mkdtemp(prefix="slicekeeper-manifests-"))
-    atexit.register(shutil.rmtree, copy, ignore_errors=True)
-    for folder in ("manifests", "tests/cluster"):
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("*.py", "build", "__pycache__"))
-    config = copy / "manifests/base/config/config.yaml"
-    config.write_text(f"{config.read_text()}images: {{registry: {IMAGES.registry}}}\n{more}")
-    manifests.write(copy / "manifests")
-    base = copy / "manifests/base/kustomization.yaml"
-    base.write_text(base.read_text().replace(NEWEST.version, KUBERNETES.version))
-    return copy
+def _rendered(values: str) -> str:
+    binaries.build(HELM)
+    return chart.render(HELM.bin / "helm", json.loads(values), KUBERNETES.version)
 
 
-def named(overlay: Path, more: str = "") -> str:
-    """Return an overlay of the checkout as it is installed here."""
-    return str(_named(more) / overlay.relative_to(ROOT))
+def uninstall(kubectl: Kubectl, values: Values = SUITE, *more: str) -> None:
+    """Delete all that was installed, and wait until it is gone."""
+    kubectl("delete", "--wait=true", "--timeout=240s", *more, "-f", "-", stdin=rendered(values), timeout=250)
 
 
-def install(kubectl: Kubectl, overlay: Path = SUITE, more: str = "") -> None:
-    """Install with one command, and wait until everything is ready; `more` are lines of settings."""
-    kubectl("apply", "-k", named(overlay, more))
+def install(kubectl: Kubectl, values: Values = SUITE) -> None:
+    """Install with one command, and wait until everything is ready."""
+    kubectl("apply", "-f", "-", stdin=rendered(values))
+    wait_until_ready(kubectl)
+
+
+def wait_until_ready(kubectl: Kubectl) -> None:
+    """Wait until every part is rolled out, and the webhooks are reached."""
     for workload in WORKLOADS:
         kubectl.rollout(workload, NAMESPACE)
     # A test that had put the configurations back by `apply` has them lose their CA by the next one.

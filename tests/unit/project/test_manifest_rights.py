@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import pytest
-import yaml
-from support.rbac_server import GRANTED, MANIFESTS, READ, documents
+from support.chart import documents, installed
+from support.rbac_server import GRANTED, READ
 
 from slicekeeper import names
 from timekeeper.api.routes import PREFIX, ROUTES
@@ -19,9 +19,7 @@ def test_everybody_is_let_in_to_every_route_that_the_api_server_offers_and_to_no
     [everybodys] = [d for d in bindings if d["subjects"][0]["kind"] == "Group"]
     assert (everybodys["kind"], len(everybodys["subjects"])) == ("ClusterRoleBinding", 1)
     assert everybodys["subjects"][0]["name"] == "system:authenticated"
-    [role] = [
-        d for d in every if d["kind"] == "ClusterRole" and d["metadata"] == {"name": everybodys["roleRef"]["name"]}
-    ]
+    [role] = [d for d in every if (d["kind"], d["metadata"]["name"]) == ("ClusterRole", everybodys["roleRef"]["name"])]
     [rule] = role["rules"]
     group, _, version = names.API.partition("/")
     assert (rule["apiGroups"], set(rule["verbs"])) == ([group], set.union(*verbs.values()))
@@ -45,14 +43,14 @@ def test_objects_come_only_by_their_component_and_their_rights_are_those_of_the_
         "clustergpubudgets/status",
         "gpupolicies/status",
     }
-    base = "".join(file.read_text() for file in (MANIFESTS / "base").glob("*.yaml"))
-    assert "CustomResourceDefinition" not in base
-    assert "gpubudgets/objects" not in base
+    base = list(installed())
+    assert "CustomResourceDefinition" not in {one["kind"] for one in base}
+    assert "gpubudgets/objects" not in str(base)
 
 
 @pytest.mark.parametrize("part", ["timekeeper", "nodeagent"])
 def test_evictions_and_quotas_come_only_by_components(part: str) -> None:
-    base = [yaml.safe_load_all(file.read_text()) for file in (MANIFESTS / "base").glob(f"{part}.yaml")]
-    rules = [rule for docs in base for d in docs if d["kind"] == "ClusterRole" for rule in d["rules"]]
+    roles = [one for one in installed() if one["kind"] == "ClusterRole" and part in one["metadata"]["name"]]
+    rules = [rule for one in roles for rule in one["rules"]]
     resources = {resource for rule in rules for resource in rule["resources"]}
     assert not {"pods/eviction", "resourcequotas"} & resources

@@ -127,7 +127,7 @@ def test_strange_manifests_are_passed_on_or_refused(tmp_path: Path, text: str) -
 
 
 def test_what_the_manifests_install_can_be_tried_from_a_checkout() -> None:
-    installed = Path(__file__).parents[3] / "manifests/base/config"
+    installed = Path(__file__).parents[3] / "manifests/chart/files"
     options = ["--config", str(installed / "config.yaml"), "review", "-f", "-", "-o", "diff"]
     policy = {"SLICEKEEPER_POLICY_FILE": str(installed / "policy.yaml")}
     result = CliRunner().invoke(cli, options, input=POD, env=policy)
@@ -138,7 +138,7 @@ def test_what_the_manifests_install_can_be_tried_from_a_checkout() -> None:
 def test_the_injection_is_that_of_the_manifests_unless_the_settings_say_otherwise(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     [container] = yaml.safe_load(run(tmp_path, POD).stdout)["spec"]["containers"]
-    installed = load(root / "manifests/base/config/config.yaml", {}).settings.webhook.injection
+    installed = load(root / "manifests/chart/files/config.yaml", {}).settings.webhook.injection
     assert Settings().webhook.injection == installed
     assert "LD_PRELOAD" in [entry["name"] for entry in container["env"]]
     config = tmp_path / "seats.yaml"

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
+from support.chart import documents
 
 from slicekeeper.config.policy import NamespacePolicy
 
-FILE = Path(__file__).parents[4] / "manifests/components/objects/gpupolicies.yaml"
-[VERSION] = yaml.safe_load(FILE.read_text())["spec"]["versions"]
+[CRD] = documents("objects/gpupolicies.yaml")
+[VERSION] = CRD["spec"]["versions"]
 SPEC = VERSION["schema"]["openAPIV3Schema"]["properties"]["spec"]
 BOUNDS = {"minimum", "maximum", "enum"}
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from slicekeeper.cli import main
 from slicekeeper.cli import output as cli_output
 from slicekeeper.cli.main import cli
 from slicekeeper.cli.output import table
@@ -58,13 +58,12 @@ def test_no_answer_is_one_line_and_exit_1(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_file_that_cannot_be_read_or_written_is_one_line_and_exit_1(tmp_path: Path) -> None:
-    shutil.copytree(Path(__file__).parents[4] / "manifests", tmp_path / "manifests")
-    folder = tmp_path / "manifests" / "base" / "webhook.yaml"
-    folder.unlink()
-    folder.mkdir()  # root may read any file, but no folder as one
-    done = run("config", "manifests", str(tmp_path / "manifests"))
-    assert (done.returncode, done.stderr) == (1, f"slicekeeper: {folder}: Is a directory\n")
+def test_a_file_that_cannot_be_read_or_written_is_one_line_and_exit_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main.run(tmp_path.read_text)  # root may read any file, but no folder as one
+    assert (exited.value.code, capsys.readouterr().err) == (1, f"slicekeeper: {tmp_path}: Is a directory\n")
 
 
 def test_without_an_address_the_setting_is_named(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_a_node_that_lacks_nothing_is_not_named(server: Server, told: NodeSetup)
         (
             NodeSetup(driver_trouble="NVML Shared Library Not Found"),
             "no NVIDIA driver that answers: NVML Shared Library Not Found",
-            "add manifests/components/nvidia-runtime to your overlay",
+            "--set components.nvidiaRuntime=true | kubectl apply",
         ),
         (
             NodeSetup(driver_trouble="Driver/library version mismatch"),

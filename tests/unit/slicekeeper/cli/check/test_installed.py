@@ -97,7 +97,7 @@ def test_settings_given_to_the_command_are_compared_with_the_installed_ones(serv
 
 def test_another_schedulers_name_is_told(server: Server) -> None:
     server.install_manifests(
-        lambda text: with_registry(text).replace("- schedulerName: slicekeeper-s", "- schedulerName: s")
+        lambda text: with_registry(text).replace('- schedulerName: "slicekeeper-s', '- schedulerName: "s')
     )
     assert problems(check(server, "-o", "json")) == [
         "configmap slicekeeper-kube-scheduler has the scheduler scheduler, and webhook.schedulerName is "
@@ -106,9 +106,7 @@ def test_another_schedulers_name_is_told(server: Server) -> None:
 
 
 def test_a_shard_without_a_scheduler_is_told(server: Server) -> None:
-    server.install_manifests(
-        lambda text: with_registry(text).replace("    scheduler:\n", "    scheduler:\n      shards: [b]\n")
-    )
+    server.install_manifests(lambda text: with_registry(text).replace("      shards: []\n", "      shards: [b]\n"))
     assert problems(check(server, "-o", "json")) == ["deployment scheduler-b is missing"]
     first = server.objects[f"{DEPLOYMENTS}/scheduler"]
     server.objects[f"{DEPLOYMENTS}/scheduler-b"] = {**first, "metadata": {**first["metadata"], "name": "scheduler-b"}}
@@ -117,14 +115,14 @@ def test_a_shard_without_a_scheduler_is_told(server: Server) -> None:
 
 def test_namespaces_classes_and_audience_that_are_not_the_settings_are_named_place_by_place(server: Server) -> None:
     changed = (
-        "    policy:\n      exemptNamespaces: [kube-system, kube-public, infra, 'infra-*']\n",
-        "    timekeeper:\n      audience: budgets\n",
+        ("      - kube-node-lease\n      - slicekeeper-system\n", "      - infra\n      - infra-*\n"),
+        ("      audience: timekeeper\n", "      audience: budgets\n"),
     )
 
     def change(text: str) -> str:
-        text = with_registry(text).replace("preemptionPolicy: Never\nvalue: -100", "preemptionPolicy: Never\nvalue: -5")
-        for one in changed:
-            text = text.replace(f"{one.partition(chr(10))[0]}\n", one, 1)
+        text = with_registry(text).replace("value: -100\npreemption", "value: -5\npreemption")
+        for before, after in changed:
+            text = text.replace(before, after, 1)
         return text.replace("    webhook:\n", f"    {IN_BUDGET}\n    webhook:\n", 1)
 
     server.install_manifests(change)
@@ -156,4 +154,4 @@ def test_a_kube_scheduler_that_does_not_fit_the_api_server_is_named(server: Serv
     assert bool(found) is not fits
     for one in found:
         assert f"kube-scheduler is {ours[:5]}, the API server v1.37:" in one["problem"]
-        assert "newTag in manifests/base/kustomization.yaml" in one["remedy"]
+        assert "--set kubeScheduler.version=VERSION" in one["remedy"]

@@ -18,19 +18,19 @@ from slicekeeper.cli.check.rights import ALWAYS
             "  mode: enforce",
             "  mode: enforce\n      budget: {enforcement: hard}",
             ("timekeeper", "create", "pods/eviction"),
-            "hard-budgets",
+            "components.hardBudgets=true",
         ),
         (
             "  mode: enforce",
             "  mode: enforce\n      audit: evict",
             ("nodeagent", "create", "pods/eviction"),
-            "audit-evictions",
+            "components.auditEvictions=true",
         ),
         (
             "    webhook:\n",
             "    timekeeper: {weight: quota}\n    webhook:\n",
             ("timekeeper", "list", "resourcequotas"),
-            "quota-weight",
+            "components.quotaWeight=true",
         ),
     ],
 )
@@ -59,4 +59,4 @@ def test_rights_that_the_parts_always_need_are_missed(server: Server) -> None:
         found = json.loads(check(server, "-o", "json").stdout)
         wanted = [f"the {right}: its role or its binding is missing or was changed" for right in lost]
         assert [one["problem"] for one in found] == wanted
-        assert all("kubectl apply -k" in one["remedy"] for one in found)
+        assert all("kubectl apply" in one["remedy"] for one in found)
