@@ -49,7 +49,7 @@ REFUSED = "2", "101"
 
 
 def pointers(name: str) -> range:
-    """Return which arguments may be pointers to zeros: a launch's stream may not, for zeros are a stream that never ends."""
+    """Return which arguments may be pointers to zeros. Not a launch's stream: zeros are a stream that never ends."""
     if ENDLESS.match(name):
         return range(0)
     return range(1) if re.match("cuLaunch|cuGraphLaunch|cuGraphUpload", name) else range(7)
