@@ -145,29 +145,14 @@ class BudgetLine:
                 state.debt = GpuMilliseconds(state.debt + spent)
         else:
             state.used = GpuMilliseconds(state.used + spent)
-            self.draw(spent)
+            self.state.draw(spent)
         self._open_window()
-
-    def draw(self, amount: int) -> None:
-        """Draw an amount from the allowances: by priority, then the one that expires first, and finally on credit.
-
-        Grants that are used up leave the state.
-        """
-        state = self.state
-        for allowance in sorted(
-            [state.period, *state.grants], key=lambda b: (b.priority, b.expires is None, b.expires or 0)
-        ):
-            part = max(0, min(allowance.left, amount))
-            allowance.left = GpuMilliseconds(allowance.left - part)
-            amount -= part
-        state.overdrawn = GpuMilliseconds(state.overdrawn + amount)
-        state.grants = [allowance for allowance in state.grants if allowance.left]
 
     def _repay(self, amount: int) -> None:
         """Pay debt from the allowances, and record how much the period has paid."""
         period = self.state.period
         before = period.left
-        self.draw(amount)
+        self.state.draw(amount)
         period.repaid = GpuMilliseconds(period.repaid + before - period.left)
 
     # Time
@@ -333,7 +318,7 @@ class BudgetLine:
     def withdraw(self, withdrawal: Withdrawal) -> None:
         """Withdraw GPU time."""
         self.book_period()
-        self.draw(withdrawal.amount)
+        self.state.draw(withdrawal.amount)
         self.state.withdrawn = GpuMilliseconds(self.state.withdrawn + withdrawal.amount)
         self._post(withdrawal.kind, withdrawal.key, withdrawal.amount)
 

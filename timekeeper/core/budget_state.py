@@ -82,6 +82,20 @@ class BudgetState(msgspec.Struct):
         """Whether nothing may be charged: nothing is left of this budget, or of one above it."""
         return self.exhausted or self.barred is not None
 
+    def draw(self, amount: int) -> None:
+        """Draw an amount from the allowances: by priority, then the one that expires first, and finally on credit.
+
+        Grants that are used up leave the state.
+        """
+        for allowance in sorted(
+            [self.period, *self.grants], key=lambda b: (b.priority, b.expires is None, b.expires or 0)
+        ):
+            part = max(0, min(allowance.left, amount))
+            allowance.left = GpuMilliseconds(allowance.left - part)
+            amount -= part
+        self.overdrawn = GpuMilliseconds(self.overdrawn + amount)
+        self.grants = [allowance for allowance in self.grants if allowance.left]
+
     def copy(self) -> BudgetState:
         """Return a copy that can be changed independently."""
         return msgspec.structs.replace(

@@ -61,7 +61,8 @@ def correct(books: Books, find: Callable[[Session], BudgetAccount], wanted: Requ
             return False
         # The charge changes between each edge that moves and where it was.
         moved = [at for edges in zip(before, after, strict=True) if edges[0] != edges[1] for at in edges]
-        settlement.settle_in(books, session, account.id, min(at for at in moved if at is not None), wanted.order.now)
+        since = min(at for at in moved if at is not None)
+        settlement.settle_in(books, session, account.id, since, wanted.order.now, {wanted.pod_uid: before})
         return True
 
     return books.database.write(change)

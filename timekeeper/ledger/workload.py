@@ -20,13 +20,14 @@ from timekeeper.core.interval import LAST_CONFIRMED
 from timekeeper.ledger.account import AccountRef, ensure_account
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.settlement import settle_all
+from timekeeper.ledger.stretch import Interval
 from timekeeper.store import accounts, workloads
 from timekeeper.store.db.models import WorkloadRow
 
 log = logging.getLogger(__name__)
 
-Changes = list[tuple[AccountId, Instant]]
-"""Accounts that change, each with the instant of its first change."""
+Changes = list[tuple[AccountId, Instant, str, Interval | None]]
+"""Accounts that change, when, and by which pod, with its interval before (None: it is new)."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,11 @@ def apply(
     def change(session: Session) -> None:
         changes = [*_open(books, session, openings, policies, now), *_close(books, session, closings, now)]
         since: dict[AccountId, Instant] = {}
-        for account, at in changes:
+        pods: dict[str, Interval | None] = {}
+        for account, at, uid, before in changes:
             since[account] = min(at, since.get(account, at))
-        settle_all(books, session, since, now)
+            pods.setdefault(uid, before)
+        settle_all(books, session, since, now, pods)
 
     books.database.write(change)
 
@@ -121,14 +124,15 @@ def _open(
 ) -> Changes:
     uids = {opening.pod_uid for opening in openings}
     there = workloads.by_uid(session, uids).keys() | workloads.unmetered(session, uids)
-    rows, changes = [], []
+    rows: list[dict[str, Any]] = []
+    changes: Changes = []
     for opening in openings:
         if opening.pod_uid in there:  # its start may have been corrected since, or another process left it unmetered
             continue
         ref = AccountRef(opening.namespace_uid, opening.namespace, policies[opening.namespace])
         account = ensure_account(books, session, ref, now)
         rows.append(_row_of(opening, account.id, now))
-        changes.append((account.id, opening.start))
+        changes.append((account.id, opening.start, opening.pod_uid, None))
     workloads.add(session, rows)
     return changes
 
@@ -136,7 +140,7 @@ def _open(
 def _close(books: Books, session: Session, closings: Collection[Closing], now: Instant) -> Changes:
     there = workloads.by_uid(session, {c.pod_uid for c in closings})
     ends: list[dict[str, Any]] = []
-    changes = []
+    changes: Changes = []
     for closing in closings:
         workload = there.get(closing.pod_uid)
         if workload is None or workload.ended_at is not None:
@@ -147,7 +151,7 @@ def _close(books: Books, session: Session, closings: Collection[Closing], now: I
         ends.append(
             {"uid": closing.pod_uid, "end": end, "source": closing.source, "flags": ",".join(flags), "seen": seen}
         )
-        changes.append((workload.namespace_id, end))
+        changes.append((workload.namespace_id, end, closing.pod_uid, (workload.started_at, None)))
         if closing.source == LAST_CONFIRMED:
             _report_vanished(books, session, workload, end, now)
     workloads.close(session, ends)

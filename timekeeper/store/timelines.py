@@ -17,9 +17,11 @@ from timekeeper.core.account import AccountId
 from timekeeper.core.accumulated_charge import Claim
 from timekeeper.core.budget_record import Debt, GrantRecord, Records, Withdrawal
 from timekeeper.core.budget_state import BudgetState
+from timekeeper.core.hierarchy import IN_FORCE
 from timekeeper.core.posting import PostingKind
 from timekeeper.store import debts, hierarchy_links, rates
 from timekeeper.store.budget_rules import ruling_of_each
+from timekeeper.store.db.chunks import chunks
 from timekeeper.store.db.models import BudgetGrant, BudgetRule, Checkpoint, Membership, Namespace, WorkloadRow
 
 _STRETCH: Final = 10_000
@@ -53,7 +55,7 @@ def records(
         query = query.where(or_(WorkloadRow.ended_at.is_(None), WorkloadRow.ended_at > after))
     if until is not None:
         query = query.where(begun <= until)
-    found = _without_claims(session, keys, after, carry=carry)
+    found = without_claims(session, keys, after, carry=carry)
     book = rates.read(session)
     pods: dict[AccountId, list[Claim]] = {key: [] for key in keys}
     for key, pod, start, end, shares in session.execute(query):
@@ -68,7 +70,7 @@ def stretches(
 
     A stretch contains the pods that run in it, so they are never all in memory. `carry` is as for `records`.
     """
-    found = _without_claims(session, keys, None, carry=carry)
+    found = without_claims(session, keys, None, carry=carry)
     book = rates.read(session)
     pods: dict[AccountId, list[Claim]] = {key: [] for key in keys}
     count, last = 0, EPOCH
@@ -95,6 +97,29 @@ def first_start(session: Session, key: AccountId) -> Instant | None:
     return session.execute(select(func.min(WorkloadRow.started_at)).where(WorkloadRow.namespace_id == key)).scalar()
 
 
+def last_end(session: Session, key: AccountId, since: Instant, after: Instant) -> Instant:
+    """Return when the last of the pods ends that began before an instant and run after another; 0 if there are none."""
+    query = select(func.max(func.coalesce(WorkloadRow.ended_at, IN_FORCE))).where(
+        WorkloadRow.namespace_id == key,
+        WorkloadRow.started_at < since,
+        or_(WorkloadRow.ended_at.is_(None), WorkloadRow.ended_at > after),
+    )
+    return session.execute(query).scalar() or EPOCH
+
+
+def intervals(session: Session, uids: Collection[str]) -> Iterator[tuple[AccountId, str, Instant, Instant | None, str]]:
+    """Yield pods' budgets, UIDs, starts, ends and shares."""
+    for chunk in chunks(uids):
+        query = select(
+            WorkloadRow.namespace_id,
+            WorkloadRow.pod_uid,
+            WorkloadRow.started_at,
+            WorkloadRow.ended_at,
+            WorkloadRow.shares,
+        )
+        yield from session.execute(query.where(WorkloadRow.pod_uid.in_(chunk)))
+
+
 def _claims(keys: Collection[AccountId]) -> Select[AccountId, str, Instant, Instant | None, str]:
     query = select(
         WorkloadRow.namespace_id, WorkloadRow.pod_uid, WorkloadRow.started_at, WorkloadRow.ended_at, WorkloadRow.shares
@@ -102,7 +127,7 @@ def _claims(keys: Collection[AccountId]) -> Select[AccountId, str, Instant, Inst
     return query.where(WorkloadRow.namespace_id.in_(keys))
 
 
-def _without_claims(
+def without_claims(
     session: Session, keys: Collection[AccountId], after: Instant | None, *, carry: bool
 ) -> dict[AccountId, Records]:
     """Return the records of budgets without their pods; grants and withdrawals only after an instant (None: all)."""
@@ -204,9 +229,26 @@ def checkpoints(session: Session, budget: AccountId) -> list[BudgetState]:
     return [typed_json.decode(text, BudgetState) for text in session.scalars(query)]
 
 
-def drop_checkpoints(session: Session, keys: Collection[AccountId], since: Instant) -> None:
-    """Delete the checkpoints from an instant on, because a record there has changed."""
-    session.execute(delete(Checkpoint).where(Checkpoint.namespace_id.in_(keys), Checkpoint.at >= since))
+def checkpoints_of_all(
+    session: Session, keys: Collection[AccountId], since: Instant, until: Instant
+) -> list[dict[AccountId, BudgetState]]:
+    """Return the checkpoints that all of some budgets have, from an instant up to another, oldest first."""
+    found: dict[Instant, dict[AccountId, BudgetState]] = {}
+    query = select(Checkpoint.namespace_id, Checkpoint.state).where(
+        Checkpoint.namespace_id.in_(keys), Checkpoint.at >= since, Checkpoint.at <= until
+    )
+    for key, text in session.execute(query):
+        state = typed_json.decode(text, BudgetState)
+        found.setdefault(state.at, {})[key] = state
+    return [found[at] for at in sorted(found) if len(found[at]) == len(keys)]
+
+
+def drop_checkpoints(
+    session: Session, keys: Collection[AccountId], since: Instant, before: Instant | None = None
+) -> None:
+    """Delete the checkpoints from an instant on (up to before another), because a record there has changed."""
+    gone = delete(Checkpoint).where(Checkpoint.namespace_id.in_(keys), Checkpoint.at >= since)
+    session.execute(gone if before is None else gone.where(Checkpoint.at < before))
 
 
 def keep_checkpoints(session: Session, budget: AccountId, states: list[BudgetState], most: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,11 +28,12 @@ from timekeeper.core.accumulated_charge import Claim
 from timekeeper.core.budget_record import Forest, Records, Rule
 from timekeeper.core.posting import Posting
 from timekeeper.core.refusal import KeyReused, VersionMismatch
-from timekeeper.ledger import movement, settlement, workload
+from timekeeper.ledger import interval_correction, movement, settlement, stretch, workload
 from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import follow_policy, set_budget
 from timekeeper.ledger.budget_rule import version_of
+from timekeeper.ledger.interval_correction import RequestedInterval
 from timekeeper.ledger.movement import Order
 from timekeeper.ledger.verify import verify
 from timekeeper.ledger.workload import Closing, Opening
@@ -128,6 +130,46 @@ def test_settling_from_anchors_gives_the_ledger_of_settling_from_the_start(
     found = verify(books.database.engine, carry=False)
     assert found.differences == []
     assert found.transactions > 40
+
+
+@pytest.mark.parametrize("how", ["late", "late start", "late end", "corrected"])
+def test_a_late_record_reads_only_the_pods_that_it_may_concern(
+    books: Books, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The namespace has a pod each minute for ten hours; one of its first minutes becomes known at the end."""
+    monkeypatch.setattr(settlement, "CHECKPOINT_EVERY", 4)
+    monkeypatch.setattr(settlement, "CHECKPOINTS_KEPT", 1_000)
+    monkeypatch.setattr(stretch, "MOST_GPUS", 10)
+    minute, count = 60_000, 600
+    rule = Rule(T0, 100_000 * minute, "month", "UTC")
+    set_budget(books, AccountRef("uid-team", "team", POLICY), rule, actor="me", if_match=None)
+    uids = [f"pod-{i}" for i in range(count)]
+    started = [opening(uid, T0 + i * minute, HALF) for i, uid in enumerate(uids)]
+    ended = [Closing(uid, T0 + i * minute + 40_000, "finished") for i, uid in enumerate(uids)]
+    now = T0 + count * minute
+    late = opening("late", T0 + 5 * minute, HALF)
+    apply(books, [*started, late] if how == "late end" else started, ended, now)
+    read: list[int] = []
+    advance = timeline.advance
+
+    def spy(states: Any, forest: Forest, *args: Any, **more: Any) -> timeline.TimelineOutcome:
+        read.append(sum(len(records.claims) for records in forest.records.values()))
+        return advance(states, forest, *args, **more)
+
+    monkeypatch.setattr(timeline, "advance", spy)
+    if how == "corrected":
+        order = Order(0, "why", "k", b"", "me", now)
+        wanted = RequestedInterval("pod-7", None, T0 + 7 * minute + 30_000, order)
+        interval_correction.correct(books, lambda s: accounts.require_name(s, "default", "team"), wanted)
+    else:
+        ends = [] if how == "late start" else [Closing("late", T0 + 8 * minute, "finished")]
+        apply(books, [] if how == "late end" else [late], ends, now)
+    assert sum(read) < 60
+    used = books.require("team").at(now).used
+    more = {"late": 90_000, "late start": (count - 5) * 30_000, "late end": 90_000, "corrected": -5_000}[how]
+    assert used == count * 20_000 + more
+    monkeypatch.undo()
+    assert verify(books.database.engine, carry=False).differences == []
 
 
 def test_old_anchors_are_kept_by_day_and_then_by_month(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:

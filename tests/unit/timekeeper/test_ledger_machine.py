@@ -12,6 +12,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -29,7 +30,7 @@ from support.openings import opening
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.budget_record import Rule
 from timekeeper.core.refusal import BalanceInsufficient, Conflicting, IntervalImplausible, RefundAboveCharge
-from timekeeper.ledger import hierarchy, interval_correction, movement, workload
+from timekeeper.ledger import hierarchy, interval_correction, movement, settlement, stretch, workload
 from timekeeper.ledger.account import AccountRef
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
@@ -65,6 +66,7 @@ class Ledger(RuleBasedStateMachine):
         super().__init__()
         self.made = self.databases.migrated()
         self.url = self.made.__enter__()
+        self.patched = pytest.MonkeyPatch()
         self.books = Books(Database(make_engine(self.url)), "default", carry=False)
         self.now = 0
         self.orders = 0
@@ -76,9 +78,12 @@ class Ledger(RuleBasedStateMachine):
         self.made_parents: set[str] = set()
         self.links: list[tuple[int, str, str | None]] = []
 
-    @initialize(start=st.sampled_from(sorted(STARTS)))
-    def begin(self, start: str) -> None:
+    @initialize(start=st.sampled_from(sorted(STARTS)), every=st.sampled_from([1, 2, 256]))
+    def begin(self, start: str, every: int) -> None:
         self.now = STARTS[start]
+        self.patched.setattr(settlement, "CHECKPOINT_EVERY", every)
+        self.patched.setattr(settlement, "CHECKPOINT_LAG_MS", 0)
+        self.patched.setattr(stretch, "MOST_GPUS", 10)
         follow_debt(self.books, self.now)
 
     @rule(by=st.one_of(st.integers(1, 5_000), st.integers(1, 90 * MINUTE)))
@@ -315,6 +320,7 @@ class Ledger(RuleBasedStateMachine):
         try:
             assert verify(self.books.database.engine, carry=False).differences == []
         finally:
+            self.patched.undo()
             self.books.database.close()
             self.made.__exit__(None, None, None)
 
