@@ -18,6 +18,7 @@ from slicekeeper import clock as clocks
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, show_each
 from slicekeeper.errors import SettingsError, Unavailable
+from slicekeeper.net.first_policy import wait_for_policy
 from slicekeeper.net.serving.process import serve as run_server
 from slicekeeper.net.serving.wsgi import WsgiBridge
 from slicekeeper.net.tls import ClientCas
@@ -58,12 +59,13 @@ def timekeeper() -> None:
 def serve(context: Context) -> None:
     """Serve the REST interface and follow the cluster's pods."""
     settings = context.begin()
+    mine = settings.timekeeper
+    wait_for_policy(settings.policy, mine.bind, mine.tls, settings.serving)
     with _engine(context, of_any_revision=True) as engine:
         if is_sqlite(engine):  # the embedded default, which has one process
             upgrade(engine)
         check(engine)
 
-    mine = settings.timekeeper
     clients = ClientCas() if mine.tls.certificate_file else None
 
     def make() -> WsgiBridge:

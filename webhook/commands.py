@@ -43,13 +43,16 @@ def webhook() -> None:
 @click.pass_obj
 def serve_webhook(context: Context) -> None:
     """Serve /mutate and /validate until SIGTERM."""
-    from slicekeeper.net.serving.process import serve  # noqa: PLC0415 - gunicorn: `review` needs none
+    # gunicorn: `review` needs none
+    from slicekeeper.net.first_policy import wait_for_policy  # noqa: PLC0415
+    from slicekeeper.net.serving.process import serve  # noqa: PLC0415
 
     settings = context.loaded.settings
     # Errors of address or policy file are reported once at the start, and not by each worker.
     TimekeeperClient(settings.timekeeper_client)
-    book, _ = read_first_book(settings.policy)
     log.configure(settings.log.level, settings.log.style)
+    wait_for_policy(settings.policy, settings.webhook.bind, settings.webhook.tls, settings.serving)
+    book, _ = read_first_book(settings.policy)
     # In memory if possible: each count is written to a file, and the root may be read-only.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
     folder = tempfile.mkdtemp(prefix="slicekeeper-webhook-metrics-", dir=memory)

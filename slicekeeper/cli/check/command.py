@@ -210,7 +210,8 @@ def _missing(
     running = {name: workload for name, workload in workloads.items() if workload is not None}
     yield from installed.differences(client, namespace, settings, running, webhooks, guards)
     policy = installed.mounted(client, namespace, running.values(), "slicekeeper-policy", "policy.yaml")
-    yield from installed.policy_errors(policy or "", settings)
+    accepted = installed.mounted(client, namespace, running.values(), "slicekeeper-accepted-policy", "policy.yaml")
+    yield from installed.policy_errors(policy or "", settings, has_earlier=accepted is not None)
     yield from rights.lacking(client, namespace, settings, policy or "")
     # One that is not ready is reported already.
     servers = (workloads[f"deployment {part}"] for part in ("webhook", "timekeeper"))

@@ -108,13 +108,19 @@ def differences(
     yield from _skew(client, workloads)
 
 
-def policy_errors(text: str, settings: Settings) -> Iterator[Finding]:
-    """Yield what is wrong with the installed policy file, and which of its entries never apply."""
+def policy_errors(text: str, settings: Settings, *, has_earlier: bool) -> Iterator[Finding]:
+    """Yield what is wrong with the installed policy file, and which of its entries never apply.
+
+    `has_earlier`: there is one without errors, which the parts keep.
+    """
     name = "configmap slicekeeper-policy"
     try:
         book = book_of(parse_yaml(text, name), name, settings.policy.exempt_namespaces)
     except SettingsError as error:
-        yield f"the policy is refused, the last one without errors stays in force: {error}", POLICY
+        kept = (
+            "the last one without errors stays in force" if has_earlier else "no pod gets a GPU until it is corrected"
+        )
+        yield f"the policy is refused, {kept}: {error}", POLICY
     else:
         yield from ((warning, POLICY) for warning in book.warnings)
 

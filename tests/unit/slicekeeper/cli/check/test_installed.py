@@ -32,9 +32,14 @@ def test_the_manifests_are_as_their_settings_say_and_only_a_registry_is_missing(
 def test_a_policy_file_that_the_parts_refuse_is_named(server: Server, policy: str, wrong: str) -> None:
     server.install_manifests(with_registry)
     server.objects[POLICY]["data"]["policy.yaml"] = policy
-    [told] = problems(check(server, "-o", "json"))
-    assert told.startswith("the policy is refused, the last one without errors stays in force: configmap slicekeeper-")
-    assert wrong in told
+    for accepted, kept in ((False, "no pod gets a GPU until it is corrected"), (True, "the last one without errors")):
+        if accepted:
+            earlier = {"metadata": {"name": "slicekeeper-accepted-policy"}, "data": {"policy.yaml": ""}}
+            server.objects[POLICY.replace("slicekeeper-policy", "slicekeeper-accepted-policy")] = earlier
+        [told] = problems(check(server, "-o", "json"))
+        assert told.startswith(f"the policy is refused, {kept}")
+        assert ": configmap slicekeeper-policy" in told
+        assert wrong in told
 
 
 def test_an_entry_of_the_policy_that_never_applies_is_named(server: Server) -> None:
