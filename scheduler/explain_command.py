@@ -151,7 +151,7 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
 
 
 def _run_outs(context: Context, state: SchedulerState, mine: KnownPod) -> dict[str, int]:
-    """Return when other namespaces' running pods will go over budget, by UID: from then on they give way to this one.
+    """Return when other namespaces' running pods will go over budget, by UID: then they give way to this one.
 
     Empty if it is not in budget itself, or if the user may not read the others' budgets.
     """

@@ -32,6 +32,10 @@ class Standing:
     """The budget is enforced hard: over it, no new pod is admitted."""
     settled: bool = True
     """No change of state in the grace period: only one state is valid."""
+    stopped: str = ""
+    """`suspended` or `closed` if the budget is that."""
+    stopped_above: str = ""
+    """The team or organisation whose budget is; empty: the namespace's own."""
     reason: str = ""
     """Why the budget is in this state, in the timekeeper's words."""
 
@@ -79,10 +83,13 @@ def standing(
     )
     if decision is None:
         return Standing(settled=settled)
+    stopped = decision.state if decision.state in ("suspended", "closed") else ""
     return Standing(
         over_budget=decision.over_budget,
         hard=decision.enforcement == "hard",
         settled=settled,
+        stopped=stopped,
+        stopped_above=decision.bound_by if stopped else "",
         reason=decision.reason,
         stale=stale,
     )

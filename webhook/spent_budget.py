@@ -11,6 +11,7 @@ from slicekeeper.errors import Violation
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.objects import PodSpec
 from slicekeeper.untyped_json import show
+from webhook.budget_standing import Standing
 from webhook.pod_priority import class_name
 from webhook.review_inputs import Case, ClusterContext
 
@@ -36,13 +37,30 @@ def refusal(case: Case) -> list[Violation]:
                 code="budget-exhausted",
                 field="metadata.namespace",
                 value=show(case.namespace),
-                rule="the namespace has no GPU budget left, and its budget is enforced hard"
+                rule=f"{_condition(standing)}, and its budget is enforced hard"
                 + (f" ({standing.reason})" if standing.reason else "")
                 + (_WHEN_LAST_KNOWN if standing.stale else ""),
-                example="the same manifest, after a grant or in the next period",
+                example=f"the same manifest, {_remedy(case)}",
             )
         ]
     return []
+
+
+def _condition(standing: Standing) -> str:
+    if standing.stopped:
+        return f"the namespace's GPU budget is {standing.stopped}"
+    return "the namespace has no GPU budget left"
+
+
+def _remedy(case: Case) -> str:
+    """Return when the budget admits pods again, or where they are admitted."""
+    stopped, above = case.standing.stopped, case.standing.stopped_above
+    whose = f"slicekeeper parent status {above}" if above else f"slicekeeper budget status {case.namespace}"
+    if stopped == "suspended":
+        return f"after an administrator has resumed the budget: {whose} active"
+    if stopped == "closed":
+        return "in another namespace: a closed budget is never opened again"
+    return "after a grant or in the next period"
 
 
 def warnings(spec: PodSpec, request: PodRequest, case: Case, cluster: ClusterContext) -> Iterator[str]:
@@ -55,8 +73,11 @@ def warnings(spec: PodSpec, request: PodRequest, case: Case, cluster: ClusterCon
         yield f"namespace {namespace} was over its GPU budget{_WHEN_LAST_KNOWN}"
     if over and request.gpu_class != names.BACKGROUND:
         name = class_name(case, cluster, over=True)
+        because = f"namespace {namespace} is over its GPU budget"
+        if standing.stopped:
+            because = f"the GPU budget of namespace {namespace} is {standing.stopped}"
         yield (
-            f"namespace {namespace} is over its GPU budget: the pod gets priority class {name} "
+            f"{because}: the pod gets priority class {name} "
             "and leftover GPU time, and may be evicted for pods in budget"
         )
         named = spec.priority_class_name

@@ -33,7 +33,7 @@ PROGRAMS = Path(__file__).with_name("memory_programs.py")
 AT_WORK = 12
 """Seconds for which a worker is at work."""
 LOOKS = (0.0, 0.1, 0.3, 1.0, 2.0, 4.0)
-"""When to look, in seconds after the kill; from then on every two."""
+"""When to look, in seconds after the kill; after the last one every two."""
 
 
 class Process(ctypes.Structure):

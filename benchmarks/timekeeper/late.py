@@ -3,7 +3,7 @@
 
     .venv/bin/python benchmarks/timekeeper/late.py [PODS]
 
-CPU seconds of the transaction; on SQLite nobody else writes meanwhile. The first row is what everything since costs if
+CPU seconds of the transaction; on SQLite nothing else writes meanwhile. The first row is what everything since costs if
 it is settled again. `verify` must find no difference afterwards.
 """
 

@@ -6,14 +6,20 @@ GPU time is in whole GPU-milliseconds; instants are RFC 3339 with milliseconds, 
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
-State = Literal["ok", "warning", "overdraft", "exhausted", "suspended", "closed"]
+_STATES: Final[dict[str, Any]] = {"enum": ["ok", "warning", "overdraft", "exhausted", "suspended", "closed"]}
+_ENFORCEMENTS: Final[dict[str, Any]] = {"enum": ["soft", "hard", "safe"]}
 
-OVER_BUDGET: Final[frozenset[State]] = frozenset({"exhausted", "suspended", "closed"})
-"""The states in which nothing may be spent."""
+# Parts of several releases work together during an upgrade: a peer must be able to decode a word that it does not know.
+State = Annotated[str, Meta(extra_json_schema=_STATES)]
+Enforcement = Annotated[str, Meta(extra_json_schema=_ENFORCEMENTS)]
+
+SPENDABLE: Final = frozenset({"ok", "warning", "overdraft"})
+"""The states in which something may be spent. In any other nothing may, also if a newer timekeeper named it."""
 
 
 class Wire(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=False):
@@ -21,7 +27,7 @@ class Wire(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defau
 
 
 class Decision(Wire, frozen=True, kw_only=True):
-    """What a namespace may do now. Pods are over budget while it is `exhausted`, `suspended` or `closed`."""
+    """What a namespace may do now. Pods are over budget in any state but those of `SPENDABLE`."""
 
     namespace: str
     state: State
@@ -33,7 +39,7 @@ class Decision(Wire, frozen=True, kw_only=True):
     """Metered over budget in this period."""
     reserved_ms: int = 0
     """Part of the balance that is reserved, for pods or by hand."""
-    enforcement: Literal["soft", "hard", "safe"] = "soft"
+    enforcement: Enforcement = "soft"
     priority_class_name: str
     as_of: str
     since: str
@@ -48,7 +54,7 @@ class Decision(Wire, frozen=True, kw_only=True):
     @property
     def over_budget(self) -> bool:
         """Whether new pods get the lower class."""
-        return self.state in OVER_BUDGET
+        return self.state not in SPENDABLE
 
 
 class ClusterGpus(Wire, frozen=True, kw_only=True):
@@ -172,7 +178,7 @@ class Budget(Figures, frozen=True, kw_only=True):
     gone: bool = False
     """Whether the namespace was deleted. Its account remains."""
     source: Literal["policy", "own"] = "policy"
-    enforcement: Literal["soft", "hard", "safe"] = "soft"
+    enforcement: Enforcement = "soft"
 
 
 class BudgetList(Wire, frozen=True, kw_only=True):

@@ -72,7 +72,7 @@ def start_of(pod: Mapping[str, Any], seen: Instant | None = None, apart_ms: int 
     bound = as_instant(annotations_of(pod).get(names.BOUND_AT))
     adopted = as_instant(annotations_of(pod).get(names.ADOPTED_AT))
     if bound is None and scheduled is None and has_ended(pod):
-        # kubelet has removed the condition of a pod that it refuses, and writes when it was told of the pod.
+        # kubelet has removed the condition of a pod that it refuses, and writes when it learnt about the pod.
         scheduled = as_instant(as_map(pod.get("status")).get("startTime"))
     apart = bound is not None and scheduled is not None and abs(bound - scheduled) > apart_ms
     if bound is not None and not apart:

@@ -35,7 +35,7 @@ PostingKind = Literal[
 ]
 
 EntryName = PostingKind | Literal["grant", "adjustment-in", "adjustment-out", "budget-change"]
-"""What statements and entries call a posting: what somebody did, if it was not the budget's rule."""
+"""What statements and entries call a posting: what was done by hand, if it was not the budget's rule."""
 
 BY_SUBJECT: Final[dict[tuple[PostingKind, str], EntryName]] = {
     ("allowance", "grant"): "grant",

@@ -100,7 +100,7 @@ class WsgiBridge:
 
 
 def _close(answered: Future[Answer]) -> None:
-    """Close an answer that nobody will send."""
+    """Close an answer that will not be sent."""
     if not answered.cancelled() and answered.exception() is None:
         answered.result()[2].close()
 

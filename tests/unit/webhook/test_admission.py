@@ -82,6 +82,25 @@ def test_a_budget_enforced_hard_refuses_new_pods_over_it() -> None:
     assert codes(replace(hard, standing=Standing(over_budget=True, hard=True, settled=False)), admitted()) == []
 
 
+@pytest.mark.parametrize(
+    ("state", "above", "rule", "remedy"),
+    [
+        ("", "", "has no GPU budget left", "after a grant or in the next period"),
+        ("suspended", "", "GPU budget is suspended", "slicekeeper budget status research active"),
+        ("suspended", "lab", "GPU budget is suspended", "slicekeeper parent status lab active"),
+        ("closed", "", "GPU budget is closed", "in another namespace"),
+    ],
+)
+def test_the_remedy_is_that_of_the_budgets_state(state: str, above: str, rule: str, remedy: str) -> None:
+    standing = Standing(over_budget=True, hard=True, stopped=state, stopped_above=above)
+    [violation] = ADMISSION.mutate(pod(), replace(OVER, standing=standing)).violations
+    assert rule in violation.rule
+    assert remedy in violation.example
+    soft = ADMISSION.mutate(pod(), replace(OVER, standing=replace(standing, hard=False)))
+    told = f"the GPU budget of namespace research is {state}" if "is" in rule else "namespace research is over its"
+    assert any(told in warning for warning in soft.warnings)
+
+
 SAFE = replace(OVER, policy=NamespacePolicy(budget=BudgetPolicy(enforcement="safe")))
 GATE = {"name": names.GATE}
 

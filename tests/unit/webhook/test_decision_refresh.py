@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.manual_clock import ManualClock
 
+from slicekeeper import typed_json
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import WebhookSettings
 from slicekeeper.errors import Unavailable
@@ -94,6 +95,21 @@ def test_states_and_namespaces_without_a_decision() -> None:
     assert decisions.standing("a", POLICY).settled
 
 
+def test_a_state_of_a_newer_timekeeper_is_over_budget_and_its_word_is_kept() -> None:
+    newer = b'{"items": [{"namespace": "a", "state": "frozen", "balanceMs": 5, "usedMs": 0, "enforcement": "firm",'
+    newer += b'"priorityClassName": "", "asOf": "", "since": "", "staleAfter": "", "new": 1}], "asOf": ""}'
+    [read] = typed_json.decode(newer, DecisionList).items
+    assert (read.state, read.enforcement, read.over_budget) == ("frozen", "firm", True)
+    upstream, clock = Upstream(), ManualClock()
+    upstream.items = [read]
+    decisions = cache(upstream, clock)
+    decisions.refresh()
+    clock.advance(60_000)
+    decisions.refresh()
+    standing = decisions.standing("a", POLICY)
+    assert (standing.over_budget, standing.hard) == (True, False)
+
+
 def test_an_unchanged_answer_keeps_the_decisions_fresh() -> None:
     upstream, clock = Upstream(a="exhausted"), ManualClock()
     decisions = cache(upstream, clock)
@@ -177,8 +193,8 @@ def test_a_namespace_that_was_over_budget_stays_so_while_the_timekeeper_is_silen
     later(clock, decisions, 62)
     for seconds in (61, 24 * 3600):
         clock.advance(seconds * 1000)
-        for namespace in ("spent", "stopped"):
-            known = Standing(over_budget=True, hard=enforcement == "hard", stale=True)
+        for namespace, stopped in (("spent", ""), ("stopped", "suspended")):
+            known = Standing(over_budget=True, hard=enforcement == "hard", stale=True, stopped=stopped)
             assert decisions.standing(namespace, policy) == known
         for namespace in ("good", "never-seen"):
             standing = decisions.standing(namespace, policy)

@@ -8,7 +8,7 @@ import uuid
 from flask import Response
 
 from slicekeeper.units import MS_PER_MINUTE, NO_TIME, GpuMilliseconds
-from slicekeeper.wire.timekeeper import OVER_BUDGET, Figures
+from slicekeeper.wire.timekeeper import SPENDABLE, Figures
 from timekeeper.api import answers, parse, usage_reporter
 from timekeeper.api.budget_owner import owner_of
 from timekeeper.api.handler_context import HandlerContext
@@ -37,7 +37,7 @@ def shown(context: HandlerContext, namespace: str) -> Response:
 def _answer(budget: Figures) -> Response:
     return answers.json(
         LegacyBudget(
-            budget_available=budget.state not in OVER_BUDGET,
+            budget_available=budget.state in SPENDABLE,
             budget=budget.to_spend_ms / MS_PER_MINUTE,
             budget_remaining=budget.balance_ms / MS_PER_MINUTE,
         )
