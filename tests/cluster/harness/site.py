@@ -26,6 +26,7 @@ from cluster.harness.role_bindings import role_binding, service_account
 
 from slicekeeper import names
 from slicekeeper.config.settings import KubernetesSettings, TimekeeperClientSettings
+from slicekeeper.errors import Unavailable
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.net.json_client import JsonClient
 from slicekeeper.net.timekeeper_client import TimekeeperClient
@@ -34,6 +35,10 @@ from slicekeeper.wire.timekeeper import Workload
 CORE, MEMORY, SEAT = "tencent.com/vcuda-core", "tencent.com/vcuda-memory", "slicekeeper.io/seat"
 MANAGER = "suite"
 _CONFIGURATIONS = "mutatingwebhookconfiguration,validatingwebhookconfiguration"
+
+
+class NoForward(Exception):
+    """kubectl forwards no port; the message is what it said."""
 
 
 @dataclass
@@ -124,7 +129,7 @@ class Site:
                 line = forward.stdout.readline()
                 found = re.search(r"127\.0\.0\.1:(\d+)", line)
                 if found is None:
-                    raise RuntimeError(f"kubectl port-forward said {line!r}")
+                    raise NoForward(f"kubectl port-forward said {line!r}")
                 yield f"https://localhost:{found[1]}"
             finally:
                 forward.terminate()
@@ -154,9 +159,19 @@ class Site:
         return dict(json.loads(self.kubectl("exec", "deployment/timekeeper", "-n", NAMESPACE, *read)))
 
     def workloads(self, namespace: str) -> dict[str, Workload]:
-        """Return what the ledger has of a namespace's pods, by their UID."""
-        with self.timekeeper() as client:
-            return {workload.pod_uid: workload for workload in client.workloads(namespace)}
+        """Return what the ledger has of a namespace's pods, by their UID.
+
+        A timekeeper that a starved kubelet does not reach, or that has just been started, is asked again.
+        """
+
+        def look() -> list[dict[str, Workload]]:
+            try:
+                with self.timekeeper() as client:
+                    return [{workload.pod_uid: workload for workload in client.workloads(namespace)}]
+            except (Unavailable, NoForward):
+                return []
+
+        return wait_for(look, "the timekeeper's workloads")[0]
 
     def pods(self, namespace: str, selector: str = "") -> list[Object]:
         """Return a namespace's pods."""
@@ -217,8 +232,8 @@ class Site:
         """Return every object of the cluster that is called as ours are, but for what a manager of the suite needs."""
         ignored = {"events", "events.events.k8s.io", "persistentvolumes", "pods.metrics.k8s.io"}
         kinds = set(self.kubectl("api-resources", "--verbs=list", "-o", "name").split()) - ignored
-        listed = (self.kubectl("get", kind, "-A", "-o", "name", "--ignore-not-found") for kind in sorted(kinds))
-        found = {line for text in listed for line in text.splitlines() if "slicekeeper" in line or "gpu-" in line}
+        listed = self.kubectl("get", ",".join(sorted(kinds)), "-A", "-o", "name", "--ignore-not-found")
+        found = {line for line in listed.splitlines() if "slicekeeper" in line or "gpu-" in line}
         return found - {f"clusterrolebinding.rbac.authorization.k8s.io/slicekeeper-{MANAGER}"}
 
     def rollout(self, workload: str, replicas: int | None = None) -> None:
