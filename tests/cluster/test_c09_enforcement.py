@@ -114,7 +114,7 @@ def test_in_a_safe_namespace_what_starts_may_finish(site: Site) -> None:
 
 
 def test_in_a_hard_namespace_pods_are_told_refused_and_evicted(site: Site) -> None:
-    kept, spent = site.namespace("hard"), site.namespace("hard")
+    kept, spent = site.namespace("lenient"), site.namespace("hard")
     site.kubectl.create(job("saved", _gpu("sleep 600")), namespace=kept)
     saved = _wait(site, kept, "saved", "Running")
     with site.timekeeper() as client:  # before the word comes: the grace is 30 s
@@ -138,7 +138,7 @@ def test_in_a_hard_namespace_pods_are_told_refused_and_evicted(site: Site) -> No
     assert "for example the same manifest, after a grant or in the next period" in refused
 
     (why,) = wait_for(lambda: _said(site, plain, "BudgetEviction"), "eviction", seconds=120)
-    assert "the grace period of 30s is over" in why
+    assert "the grace period of 5s is over" in why
     wait_for(lambda: not _is_running(site, plain), "its end")
     wait_for(lambda: _said(site, held, "EvictionPutOff"), "word of the disruption budget")
     assert _is_running(site, held)

@@ -25,8 +25,8 @@ from slicekeeper.kube.client import LEASES, NAMESPACES, NODES, PODS, KubeClient
 
 NODE_COUNT = 40
 WAVES = 5
-LEASE_SECONDS = 4.0
-MORE_THAN_A_LEASE = LEASE_SECONDS + 2.0
+LEASE_SECONDS = 2.0
+MORE_THAN_A_LEASE = LEASE_SECONDS + 1.0
 SHARES = (70, 30, 60, 40, 50, 50)
 """Three GPUs full, to the last percent."""
 
