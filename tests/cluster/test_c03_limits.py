@@ -87,23 +87,12 @@ def test_the_sidecar_fits_into_a_pod_whose_own_amounts_are_all_requested(site: S
     container = gpu_container(script="true", core=5)
     container["resources"]["limits"] |= whole
     made = pod("full", container, resources={"limits": whole})
-    site.kubectl.create(made, namespace=team)
+    # An older API server drops the amounts of the pod if kubectl lets it, and refuses them otherwise.
+    strict = "--validate=strict" if _has_pod_resources(site) else "--validate=ignore"
+    site.kubectl("create", strict, "-n", team, "-f", "-", stdin=json.dumps(made))
     spec = site.wait_phase(team, "full", "Succeeded")["spec"]
     if _has_pod_resources(site):
         assert spec["resources"]["limits"] == whole
-
-
-def test_a_bare_pods_file_can_be_applied_a_second_time(site: Site) -> None:
-    team = site.namespace()
-    container = gpu_container(core=5)
-    container["env"] = [*container.get("env", []), {"name": "LD_PRELOAD", "value": ""}]
-    made = pod("again", container, schedulerName="default-scheduler")
-    for _ in range(2):
-        site.kubectl.apply(made, namespace=team)
-    assert site.wait_phase(team, "again", "Running")["spec"]["schedulerName"] == "slicekeeper-scheduler"
-    site.kubectl.apply(made, namespace=team)
-    with pytest.raises(Refused, match="pod updates may not change fields"):
-        site.kubectl.apply({**made, "spec": {**made["spec"], "schedulerName": "another"}}, namespace=team)
 
 
 def test_a_pod_is_resized_in_place_beside_one_with_resources_of_its_own(site: Site) -> None:
