@@ -47,6 +47,8 @@ struct vc_policy {
    * driver does not hold any more. The serial changes with every such message. */
   _Atomic uint32_t release_serial, release_slot;
   _Atomic uint64_t release_bytes;
+  _Atomic uint64_t behind_ns; /* how much work the seat may have behind waits of its streams */
+  _Atomic uint64_t beside_until; /* another seat's work was on the GPU until then; UINT64_MAX: it still is */
 };
 
 /* One process of a seat. Its bytes are the sum of charged and pending, so that wiping a dead
@@ -55,8 +57,8 @@ struct vc_slot {
   _Alignas(128) _Atomic uint32_t live;
   _Atomic uint32_t pid; /* as the arbiter sees it */
   _Atomic uint64_t charged, pending;
-  _Atomic uint32_t waiting;    /* threads that want the gate */
-  _Atomic uint32_t inflight;   /* launches not yet seen to be complete */
+  _Atomic uint32_t waiting;    /* threads at the gate whose streams are ready */
+  _Atomic uint32_t inflight;   /* streams that are running */
   _Atomic uint64_t idle_since; /* when the last one was seen complete */
   _Atomic uint64_t busy_ns;    /* union of the intervals with work in flight */
   _Atomic uint64_t waited_ns;  /* time threads spent at the gate */
@@ -69,6 +71,7 @@ struct vc_slot {
   /* Since when it waits for its turn among the seat's processes, 0: it does not; when it last said so;
    * and when its long launches in flight are expected to end, 0: there is none. */
   _Atomic uint64_t turn_since, turn_seen, turn_end;
+  _Atomic uint32_t behind, behind_us; /* launches behind waits, and how long they will take */
 };
 
 struct vc_usage {
@@ -78,6 +81,7 @@ struct vc_usage {
   /* The union over its processes: how many have work in flight, in the lowest VC_RUNNING_BITS, and
    * above them since when one has, in units of 16 ns; and the sum of the intervals that are over. */
   _Atomic uint64_t running, busy_ns;
+  _Atomic uint64_t forced_at; /* when a launch last joined what is behind waits though there was no room */
   struct vc_slot slot[VC_SLOTS];
 };
 

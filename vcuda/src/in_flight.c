@@ -158,6 +158,11 @@ uint64_t vc_flight_depth(void) {
   return policy ? atomic_load_explicit(&policy->depth_ns, memory_order_relaxed) : OWN_DEPTH_NS;
 }
 
+bool vc_flight_beside(uint64_t since) {
+  struct vc_policy *policy = atomic_load(&vc_seat.policy);
+  return policy && atomic_load_explicit(&policy->beside_until, memory_order_relaxed) > since;
+}
+
 void vc_flight_rest(uint64_t until, bool long_one) {
   uint32_t seen = atomic_load(&word);
   atomic_store(&asleep, long_one);

@@ -24,6 +24,8 @@ uint64_t vc_flight_idle_since(void);
 uint64_t vc_flight_linger(void);
 /* The process waited for the gate or for room, which is not a pause. */
 void vc_flight_waited(void);
+/* Whether another seat's work was on the GPU after that time: then none of ours shows how long it takes. */
+bool vc_flight_beside(uint64_t since);
 /* How many nanoseconds of work may be in flight; 0: any number. */
 uint64_t vc_flight_depth(void);
 /* Let the keeper sleep. A long sleep ends early if a lane becomes active, or by vc_flight_nudge. */

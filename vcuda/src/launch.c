@@ -4,6 +4,7 @@
 #include "in_flight.h"
 #include "launch_room.h"
 #include "process_turn.h"
+#include "ready.h"
 
 #define GATE_LOOK_NS (20 * VC_MS)
 #define POLL_NS (2 * VC_US)
@@ -16,6 +17,7 @@
 
 static _Atomic uint32_t waiting, blocked;
 static _Atomic uint64_t waited;
+static struct vc_lock showing;
 
 uint32_t vc_launch_waiting(void) {
   return atomic_load(&waiting);
@@ -34,11 +36,21 @@ static void show_unit(uint64_t ns) {
   atomic_store_explicit(&slot->unit_ns, unit, memory_order_relaxed);
 }
 
-static void show_waiting(void) {
+static void count_ready(struct vc_stream *s, uint64_t to) {
+  if (s->wanted && vc_ready(vc_lane_waits(&s->lane))) ++*(uint32_t *)(uintptr_t)to;
+}
+
+/* Only launches that the GPU could do count as waiting. Returns whether there are more of them than before. */
+static bool show_waiting(void) {
   struct vc_slot *slot = atomic_load(&vc_seat.slot);
-  if (!slot) return;
-  atomic_store(&slot->waiting, atomic_load(&waiting));
+  uint32_t ready = 0, before;
+  if (!slot) return false;
+  vc_lock(&showing);
+  if (atomic_load(&waiting)) vc_stream_each(count_ready, (uint64_t)(uintptr_t)&ready);
+  before = atomic_exchange(&slot->waiting, ready);
+  vc_unlock(&showing);
   atomic_store_explicit(&slot->waited_ns, atomic_load(&waited), memory_order_relaxed);
+  return ready > before;
 }
 
 /* How long to sleep before the next look: the longer it has taken, the longer. */
@@ -88,26 +100,41 @@ static uint64_t watch(uint64_t since, uint64_t now, uint64_t until) {
 struct wait {
   uint64_t since;      /* the first time that there was no room, or that it was not its turn; 0: never */
   uint64_t full_since; /* with the gate open and its turn come, no room since then; 0: there is */
+  uint64_t behind_since; /* no room behind waits since then; 0: there is */
   bool turn;           /* it has its turn */
 };
 
+/* Ask the driver whether the waits of a stream are over. */
+static bool still_waits(struct vc_stream *s, uint64_t now) {
+  vc_lock(&s->lock);
+  if (vc_lane_waits(&s->lane)) vc_stream_poll(s, now);
+  bool waits = vc_lane_waits(&s->lane);
+  vc_unlock(&s->lock);
+  return waits;
+}
+
 /* Wait for the gate, and watch what is in flight meanwhile. False if the seat was taken away. */
-static bool wait_gate(struct wait *w) {
+static bool wait_gate(struct vc_stream *s, struct wait *w) {
   uint64_t start = vc_now(), now = start;
   bool ok = true;
   atomic_fetch_add(&waiting, 1);
-  show_waiting();
-  vc_seat_ring();
+  s->wanted = true;
   for (;;) {
     _Atomic uint32_t *gate = atomic_load(&vc_gate);
     uint32_t seen = atomic_load(gate);
     if (seen & 1) break;
     ok = atomic_load(&vc_seat.policy->confirmed);
     if (!ok) break;
+    bool waits = still_waits(s, now);
+    if (vc_joins_behind(waits, vc_flight_any(), false)) break;
+    if (show_waiting()) vc_seat_ring();
     vc_turn_keep(now);
-    vc_wait(gate, seen, vc_seat.policy->gate_key, watch(start, now, now + GATE_LOOK_NS));
+    uint64_t until = watch(start, now, now + GATE_LOOK_NS);
+    if (waits && until > now + nap(start, now, POLL_OTHERS_NS)) until = now + nap(start, now, POLL_OTHERS_NS);
+    vc_wait(gate, seen, vc_seat.policy->gate_key, until);
     now = vc_now();
   }
+  s->wanted = false;
   vc_flight_waited();
   now = vc_now();
   if (w->full_since) w->full_since += now - start;
@@ -117,7 +144,7 @@ static bool wait_gate(struct wait *w) {
   return ok;
 }
 
-enum room { FULL, STUCK, NOT_YET, ROOM };
+enum room { FULL, NOT_YET, ROOM };
 
 static enum room has_room(struct vc_stream *s, const void *key, struct wait *w) {
   const struct vc_duration *d = vc_duration_of(key);
@@ -126,19 +153,17 @@ static enum room has_room(struct vc_stream *s, const void *key, struct wait *w) 
   vc_stream_fold(s);
   struct vc_load load = vc_room_load();
   if (!load.launches) vc_turn_over(seen);
-  bool stuck = vc_lane_state(&s->lane) == VC_BLOCKED;
-  if (stuck) load = (struct vc_load){s->queued, vc_lane_covers(&s->lane) - s->lane.done};
   uint64_t depth = vc_flight_depth();
   bool room = vc_room_fits(d, load, depth);
   vc_unlock(&s->lock);
-  if (room && !stuck && vc_room_is_long(d, depth)) {
+  if (room && vc_room_is_long(d, depth)) {
     uint64_t now = vc_now();
     if (!w->since) w->since = now;
     w->turn = vc_turn_take(w->since, vc_room_turn(d, depth), load.ns, now);
     return w->turn ? ROOM : NOT_YET;
   }
   vc_turn_leave();
-  return room ? ROOM : stuck ? STUCK : FULL;
+  return room ? ROOM : FULL;
 }
 
 /* Wait a little for room; true if there is some. The wait is bounded in all, because the program may be about to let go
@@ -155,7 +180,7 @@ static bool wait_room(struct vc_stream *s, const void *key, struct wait *w) {
     w->full_since = 0;
   else if (!w->full_since)
     w->full_since = now;
-  uint64_t patience = room == STUCK || vc_launch_blocked() ? BLOCKED_PATIENCE_NS : PATIENCE_NS;
+  uint64_t patience = vc_launch_blocked() ? BLOCKED_PATIENCE_NS : PATIENCE_NS;
   if (w->full_since && now - w->full_since > patience) {
     const struct vc_duration *d = vc_duration_of(key);
     uint64_t depth = vc_flight_depth();
@@ -168,9 +193,29 @@ static bool wait_room(struct vc_stream *s, const void *key, struct wait *w) {
   return false;
 }
 
+/* Join what is behind waits, or wait a little for room there or for the end of the wait; true if there is room. */
+static bool wait_behind(struct vc_stream *s, const void *key, struct wait *w) {
+  const struct vc_duration *d = vc_duration_of(key);
+  uint64_t now = vc_now();
+  vc_turn_leave();
+  w->turn = false;
+  vc_lock(&s->lock);
+  vc_stream_fold(s);
+  vc_unlock(&s->lock);
+  struct vc_load behind = vc_room_behind();
+  if (vc_room_fits_behind(d, behind, vc_flight_depth())) return true;
+  if (!w->behind_since) w->behind_since = now;
+  if (vc_room_force_behind(d, behind, vc_flight_depth(), w->behind_since, now)) return true;
+  if (!still_waits(s, now)) return false;
+  _Atomic uint32_t *gate = atomic_load(&vc_gate);
+  uint64_t until = watch(w->behind_since, now, now + nap(w->behind_since, now, POLL_OTHERS_NS));
+  vc_wait(gate, atomic_load(gate), vc_seat.policy->gate_key, until);
+  return false;
+}
+
 /* With the lock held and the launch counted as begun: record a fence before it if one is due, and decide whether one
  * follows. */
-static void prepare(struct vc_ticket *t, struct vc_stream *s, enum vc_launch_kind kind) {
+static void prepare(struct vc_ticket *t, struct vc_stream *s, enum vc_launch_kind kind, bool behind) {
   const struct vc_duration *d = vc_duration_of(t->key);
   uint64_t depth = vc_flight_depth();
   bool alone = kind == VC_GRAPH || vc_duration_doubted(d) || s->per_thread;
@@ -186,7 +231,7 @@ static void prepare(struct vc_ticket *t, struct vc_stream *s, enum vc_launch_kin
   }
   t->fence = alone || s->pending.ns + d->longest >= target || s->pending.launches >= VC_STEP_MAX - 1;
   s->key = t->key;
-  s->each = vc_room_expected(d, depth ? depth : VC_ROOM_ALONE_NS);
+  s->each = behind ? vc_room_expected_behind(d) : vc_room_expected(d, depth ? depth : VC_ROOM_ALONE_NS);
 }
 
 /* Another function than before, but a known one that the next fence still has room for. */
@@ -217,7 +262,7 @@ CUresult vc_launch_begin(struct vc_ticket *t, CUstream handle, const void *key,
                          enum vc_launch_kind kind) {
   struct vc_stream *s = vc_cached[vc_stream_slot(handle)];
   t->stream = NULL;
-  t->quick = t->turn = false;
+  t->quick = t->turn = t->behind = false;
   t->key = key;
   if (kind == VC_KERNEL && s->handle == handle && s->key && s->context && begin_known(t, s)) {
     t->stream = s;
@@ -228,7 +273,8 @@ CUresult vc_launch_begin(struct vc_ticket *t, CUstream handle, const void *key,
   s = vc_stream_of(handle);
   if (!s) return CUDA_SUCCESS; /* no context: the driver will say so */
   if (!vc_context_runs(key, s->context)) return CUDA_ERROR_OUT_OF_MEMORY;
-  struct wait w = {0, 0, false};
+  struct wait w = {0};
+  bool behind;
   for (;;) {
     /* First show that something is in flight, then look at the gate: an arbiter that closes the gate
      * looks afterwards whether something is. */
@@ -236,22 +282,25 @@ CUresult vc_launch_begin(struct vc_ticket *t, CUstream handle, const void *key,
     vc_lane_begin(&s->lane);
     s->lane.armed = 0;
     vc_stream_show(s, 0, 0);
+    bool waits = vc_lane_waits(&s->lane);
     vc_unlock(&s->lock);
     atomic_thread_fence(memory_order_seq_cst);
     bool open = vc_gate_open();
-    if (open && wait_room(s, key, &w)) break;
+    behind = vc_joins_behind(waits, vc_flight_any(), open);
+    if (behind ? wait_behind(s, key, &w) : open && wait_room(s, key, &w)) break;
     vc_lane_abandon(&s->lane);
-    if (open) continue;
-    if (!wait_gate(&w)) {
+    if (open || behind) continue;
+    if (!wait_gate(s, &w)) {
       vc_turn_leave();
       return CUDA_ERROR_SYSTEM_NOT_READY;
     }
   }
   vc_lock(&s->lock);
-  prepare(t, s, kind);
+  prepare(t, s, kind, behind);
   vc_unlock(&s->lock);
   t->stream = s;
   t->turn = w.turn;
+  t->behind = behind;
   return CUDA_SUCCESS;
 }
 
@@ -267,8 +316,9 @@ void vc_launch_end(struct vc_ticket *t, CUresult result) {
   if (result == CUDA_SUCCESS && t->fence) vc_stream_fence(s, false, now);
   const struct vc_duration *d = vc_duration_of(t->key);
   if (t->fence && vc_duration_known(d)) show_unit(d->longest);
-  /* The next launch after a fence is the first of what the next fence covers, and notes the time. */
-  s->left = t->fence ? 1 : vc_room_step(d, vc_room_load(), vc_flight_depth());
+  /* The next launch after a fence is the first of what the next fence covers, and notes the time. Behind a wait each
+   * looks for room. */
+  s->left = t->fence || t->behind ? 1 : vc_room_step(d, vc_room_load(), vc_flight_depth());
   atomic_store(&s->lane.armed, s->shown && s->left > 1);
   vc_unlock(&s->lock);
 }
@@ -292,13 +342,18 @@ static void look(struct vc_stream *s, uint64_t now) {
 }
 
 uint32_t vc_launch_poll(uint64_t now) {
+  bool was_active = vc_flight_any();
   atomic_store(&blocked, 0);
   uint64_t seen = vc_turn_seen();
   vc_stream_each(look, now);
   if (!vc_room_load().launches) vc_turn_over(seen);
   if (atomic_load(&waiting)) vc_turn_keep(now);
-  show_waiting();
-  return vc_flight_publish(now);
+  vc_room_behind();
+  bool ring = show_waiting();
+  uint32_t active = vc_flight_publish(now);
+  /* A wait is over, and what was behind it runs. */
+  if (ring || (active && !was_active && !vc_gate_open())) vc_seat_ring();
+  return active;
 }
 
 /* ---- capture, and a forked child ---- */
@@ -316,6 +371,7 @@ void vc_launch_capture(int change) {
 void vc_launch_reset(void) {
   atomic_store(&waiting, 0);
   atomic_store(&blocked, 0);
+  atomic_store(&showing.word, 0);
   vc_turn_reset();
   vc_flight_reset(); /* before the streams, which count themselves out there */
   vc_stream_reset();

@@ -14,6 +14,7 @@ struct vc_ticket {
   bool fence; /* record one right behind it */
   bool quick; /* only count it */
   bool turn;  /* it took its seat's turn */
+  bool behind; /* it joined what is behind waits */
 };
 
 /* With an open gate and no fence due, a launch of the same function as before costs a few loads and

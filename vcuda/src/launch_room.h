@@ -17,6 +17,17 @@ struct vc_load {
   uint64_t ns, launches;
 };
 
+/* What the seat has behind waits; also says what this process has. */
+struct vc_load vc_room_behind(void);
+/* Whether a launch may join it. */
+bool vc_room_fits_behind(const struct vc_duration *d, struct vc_load behind, uint64_t depth);
+/* How long a launch there is expected to take: nothing stops it, so one that was never measured counts as long. */
+uint64_t vc_room_expected_behind(const struct vc_duration *d);
+/* Whether a launch that found no room there since `since` joins it all the same, because a program may count on launches
+ * to return. One of a seat at a time, and no faster than the seat would have its share of the GPU. */
+bool vc_room_force_behind(const struct vc_duration *d, struct vc_load behind, uint64_t depth, uint64_t since,
+                          uint64_t now);
+
 /* What is in flight, in all streams. */
 struct vc_load vc_room_load(void);
 /* Whether a launch may join what is in flight. */

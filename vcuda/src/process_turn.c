@@ -75,6 +75,18 @@ void vc_turn_leave(void) {
   if (mine && atomic_load_explicit(&mine->turn_since, memory_order_relaxed)) atomic_store(&mine->turn_since, 0);
 }
 
+/* The others wait as for the gate. By their own looks they would find the turn free later, with the GPU idle. */
+static void wake_waiting(const struct vc_slot *mine) {
+  struct vc_policy *policy = atomic_load(&vc_seat.policy);
+  uint32_t high = atomic_load(&vc_seat.usage->high);
+  for (uint32_t i = 0; policy && i < high && i < VC_SLOTS; i++) {
+    const struct vc_slot *o = &vc_seat.usage->slot[i];
+    if (o == mine || !atomic_load(&o->live) || !atomic_load(&o->turn_since)) continue;
+    vc_wake(&policy->gate, policy->gate_key);
+    return;
+  }
+}
+
 uint64_t vc_turn_seen(void) {
   struct vc_slot *mine = atomic_load(&vc_seat.slot);
   uint64_t end = mine ? atomic_load(&mine->turn_end) : 0;
@@ -83,7 +95,7 @@ uint64_t vc_turn_seen(void) {
 
 void vc_turn_over(uint64_t seen) {
   struct vc_slot *mine = atomic_load(&vc_seat.slot);
-  if (mine && seen) atomic_compare_exchange_strong(&mine->turn_end, &seen, 0);
+  if (mine && seen && atomic_compare_exchange_strong(&mine->turn_end, &seen, 0)) wake_waiting(mine);
 }
 
 void vc_turn_keep(uint64_t now) {

@@ -219,6 +219,8 @@ void vc_stream_measure(const struct vc_stream *s, const struct vc_note *n, uint6
   uint64_t made = n->made > begin ? n->made : begin, surely = open_at > made ? open_at - made : 0;
   /* Of launches of the fast path it is unknown when the first began. */
   if (!n->since || !n->launches || now <= begin) return;
+  bool known = !n->key || vc_duration_known(vc_duration_of(n->key));
+  if (known && now - begin > n->ns && vc_flight_beside(begin)) return;
   if (n->key)
     vc_duration_measured(vc_duration_of(n->key), surely, now - begin, n->launches, now);
   else
@@ -397,7 +399,7 @@ void vc_stream_reset(void) {
   atomic_store(&vc_captures, 0);
   for (struct vc_stream *s = atomic_load(&all); s; s = s->next) {
     atomic_store(&s->lock.word, 0);
-    s->shown = false;
+    s->shown = s->wanted = false;
     vc_lane_lost(&s->lane);
     s->folded = vc_lane_covers(&s->lane);
     s->pending = (struct vc_note){0};

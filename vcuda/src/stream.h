@@ -34,6 +34,7 @@ struct vc_stream {
   bool per_thread; /* only the thread itself can name this stream to the driver */
   bool frozen;     /* its context may be going */
   _Atomic bool shown; /* counted as active */
+  _Atomic bool wanted; /* its thread waits at the gate with a launch for it */
   bool refused;       /* the driver would not record; the stream itself is asked */
   _Atomic(CUcontext) context;
   uint64_t each;                     /* expected of one launch of `key` */

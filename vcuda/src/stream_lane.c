@@ -44,3 +44,9 @@ enum vc_lane_state vc_lane_state(const struct vc_lane *l) {
   if (l->head != l->tail) return l->fence[l->head % VC_FENCES].wait ? VC_BLOCKED : VC_ACTIVE;
   return atomic_load(&l->begun) == l->done ? VC_IDLE : VC_ACTIVE;
 }
+
+uint32_t vc_lane_wait(const struct vc_lane *l) {
+  uint32_t i = l->head;
+  while (i != l->tail && !l->fence[i % VC_FENCES].wait) i++;
+  return i;
+}

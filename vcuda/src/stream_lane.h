@@ -66,5 +66,11 @@ void vc_lane_drained(struct vc_lane *l, uint64_t upto);
 /* In a forked child: nothing of it is in flight, and its thread does not end what it began. */
 void vc_lane_lost(struct vc_lane *l);
 enum vc_lane_state vc_lane_state(const struct vc_lane *l);
+/* The place among the fences of the first wait that is not over; the tail if there is none. */
+uint32_t vc_lane_wait(const struct vc_lane *l);
+/* Whether a launch made now would come after a wait. */
+static inline bool vc_lane_waits(const struct vc_lane *l) {
+  return vc_lane_wait(l) != l->tail;
+}
 
 #endif

@@ -30,11 +30,20 @@ void ar_background_charge(struct ar_sched *s, uint64_t span) {
   if (s->interference > (int64_t)INTERFERENCE_MAX_NS) s->interference = (int64_t)INTERFERENCE_MAX_NS;
 }
 
+/* With the GPU, or beside its holder, because a wait of its streams is over. */
+static bool runs(const struct ar_sched *s) {
+  if (s->holder >= 0 && s->member[s->holder]->share.vclass == VC_BACKGROUND) return true;
+  for (int i = 0; i < s->count; i++)
+    if (s->member[i]->share.vclass == VC_BACKGROUND && s->member[i]->seen.active) return true;
+  return false;
+}
+
 bool ar_background_holds_up(const struct ar_sched *s) {
-  if (s->holder < 0 || s->member[s->holder]->share.vclass != VC_BACKGROUND) return false;
+  if (!runs(s)) return false;
   for (int i = 0; i < s->count; i++) {
     const struct ar_member *m = s->member[i];
-    if (m->share.vclass == VC_IN_BUDGET && m->seen.waiting && i != s->holder) return true;
+    if (m->share.vclass != VC_IN_BUDGET) continue;
+    if (i == s->holder ? m->seen.active : m->seen.waiting) return true;
   }
   return false;
 }

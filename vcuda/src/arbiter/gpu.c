@@ -22,6 +22,8 @@ static void show(struct ar_member *m, uint64_t now) {
   struct vc_policy *p = place_of(m)->policy;
   atomic_store_explicit(&p->contended, m->contended, memory_order_relaxed);
   atomic_store_explicit(&p->depth_ns, m->depth, memory_order_relaxed);
+  atomic_store_explicit(&p->beside_until, m->beside_until, memory_order_relaxed);
+  atomic_store_explicit(&p->behind_ns, m->behind, memory_order_relaxed);
   atomic_store_explicit(&p->heartbeat, now, memory_order_relaxed);
   uint32_t gate = atomic_load(&p->gate);
   if ((gate & 1) == m->open) return;

@@ -3,10 +3,11 @@
 #ifndef AR_HAND_OVER_H
 #define AR_HAND_OVER_H
 
+#include "ready.h"
 #include "scheduler_state.h"
 #include "clock_and_lock.h"
 
-#define AR_QUANTUM_NS (5 * VC_MS)
+#define AR_QUANTUM_NS VC_TURN_NS
 #define AR_WAKE_NS (10 * VC_MS) /* a granted seat may take this long to wake up */
 
 /* Take the GPU from its holder if it must leave, and give it to the next seat if it has left. */

@@ -31,11 +31,24 @@ uint64_t ar_depth(const struct ar_sched *s, const struct ar_member *m, uint64_t 
     const struct ar_member *o = s->member[i];
     connected += o->seen.connected;
     in_budget += o->seen.connected && o->share.vclass == VC_IN_BUDGET;
-    wanted |= o != m && o->share.eligible && (o->share.vclass == VC_IN_BUDGET || m->share.vclass == VC_BACKGROUND);
+    wanted |= o != m && o->share.present && (o->share.vclass == VC_IN_BUDGET || m->share.vclass == VC_BACKGROUND);
   }
   if (m->share.vclass == VC_BACKGROUND && in_budget) return ar_depth_in_pause(&s->in_budget, now);
   uint64_t before = depth_before_late(s, m, now);
   if (before < SHARED_NS) return before;
   if (wanted) return SHARED_NS;
   return connected > 1 || ar_limited(m) ? AR_DEPTH_QUIET_NS : ALONE_NS;
+}
+
+uint64_t ar_depth_behind_waits(const struct ar_sched *s, const struct ar_member *m) {
+  bool in_budget = false, wanted = false;
+  for (int i = 0; i < s->count; i++) {
+    const struct ar_member *o = s->member[i];
+    in_budget |= o != m && o->seen.connected && o->share.vclass == VC_IN_BUDGET;
+    wanted |= o != m && o->share.present;
+  }
+  bool background = m->share.vclass == VC_BACKGROUND;
+  int64_t owed = !background ? m->share.credit : in_budget ? s->interference : (int64_t)AR_DEPTH_QUIET_NS;
+  int64_t spare = wanted || (background && in_budget) ? 0 : (int64_t)AR_DEPTH_QUIET_NS;
+  return (uint64_t)(owed > spare ? owed : spare);
 }

@@ -10,6 +10,8 @@
 
 /* Nanoseconds of work that a seat may have in flight. */
 uint64_t ar_depth(const struct ar_sched *sched, const struct ar_member *member, uint64_t now);
+/* Nanoseconds of work that a seat may have behind waits of its streams: nothing holds it back when they are over. */
+uint64_t ar_depth_behind_waits(const struct ar_sched *sched, const struct ar_member *member);
 /* How much may be in flight in a pause, so that little of it is left when the pause ends: a part of the pause. */
 uint64_t ar_depth_in_pause(const struct ar_pauses *pauses, uint64_t now);
 

@@ -3,6 +3,7 @@
 #include "background_allowance.h"
 #include "hand_over.h"
 #include "queue_depth.h"
+#include "ready.h"
 #include "time_account.h"
 
 #include <stdlib.h>
@@ -53,6 +54,13 @@ static bool held_by(const struct ar_sched *s, int i) {
   return s->holder == i && !s->draining;
 }
 
+/* What runs without a turn, because its wait is over, needs none unless it takes long. */
+static bool needs_turn(const struct ar_sched *s, int i, uint64_t now) {
+  const struct ar_member *m = s->member[i];
+  uint64_t without = m->active_since ? now - m->active_since : 0;
+  return s->holder == i || vc_needs_turn(m->seen.waiting, without);
+}
+
 static void look(struct ar_sched *s, uint64_t now) {
   bool busy = false;
   for (int i = 0; i < s->count; i++) {
@@ -65,14 +73,28 @@ static void look(struct ar_sched *s, uint64_t now) {
     m->beat = m->seen.beat;
     if (m->lost && m->beat != m->lost_beat) m->lost = false;
     m->share.present = m->seen.connected && !m->lost &&
-                       (m->seen.waiting || m->seen.active || (held_by(s, i) && lingering));
-    m->share.eligible = m->share.present && (!ar_limited(m) || !m->ceiling_shut);
+                       (vc_can_use(m->seen.active, m->seen.waiting) || (held_by(s, i) && lingering));
+    if (!m->seen.active)
+      m->active_since = 0;
+    else if (!m->active_since)
+      m->active_since = now;
+    m->share.eligible = m->share.present && needs_turn(s, i, now) && (!ar_limited(m) || !m->ceiling_shut);
     if (m->share.present && !m->was_present) ar_account_join(s, m);
     m->was_present = m->share.present;
     ar_pauses_see(&m->pauses, m->share.present, now);
     busy |= m->share.present && m->share.vclass == VC_IN_BUDGET;
   }
   ar_pauses_see(&s->in_budget, busy, now);
+}
+
+/* Work that was behind a wait, or did not leave the GPU in time, runs beside the holder's. */
+static void note_beside(struct ar_sched *s, struct ar_member *m, uint64_t now) {
+  bool beside = false;
+  for (int i = 0; i < s->count; i++) beside |= s->member[i] != m && s->member[i]->seen.active;
+  if (beside)
+    m->beside_until = UINT64_MAX;
+  else if (m->beside_until == UINT64_MAX)
+    m->beside_until = now;
 }
 
 static uint64_t soonest(const struct ar_sched *s, uint64_t now) {
@@ -94,6 +116,9 @@ static uint64_t soonest(const struct ar_sched *s, uint64_t now) {
   }
   for (int i = 0; i < s->count; i++)
     if (s->member[i]->seen.waiting && !s->member[i]->share.eligible) AT(now + 500 * VC_US);
+  for (int i = 0; i < s->count; i++)
+    if (s->holder != i && s->member[i]->active_since + VC_TURN_NS > now && s->member[i]->seen.active)
+      AT(s->member[i]->active_since + VC_TURN_NS);
   for (int i = 0; i < s->count; i++) {
     uint64_t end = ar_pauses_end(&s->member[i]->pauses, now);
     if (end > now + AR_DEPTH_QUIET_NS) AT(end - AR_DEPTH_QUIET_NS);
@@ -123,6 +148,8 @@ uint64_t ar_sched_step(struct ar_sched *s, uint64_t now) {
   for (int i = 0; i < s->count; i++) {
     s->member[i]->contended = ar_others_want(s, i);
     s->member[i]->depth = ar_depth(s, s->member[i], now);
+    note_beside(s, s->member[i], now);
+    s->member[i]->behind = ar_depth_behind_waits(s, s->member[i]);
   }
   return soonest(s, now);
 }

@@ -11,8 +11,8 @@
 /* What a seat's processes say of themselves at this moment. */
 struct ar_seen {
   bool connected;
-  bool waiting;        /* a thread waits at the gate */
-  bool active;         /* work is in flight */
+  bool waiting;        /* it is ready, in the words of ready.h */
+  bool active;         /* it is running */
   uint64_t idle_since; /* when the last of it was seen complete */
   uint64_t busy;       /* nanoseconds with work in flight, ever */
   uint64_t unit;       /* time of one launch */
@@ -26,9 +26,10 @@ struct ar_member {
   struct ar_seen seen;
   /* decided */
   bool open, contended;
-  uint64_t depth;
+  uint64_t depth, behind, beside_until;
   /* accounts */
   int64_t ceiling;
+  uint64_t active_since; /* 0: it is not */
   uint64_t charged_to, given_at, opened_at, closed_at, last_active, served_at;
   uint64_t used, granted, grants, busy_seen;
   uint64_t bucket[AR_BUCKETS];

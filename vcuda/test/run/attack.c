@@ -407,6 +407,88 @@ BESIDE(burst_behind_events) {
     cuCtxSynchronize();
   }
 }
+
+/* ---- launches that wait for the host ---- */
+
+#define LONG_CONTEXTS 8
+#define LONG_STREAMS 30
+#define MS 1000000ul
+static unsigned never, let_go;
+
+static void *let_go_after_a_second(void *unused) {
+  for (unsigned round = 1; !over; round++) {
+    fake_sleep(1000 * MS);
+    *(volatile unsigned *)&let_go = round;
+  }
+  return unused;
+}
+/* Many streams wait with long work behind, and are let go all at once. */
+BESIDE(long_work_behind_waits) {
+  aside(let_go_after_a_second, NULL);
+  CUcontext own[LONG_CONTEXTS];
+  CUfunction f[LONG_CONTEXTS];
+  CUstream stream[LONG_CONTEXTS][LONG_STREAMS];
+  for (int c = 0; c < LONG_CONTEXTS; c++) {
+    if (cuCtxCreate(&own[c], NULL, 0, 0)) return;
+    f[c] = kernel_named("spin_100ms");
+    for (int s = 0; s < LONG_STREAMS; s++) must(cuStreamCreate(&stream[c][s], CU_STREAM_NON_BLOCKING), "stream");
+  }
+  while (!over) {
+    unsigned round = *(volatile unsigned *)&let_go + 1;
+    for (int i = 0; i < LONG_CONTEXTS * LONG_STREAMS && !over && *(volatile unsigned *)&let_go < round; i++) {
+      CUstream s = stream[i % LONG_CONTEXTS][i / LONG_CONTEXTS];
+      cuCtxSetCurrent(own[i % LONG_CONTEXTS]);
+      cuStreamWaitValue32(s, (CUdeviceptr)(unsigned long)&let_go, round, CU_STREAM_WAIT_VALUE_GEQ);
+      cuLaunchKernel(f[i % LONG_CONTEXTS], 1, 1, 1, 32, 1, 1, 0, s, NULL, NULL);
+    }
+    for (int c = 0; c < LONG_CONTEXTS; c++) {
+      cuCtxSetCurrent(own[c]);
+      cuCtxSynchronize();
+    }
+  }
+}
+
+static void seconds_pass(void *unused) {
+  (void)unused;
+  fake_sleep(3000 * MS);
+}
+/* Go on launching into a stream that waits: at its third argument, of what kind the wait is. */
+static void launch_behind(int kind) {
+  CUstream waits, other;
+  CUevent event;
+  idles = 1;
+  must(cuStreamCreate(&waits, CU_STREAM_NON_BLOCKING), "stream");
+  must(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), "stream");
+  must(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "event");
+  CUstream first = kind == 2 ? other : waits;
+  cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, first, NULL, NULL);
+  if (kind == 0)
+    cuLaunchHostFunc(first, seconds_pass, NULL);
+  else
+    cuStreamWaitValue32(first, (CUdeviceptr)(unsigned long)&never, 1, CU_STREAM_WAIT_VALUE_EQ);
+  if (kind == 2) {
+    cuEventRecord(event, other);
+    cuStreamWaitEvent(waits, event, 0);
+  }
+  while (!over) cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, waits, NULL, NULL);
+}
+static void *launch_behind_a(void *kind) {
+  cuCtxSetCurrent(context);
+  launch_behind((int)(long)kind);
+  return NULL;
+}
+BY_NAME(launches_behind_a_callback) {
+  idles = 1;
+  aside(launch_behind_a, (void *)0);
+}
+BY_NAME(launches_behind_a_value) {
+  idles = 1;
+  aside(launch_behind_a, (void *)1);
+}
+BY_NAME(launches_behind_an_event) {
+  idles = 1;
+  aside(launch_behind_a, (void *)2);
+}
 static void *capture_on_and_off(void *stream) {
   CUgraph graph;
   cuCtxSetCurrent(context);

@@ -3,15 +3,15 @@
  * A program that keeps a GPU busy in a given way, and says what it got.
  *
  *   tenant [--kernel-us N[,N...]] [--batch N] [--host-us N] [--sync] [--graph] [--streams N]
- *          [--one-function] [--tie] [--idle-sync] [--other-context] [--hold-us N] [--context-wait] [--processes N]
- *          [--seconds N] [--start-after-ms N] [--arrive]
+ *          [--one-function] [--pareto] [--tie] [--idle-sync] [--other-context] [--hold-us N] [--context-wait] [--callback-us N]
+ *          [--processes N] [--seconds N] [--start-after-ms N] [--arrive]
  *
  * A step is a batch of kernels (one graph with --graph), then a synchronisation where there is host
- * work or --sync, then the host work. With --one-function all kernels are calls of one function, and with
- * --tie a batch ends with an event that its stream itself waits for. With --idle-sync each step also
+ * work or --sync, then the host work. With --one-function all kernels are calls of one function, with
+ * --pareto that take 30 us to 90 ms, half as many twice as long, and with --tie a batch ends with an event that its stream itself waits for. With --idle-sync each step also
  * synchronises a stream that has nothing to do; with --other-context the streams belong to another context
  * than the current one; with --hold-us the batch waits in its stream, behind its first kernel, until the
- * host lets go of it. Several processes share the seat, and the first one's account is for all. Times are on
+ * host lets go of it; with --callback-us a batch ends with a host function that takes so long. Several processes share the seat, and the first one's account is for all. Times are on
  * the GPU's clock, virtual or not.
  */
 #define _GNU_SOURCE
@@ -30,7 +30,7 @@
 #define STREAMS 8
 
 static struct {
-  int kernels, batch, host_us, sync, graph, streams, arrive, start_ms, idle_sync, other, hold_us, processes, one, tie, context_wait;
+  int kernels, batch, host_us, sync, graph, streams, arrive, start_ms, idle_sync, other, hold_us, processes, one, pareto, tie, context_wait, callback_us;
   double seconds;
   unsigned long us[KINDS];
   const char *width[KINDS]; /* a kernel's name may go on: 400_w20 fills a fifth of the GPU */
@@ -39,6 +39,7 @@ static struct {
 static CUfunction kernel[KINDS];
 static CUstream stream[STREAMS], idle;
 static unsigned held;
+static int which; /* of the processes */
 static CUgraphExec graph;
 static CUevent event;
 
@@ -51,6 +52,7 @@ static void options(int argc, char **argv) {
       {"streams", 1, &o.streams, 0},
       {"start-after-ms", 1, &o.start_ms, 0},
       {"hold-us", 1, &o.hold_us, 0},
+      {"callback-us", 1, &o.callback_us, 0},
       {"processes", 1, &o.processes, 0},
       {"sync", 0, &o.sync, 1},
       {"graph", 0, &o.graph, 1},
@@ -59,15 +61,16 @@ static void options(int argc, char **argv) {
       {"context-wait", 0, &o.context_wait, 1},
       {"other-context", 0, &o.other, 1},
       {"one-function", 0, &o.one, 1},
+      {"pareto", 0, &o.pareto, 1},
       {"tie", 0, &o.tie, 1},
       {NULL, 0, NULL, 0},
   };
-  int c, which;
-  while ((c = getopt_long(argc, argv, "", known, &which)) != -1) {
+  int c, index;
+  while ((c = getopt_long(argc, argv, "", known, &index)) != -1) {
     char *save = NULL;
     switch (c) {
     case 0:
-      if (optarg) *known[which].flag = atoi(optarg);
+      if (optarg) *known[index].flag = atoi(optarg);
       break;
     case 'k':
       o.kernels = 0;
@@ -83,11 +86,21 @@ static void options(int argc, char **argv) {
       exit(2);
     }
   }
+  o.one |= o.pareto;
   if (o.streams < 1 || o.streams > STREAMS || o.batch < 1 || o.kernels < 1) exit(2);
+}
+
+static unsigned long any_length(void) {
+  static unsigned state;
+  if (!state) state = (unsigned)(which + 1) * 2654435761u;
+  state = state * 1664525u + 1013904223u;
+  unsigned long ns = 30000ul * 65536 / ((state >> 16) + 1);
+  return ns < 90000000 ? ns : 90000000;
 }
 
 static void launch(int i) {
   unsigned long ns = o.us[i % o.kernels] * 1000;
+  if (o.pareto) ns = any_length();
   void *arguments[] = {&ns};
   must(cuLaunchKernel(kernel[i % o.kernels], FILLED, 0, stream[i % o.streams], o.one ? arguments : NULL, NULL),
        "launch");
@@ -141,6 +154,11 @@ static void wait_by_context(volatile unsigned *word) {
   must(cuCtxWaitEvent(own, until), "wait");
 }
 
+static void callback(void *unused) {
+  (void)unused;
+  sleep_ns((unsigned long)o.callback_us * 1000);
+}
+
 static int step(int count) {
   volatile unsigned *word = &held;
   if (o.graph)
@@ -163,6 +181,8 @@ static int step(int count) {
     must(cuEventRecord(event, last), "record");
     must(cuStreamWaitEvent(last, event, 0), "wait");
   }
+  if (o.callback_us)
+    must(cuLaunchHostFunc(stream[(count + o.batch - 1) % o.streams], callback, NULL), "host function");
   if (o.idle_sync) must(cuStreamSynchronize(idle), "synchronise");
   if (o.hold_us) {
     sleep_ns((unsigned long)o.hold_us * 1000);
@@ -180,7 +200,7 @@ int main(int argc, char **argv) {
   for (int i = 1; i < o.processes && i < 16; i++) {
     pid[i] = fork();
     if (!pid[i]) {
-      mine = i;
+      which = mine = i;
       break;
     }
   }

@@ -151,6 +151,16 @@ def patient() -> str:
     return note
 
 
+@case("shares: lengths over three orders of magnitude, in two processes of each seat, leave no gaps")
+def any_lengths() -> str:
+    one, two = together([Seat(75, args=["--pareto"]), Seat(25, args=["--pareto", "--processes", "2"])], 5.0, threads=3)
+    both = [Seat(core, args=["--pareto", "--processes", "2"]) for core in (25, 75)]
+    busy = min(got["share"] for got in together(both, 5.0, threads=4))
+    note = f"{one['share']:.1f} of 75, busy {two['share']:.1f} and {busy:.1f} %"
+    check(one["share"] >= 73 and two["share"] >= 97 and busy >= 97, note)
+    return note
+
+
 # Its own work, the other seat's, its request, and what it has at least. The GPU idles for 0.1 ms at each pause.
 PAUSES = {
     "0.4 ms after 1 ms, beside 0.2 ms": (k(100, "--batch", "10", "--host-us", "428"), k(200, "--sync"), 45, 41),
@@ -201,6 +211,27 @@ def brief(seats: list[Seat], least: float, busy: float) -> str:
 
 for name, mix in SHORT_PAUSES.items():
     case(f"shares: short pauses leave the GPU to others: {name}", lambda mix=mix: brief(*mix))
+
+
+# Work, a host function behind it, and so on: the seat's request, and what the others have at least.
+CALLBACKS = {
+    "100 ms behind 1 ms": (10, k(1000, "--callback-us", "100000"), 97),
+    "3 ms behind 2 ms": (50, k(2000, "--callback-us", "3000"), 58),
+    "30 ms behind 10 ms": (30, k(10000, "--callback-us", "30000"), 73),
+    "0.1 ms behind 0.3 ms, on two streams": (50, k(300, "--callback-us", "100", "--streams", "2"), 48),
+}
+
+
+def callbacks(core: int, work: list[str], least: float) -> str:
+    first, second = together([Seat(core, args=work), Seat(100 - core)], 3.0)
+    busy = first["share"] + second["share"]
+    note = f"{first['share']:.1f} of {core}, {second['share']:.1f} of {100 - core}"
+    check(second["share"] >= least and busy >= 98, note)
+    return note
+
+
+for name, work in CALLBACKS.items():
+    case(f"shares: host functions of {name} hold no gate", lambda work=work: callbacks(*work))
 
 
 @case("shares: a seat that wants little of its request leaves the rest to long kernels")

@@ -8,6 +8,9 @@
 #define BRIEF (500 * VC_US) /* another seat is back soon */
 
 _Atomic int vc_captures;
+struct vc_seat vc_seat;
+static struct vc_policy policy = {.request = 500, .behind_ns = 50 * VC_MS};
+_Atomic uint32_t *_Atomic vc_gate = &policy.gate;
 static struct vc_stream one, two;
 
 void vc_stream_each(void (*visit)(struct vc_stream *, uint64_t), uint64_t argument) {
@@ -26,6 +29,52 @@ static const struct vc_duration *known(uint64_t each, int launches) {
 
 static struct vc_load load(uint64_t ns, uint64_t launches) {
   return (struct vc_load){ns, launches};
+}
+
+/* What waits for the host is bounded for all processes of the seat together, by what the seat is owed. */
+static void behind(const struct vc_duration *unknown, const struct vc_duration *brief,
+                   const struct vc_duration *lengthy) {
+  static struct vc_usage usage = {.high = 2};
+  uint64_t t = VC_S;
+  vc_seat = (struct vc_seat){&policy, &usage, NULL, &usage.slot[0]};
+  usage.slot[0].live = usage.slot[1].live = 1;
+  two.lane.begun = two.lane.ended = 2;
+  vc_lane_fenced(&two.lane, 2, false); /* two launches, a wait, and five behind it, the last one without a fence */
+  vc_lane_fenced(&two.lane, 2, true);
+  two.lane.begun = two.lane.ended = 6;
+  vc_lane_fenced(&two.lane, 6, false);
+  two.note[2].ns = 2 * VC_MS;
+  two.lane.begun = two.lane.ended = 7;
+  two.pending.ns = VC_MS;
+  two.queued = 9 * VC_MS;
+  two.shown = true;
+  one.shown = false;
+  CHECK(vc_room_load().ns == 6 * VC_MS && vc_room_load().launches == 2);
+  usage.slot[1].behind = 2;
+  usage.slot[1].behind_us = 4000;
+  CHECK(vc_room_behind().ns == 7 * VC_MS && vc_room_behind().launches == 7);
+  CHECK(usage.slot[0].behind == 5 && usage.slot[0].behind_us == 3000);
+
+  CHECK(vc_room_fits_behind(lengthy, load(0, 0), SHARED) && vc_room_fits_behind(lengthy, load(20 * VC_MS, 9), SHARED));
+  CHECK(!vc_room_fits_behind(lengthy, load(21 * VC_MS, 9), SHARED) && !vc_room_fits_behind(unknown, load(0, 0), SHARED));
+  CHECK(vc_room_fits_behind(brief, load(0, VC_BEHIND_MOST - 1), SHARED));
+  CHECK(!vc_room_fits_behind(brief, load(0, VC_BEHIND_MOST), SHARED));
+  policy.behind_ns = 0; /* it is owed nothing */
+  CHECK(!vc_room_fits_behind(brief, load(0, 0), SHARED));
+  policy.gate = 1; /* but it has its turn */
+  CHECK(vc_room_fits_behind(brief, load(VC_MS, 3), SHARED) && !vc_room_fits_behind(brief, load(SHARED, 3), SHARED));
+  policy.gate = 0;
+  CHECK(vc_room_fits_behind(lengthy, load(0, 0), ALONE) && !vc_room_fits_behind(lengthy, load(1, 1), ALONE));
+
+  /* In the end a launch returns: one after the other, not faster than the seat would have its share. */
+  CHECK(!vc_room_force_behind(brief, load(0, 40), SHARED, t, t + 9 * VC_MS));
+  CHECK(vc_room_force_behind(brief, load(0, 40), SHARED, t, t + 10 * VC_MS));
+  CHECK(!vc_room_force_behind(brief, load(0, 40), SHARED, t, t + 19 * VC_MS));
+  CHECK(!vc_room_force_behind(lengthy, load(20 * VC_MS, 1), SHARED, t, t + 109 * VC_MS));
+  CHECK(vc_room_force_behind(lengthy, load(20 * VC_MS, 1), SHARED, t, t + 110 * VC_MS));
+  CHECK(vc_room_force_behind(lengthy, load(20 * VC_MS, 1), ALONE, t, t + 120 * VC_MS));
+  policy.vclass = VC_BACKGROUND;
+  CHECK(!vc_room_force_behind(lengthy, load(0, 0), SHARED, t, t + VC_S));
 }
 
 int main(void) {
@@ -73,5 +122,7 @@ int main(void) {
   one.lane.begun = one.lane.ended = 3;
   two.queued = 100;
   CHECK(vc_room_load().ns == 7 && vc_room_load().launches == 3);
+  two = (struct vc_stream){0};
+  behind(unknown, brief, lengthy);
   return 0;
 }

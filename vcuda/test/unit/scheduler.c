@@ -17,6 +17,7 @@ static void garbage(void) {
     a.seen.linger = unit_random(&state);
     b.seen.waiting = !b.open;
     b.seen.active = b.open;
+    b.seen.busy += b.open ? MS / 4 : 0;
     b.seen.idle_since = b.open ? 0 : now;
     b.seen.beat++;
     uint64_t next = ar_sched_step(&s, now);

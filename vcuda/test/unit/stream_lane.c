@@ -14,10 +14,12 @@
  *   - work that the GPU can run is shown as in flight, or it is behind a wait;
  *   - once the arbiter closed the gate and saw nothing in flight, nothing is launched until it opens,
  *     but for what was begun behind a wait of its stream;
+ *   - a launch that the gate turns back is one that the GPU could do, or the GPU is at work in this stream;
  *   - when everybody rests and the GPU is done, the lane is idle.
  *
  * States are compared whole, so each is looked at once, in whatever order it was reached.
  */
+#include "ready.h"
 #include "stream_lane.h"
 #include "unit.h"
 
@@ -117,10 +119,11 @@ static void launch_steps(const struct state *before) {
     push(&s);
     break;
   case BEGUN_SLOW:
-    if (s.gate) {
+    if (s.gate || vc_joins_behind(vc_lane_waits(&s.lane), s.shown, false)) {
       s.thread = GO_SLOW;
     } else { /* turned back; it sees to what is in flight, and tries again or does something else */
       vc_lane_abandon(&s.lane);
+      CHECK(vc_ready(vc_lane_waits(&s.lane)) || s.shown);
       if (vc_lane_dirty(&s.lane)) fence(&s, false);
       show(&s);
       s.thread = READY;
