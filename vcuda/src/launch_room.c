@@ -14,12 +14,9 @@
 
 /* What of a stream's work comes after a wait. */
 static struct vc_load after_wait(const struct vc_stream *s) {
-  struct vc_load behind = {s->pending.ns, 0};
-  uint32_t tail = s->lane.tail, first = vc_lane_wait(&s->lane);
-  if (first == tail) return (struct vc_load){0, 0};
-  for (uint32_t i = first; i != tail; i++) behind.ns += s->note[i % VC_FENCES].ns;
-  behind.launches = vc_lane_covers(&s->lane) - s->lane.fence[first % VC_FENCES].upto;
-  return behind;
+  if (VC_LIKELY(!vc_lane_waits(&s->lane))) return (struct vc_load){0, 0};
+  uint64_t ended = vc_lane_covers(&s->lane), before = s->before_wait;
+  return (struct vc_load){s->behind, ended > before ? ended - before : 0};
 }
 
 static void add(struct vc_stream *s, uint64_t to) {

@@ -134,6 +134,16 @@ void vc_stream_uncache(void) {
 
 /* ---- what is in flight ---- */
 
+/* With the lock held; others read the sums without it. */
+static void see_waits(struct vc_stream *s) {
+  if (VC_LIKELY(!vc_lane_waits(&s->lane))) return;
+  uint32_t first = vc_lane_wait(&s->lane);
+  uint64_t behind = s->pending.ns;
+  for (uint32_t i = first; i != s->lane.tail; i++) behind += s->note[i % VC_FENCES].ns;
+  s->before_wait = s->lane.fence[first % VC_FENCES].upto;
+  s->behind = behind;
+}
+
 void vc_stream_fold(struct vc_stream *s) {
   uint64_t ended = vc_lane_covers(&s->lane), fresh = ended - s->folded;
   if (ended <= s->folded) return;
@@ -141,6 +151,7 @@ void vc_stream_fold(struct vc_stream *s) {
   s->pending.launches += (uint32_t)fresh;
   s->pending.ns += fresh * s->each;
   s->queued += fresh * s->each;
+  see_waits(s);
 }
 
 /* Make every thread of this process pass a memory barrier, if the kernel can. */
@@ -202,6 +213,7 @@ bool vc_stream_fence(struct vc_stream *s, bool wait, uint64_t now) {
   if (wait) n->key = NULL;
   s->pending = (struct vc_note){0};
   vc_lane_fenced(&s->lane, upto, wait);
+  see_waits(s);
   return true;
 }
 
@@ -219,8 +231,7 @@ void vc_stream_measure(const struct vc_stream *s, const struct vc_note *n, uint6
   uint64_t made = n->made > begin ? n->made : begin, surely = open_at > made ? open_at - made : 0;
   /* Of launches of the fast path it is unknown when the first began. */
   if (!n->since || !n->launches || now <= begin) return;
-  bool known = !n->key || vc_duration_known(vc_duration_of(n->key));
-  if (known && now - begin > n->ns && vc_flight_beside(begin)) return;
+  if (now - begin > n->ns && vc_flight_beside(begin) && (!n->key || vc_duration_known(vc_duration_of(n->key)))) return;
   if (n->key)
     vc_duration_measured(vc_duration_of(n->key), surely, now - begin, n->launches, now);
   else
@@ -241,6 +252,7 @@ static uint64_t reached(struct vc_stream *s, uint64_t now) {
   uint64_t queued = s->queued;
   s->queued = queued > n->ns ? queued - n->ns : 0;
   vc_lane_reached(&s->lane);
+  see_waits(s);
   s->last_done = then;
   return then;
 }
@@ -282,6 +294,7 @@ void vc_stream_drained(struct vc_stream *s, uint64_t upto, uint64_t now) {
   for (uint32_t i = s->lane.head; i != s->lane.tail; i++) queued += s->note[i % VC_FENCES].ns;
   s->queued = queued;
   s->last_done = now;
+  see_waits(s);
 }
 
 void vc_stream_poll(struct vc_stream *s, uint64_t now) {

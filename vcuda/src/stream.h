@@ -41,6 +41,7 @@ struct vc_stream {
   uint64_t folded;                   /* launches counted in `pending` */
   struct vc_note pending;            /* what no fence covers */
   _Atomic uint64_t queued;           /* expected of all that is in flight */
+  _Atomic uint64_t behind, before_wait; /* expected of what is behind waits; launches before the first of them */
   uint64_t open_at, last_open_at;    /* no fence, and not that of the last launch, was complete until then */
   uint64_t last_done, seen;          /* and the keeper's memory */
   struct vc_note note[VC_FENCES];

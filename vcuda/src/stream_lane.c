@@ -18,23 +18,30 @@ void vc_lane_fenced(struct vc_lane *l, uint64_t upto, bool wait) {
   bool only_wait = wait && upto == l->fenced;
   l->fence[l->tail % VC_FENCES].upto = upto;
   l->fence[l->tail % VC_FENCES].wait = only_wait;
+  l->waits += only_wait;
   l->tail++;
   l->fenced = upto;
 }
 
-void vc_lane_reached(struct vc_lane *l) {
-  l->done = l->fence[l->head % VC_FENCES].upto;
+static void pass(struct vc_lane *l) {
+  l->waits -= l->fence[l->head % VC_FENCES].wait;
   l->head++;
 }
 
+void vc_lane_reached(struct vc_lane *l) {
+  l->done = l->fence[l->head % VC_FENCES].upto;
+  pass(l);
+}
+
 void vc_lane_drained(struct vc_lane *l, uint64_t upto) {
-  while (l->head != l->tail && l->fence[l->head % VC_FENCES].upto <= upto) l->head++;
+  while (l->head != l->tail && l->fence[l->head % VC_FENCES].upto <= upto) pass(l);
   if (upto > l->done) l->done = upto;
   if (upto > l->fenced) l->fenced = upto;
 }
 
 void vc_lane_lost(struct vc_lane *l) {
   l->head = l->tail;
+  l->waits = 0;
   uint64_t begun = atomic_load(&l->begun);
   l->done = l->fenced = begun;
   atomic_store(&l->ended, begun);

@@ -31,6 +31,7 @@ struct vc_lane {
   _Atomic uint32_t armed;
   _Atomic uint64_t fenced, done; /* launches with a fence behind them, and complete */
   _Atomic uint32_t head, tail;
+  _Atomic uint32_t waits; /* of the fences in between, those behind a wait */
   struct {
     uint64_t upto;
     bool wait; /* between the fence before and this one the stream may wait for others */
@@ -66,11 +67,11 @@ void vc_lane_drained(struct vc_lane *l, uint64_t upto);
 /* In a forked child: nothing of it is in flight, and its thread does not end what it began. */
 void vc_lane_lost(struct vc_lane *l);
 enum vc_lane_state vc_lane_state(const struct vc_lane *l);
-/* The place among the fences of the first wait that is not over; the tail if there is none. */
+/* The place among the fences of the first wait that is not over; only if there is one. */
 uint32_t vc_lane_wait(const struct vc_lane *l);
 /* Whether a launch made now would come after a wait. */
 static inline bool vc_lane_waits(const struct vc_lane *l) {
-  return vc_lane_wait(l) != l->tail;
+  return atomic_load_explicit(&l->waits, memory_order_relaxed);
 }
 
 #endif

@@ -6,6 +6,7 @@
 #define SHARED_NS (2 * VC_MS)
 #define BEHIND_NS (500 * VC_US)
 #define LEAST_NS (100 * VC_US)
+#define BEHIND_WAITS_NS (100 * VC_MS) /* at most, since it may come to run in many contexts at once */
 
 uint64_t ar_depth_in_pause(const struct ar_pauses *p, uint64_t now) {
   uint64_t end = ar_pauses_end(p, now), part = end ? (end - p->since) / 4 : BEHIND_NS;
@@ -50,5 +51,6 @@ uint64_t ar_depth_behind_waits(const struct ar_sched *s, const struct ar_member 
   bool background = m->share.vclass == VC_BACKGROUND;
   int64_t owed = !background ? m->share.credit : in_budget ? s->interference : (int64_t)AR_DEPTH_QUIET_NS;
   int64_t spare = wanted || (background && in_budget) ? 0 : (int64_t)AR_DEPTH_QUIET_NS;
+  if (owed > (int64_t)BEHIND_WAITS_NS) owed = BEHIND_WAITS_NS;
   return (uint64_t)(owed > spare ? owed : spare);
 }

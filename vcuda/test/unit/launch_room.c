@@ -43,9 +43,9 @@ static void behind(const struct vc_duration *unknown, const struct vc_duration *
   vc_lane_fenced(&two.lane, 2, true);
   two.lane.begun = two.lane.ended = 6;
   vc_lane_fenced(&two.lane, 6, false);
-  two.note[2].ns = 2 * VC_MS;
   two.lane.begun = two.lane.ended = 7;
-  two.pending.ns = VC_MS;
+  two.behind = 3 * VC_MS;
+  two.before_wait = 2;
   two.queued = 9 * VC_MS;
   two.shown = true;
   one.shown = false;
