@@ -136,11 +136,25 @@ CUcontext fk_current(void);
 static inline CUcontext fk_whole(CUcontext ctx) {
   return ctx && ctx->whole ? ctx->whole : ctx;
 }
+/* Which GPU of the world a device is, -1 if there is no such device. */
+int fk_gpu_of_device(CUdevice device);
+/* A descriptor that holds the plain memory at an address. */
+CUresult fk_block_export(int *out, CUdeviceptr address);
 void *fk_map(uint64_t bytes);
 void fk_unmap(void *address, uint64_t bytes);
 /* The stream meant; NULL without a context. `own`: 0 is the thread's own stream. */
 struct CUstream_st *fk_stream_of(CUstream stream, bool own);
 struct CUstream_st *fk_stream(CUstream stream);
+/* What a copy has to do with: where the memory lies that an address is in. */
+enum fk_place_kind { FK_PAGEABLE, FK_PINNED, FK_MANAGED, FK_DEVICE };
+enum fk_place_kind fk_place_kind(const void *address);
+bool fk_mapped(CUdeviceptr address);
+/* Wait for all that the stream holds. */
+void fk_drain(struct CUstream_st *stream);
+/* Two commands of blocking streams do not run side by side if this comes between them. */
+void fk_order(CUcontext ctx);
+/* Wait for all that the context's streams hold, as calls do that the documents allow to. */
+void fk_wait_context(CUcontext ctx);
 /* Queue work of a kernel, or with none a point in the stream. */
 void fk_push(struct CUstream_st *stream, uint64_t work, uint32_t width);
 /* The same, in another context maybe: the stream waits for it. */

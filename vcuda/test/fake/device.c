@@ -52,6 +52,10 @@ CUcontext fk_current(void) {
   return depth ? fk_whole(stack[depth - 1]) : NULL;
 }
 
+int fk_gpu_of_device(CUdevice device) {
+  return device < 0 || device >= visible_count ? -1 : visible[device];
+}
+
 FK_API(cuInit, (unsigned flags)) {
   FK_ENTER("cuInit");
   if (flags) return CUDA_ERROR_INVALID_VALUE;
@@ -177,13 +181,19 @@ static uint64_t share(uint64_t bytes) {
   return (VC_GRANULE + fit - 1) / fit;
 }
 
-bool fk_take(CUcontext ctx, uint64_t bytes, unsigned *life) {
+static bool take(CUcontext ctx, uint64_t bytes, unsigned *life) {
   fk_lock();
   bool ok = !ctx->dead && (bytes <= SMALL ? fk_small_take(ctx->gpu, ctx->queue, share(bytes))
                                           : fk_mem_take(ctx->gpu, ctx->queue, fk_granules(bytes)));
   *life = ctx->life;
   fk_unlock();
   return ok;
+}
+
+bool fk_take(CUcontext ctx, uint64_t bytes, unsigned *life) {
+  if (take(ctx, bytes, life)) return true;
+  fk_reap(); /* what others held may be free */
+  return take(ctx, bytes, life);
 }
 
 void fk_give(CUcontext ctx, uint64_t bytes, unsigned life) {

@@ -6,12 +6,9 @@
 #define _GNU_SOURCE
 #include "fake.h"
 
-#include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/auxv.h>
 #include <unistd.h>
 
 static uint64_t granules(uint64_t bytes) {
@@ -25,64 +22,69 @@ static struct fk_queue *at(int gpu, int queue) {
 static void free_stream(struct fk_gpu *g, uint32_t stream);
 static void settle_share(int gpu, struct fk_share *s);
 
+static void free_streams(int gpu, int queue) {
+  struct fk_gpu *g = &fk_world()->gpu[gpu];
+  while (at(gpu, queue)->streams) free_stream(g, at(gpu, queue)->streams);
+  if (g->current == queue) g->current = -1;
+}
+
 static void free_queue(int gpu, int queue) {
   struct fk_gpu *g = &fk_world()->gpu[gpu];
   struct fk_queue *q = at(gpu, queue);
-  while (q->streams) free_stream(g, q->streams);
-  for (struct fk_share *s = g->share; s < g->share + FK_SHARES; s++) {
+  free_streams(gpu, queue);
+  for (struct fk_share *s = g->share; fk_world()->shares && s < g->share + FK_SHARES; s++) {
     s->held[queue] = 0;
     if (s->used) settle_share(gpu, s);
   }
   g->mem_used -= q->mem;
-  if (g->current == queue) g->current = -1;
-  fk_life_give(gpu, queue);
   q->used = 0;
 }
 
-/* The kernel gives each program that is executed other random bytes. */
-static uint64_t image(void) {
-  uint64_t value = 0;
-  const void *bytes = (const void *)getauxval(AT_RANDOM);
-  if (bytes) memcpy(&value, bytes, sizeof value);
-  return value;
-}
-
-static bool is_dead(int gpu, int queue, uint64_t space) {
-  const struct fk_queue *q = at(gpu, queue);
-  if (!q->used) return false;
-  if (fk_world()->space[gpu][queue] != space) return fk_life_over(gpu, queue);
-  bool over = q->pid == getpid() && fk_world()->image[gpu][queue] != image(); /* it executed another program */
-  return over || (kill(q->pid, 0) < 0 && errno == ESRCH);
-}
-
-/* Forget contexts of processes that died without cleaning up. Without the lock at first: each is a question to
- * the system, and whoever loses the processor in the middle of a hundred would hold up every GPU. */
+/* Forget contexts whose open file is gone, and exported memory that nothing holds any more. Without the lock at first:
+ * each is a question to the system, and whoever loses the processor in the middle of a hundred would hold up every GPU. */
 void fk_reap(void) {
-  uint64_t space = fk_space();
-  for (uint32_t g = 0; g < FK_DEVICES; g++)
-    for (int i = 0; fk_there(g) && i < FK_CTXS; i++) {
-      if (!is_dead((int)g, i, space)) continue;
+  for (int g = 0; g < FK_DEVICES; g++) {
+    if (!fk_there((unsigned)g)) continue;
+    for (int i = 0; i < fk_world()->gpu[g].queues; i++) {
+      if (!at(g, i)->used || !fk_life_over(fk_place_of_queue(g, i))) continue;
       fk_lock();
-      if (is_dead((int)g, i, space)) {
-        fk_engine_advance((int)g);
-        free_queue((int)g, i);
+      if (at(g, i)->used && fk_life_over(fk_place_of_queue(g, i))) {
+        fk_engine_advance(g);
+        free_queue(g, i);
       }
       fk_unlock();
     }
+    for (int i = 0; fk_world()->shares && i < FK_SHARES; i++) {
+      struct fk_share *s = &fk_world()->gpu[g].share[i];
+      if (!s->used || s->counted >= 0 || !fk_life_over(fk_place_of_share(g, i))) continue;
+      fk_lock();
+      if (s->used) settle_share(g, s);
+      fk_unlock();
+    }
+  }
 }
 
 static bool mine; /* NVML's library has an engine too, which must not close what CUDA's opened */
 
-void fk_leave(void) {
-  if (!mine) return;
-  for (uint32_t g = 0; g < FK_DEVICES; g++)
-    for (int i = 0; fk_there(g) && i < FK_CTXS; i++)
-      if (at((int)g, i)->used && at((int)g, i)->pid == getpid() &&
-          fk_world()->space[g][i] == fk_space())
-        fk_queue_close((int)g, i);
+static bool is_ours(int gpu, int queue) {
+  return at(gpu, queue)->used && at(gpu, queue)->pid == getpid() && fk_world()->space[gpu][queue] == fk_space();
 }
 
-int fk_queue_open(int gpu) {
+/* A child that holds our files keeps our memory, as it does if we are killed. */
+void fk_leave(void) {
+  if (!mine) return;
+  for (int g = 0; g < FK_DEVICES; g++)
+    for (int i = 0; fk_there((unsigned)g) && i < fk_world()->gpu[g].queues; i++) {
+      if (!is_ours(g, i)) continue;
+      fk_engine_advance(g);
+      if (fk_life_shared())
+        free_streams(g, i);
+      else
+        fk_queue_close(g, i);
+    }
+}
+
+static int open_queue(int gpu, bool bare) {
   for (int i = 0; i < FK_CTXS; i++) {
     struct fk_queue *q = at(gpu, i);
     if (q->used) continue;
@@ -90,21 +92,38 @@ int fk_queue_open(int gpu) {
     if (fk_world()->gpu[gpu].queues <= i) fk_world()->gpu[gpu].queues = i + 1;
     memset(q, 0, sizeof *q);
     q->used = 1;
+    q->bare = bare;
     q->pid = getpid();
     fk_world()->space[gpu][i] = fk_space();
-    fk_world()->image[gpu][i] = image();
-    fk_life_take(gpu, i);
+    fk_life_take(fk_place_of_queue(gpu, i));
     q->sample_at = fk_now_locked();
-    if (fk_mem_take(gpu, i, granules(fk_world()->context_bytes))) return i;
+    if (bare || fk_mem_take(gpu, i, granules(fk_world()->context_bytes))) return i;
+    fk_life_give(fk_place_of_queue(gpu, i));
     q->used = 0;
     break;
   }
   return -1;
 }
 
+int fk_queue_open(int gpu) {
+  return open_queue(gpu, false);
+}
+
+int fk_queue_bare(int gpu) {
+  static pid_t owner;
+  static int known[FK_DEVICES];
+  if (owner != getpid()) {
+    owner = getpid();
+    for (int i = 0; i < FK_DEVICES; i++) known[i] = -1;
+  }
+  if (known[gpu] < 0) known[gpu] = open_queue(gpu, true);
+  return known[gpu];
+}
+
 void fk_queue_close(int gpu, int queue) {
   fk_engine_advance(gpu);
   free_queue(gpu, queue);
+  fk_life_give(fk_place_of_queue(gpu, queue));
 }
 
 /* ---- streams and their operations ---- */
@@ -241,13 +260,15 @@ struct running {
   int count;
 };
 
+/* A kernel that has begun gives way to none. */
 static bool runs_before(const struct running *r, int i, const struct fk_op *op, int32_t priority) {
-  if (r->priority[i] != priority) return r->priority[i] < priority;
+  if (r->op[i]->began != op->began) return r->op[i]->began;
+  if (!op->began && r->priority[i] != priority) return r->priority[i] < priority;
   return r->op[i]->serial < op->serial;
 }
 
-/* The kernels that are first in a context's streams: by priority, then by age, each takes its width;
- * what does not fit runs in what is left, slower. */
+/* The kernels that are first in a context's streams: those that have begun by age, then the others by priority and age,
+ * each takes its width; what does not fit runs in what is left, slower. */
 static void share(struct fk_gpu *g, const struct fk_queue *q, struct running *r) {
   uint32_t room = FK_WHOLE;
   r->count = 0;
@@ -351,6 +372,7 @@ void fk_engine_advance(int gpu) {
     }
     for (int k = 0; k < r.count; k++) {
       uint64_t done = step * r.rate[k] / 1000;
+      if (done) r.op[k]->began = 1;
       r.op[k]->left -= done < r.op[k]->left ? done : r.op[k]->left;
     }
     settle(g);
@@ -516,33 +538,59 @@ void fk_mem_give(int gpu, int queue, uint64_t bytes) {
 int fk_share_open(int gpu, int queue, uint64_t bytes) {
   for (int i = 0; i < FK_SHARES; i++) {
     struct fk_share *s = &fk_world()->gpu[gpu].share[i];
-    if (s->used) continue;
+    if (s->used || !fk_life_over(fk_place_of_share(gpu, i))) continue;
     *s = (struct fk_share){.used = 1, .life = s->life + 1, .counted = queue, .bytes = bytes};
     s->held[queue] = 1;
+    atomic_fetch_add(&fk_world()->shares, 1);
     return i;
   }
   return -1;
 }
 
-/* Count it to another context if that one does not hold it any more, and free it if none does. */
+/* Count it to another queue if that one does not hold it any more, to none if only a descriptor is left, and free it if
+ * nothing is. */
 static void settle_share(int gpu, struct fk_share *s) {
   int heir = 0;
-  if (s->held[s->counted]) return;
+  if (s->counted >= 0 && s->held[s->counted]) return;
   while (heir < FK_CTXS && !s->held[heir]) heir++;
-  s->used = heir < FK_CTXS;
-  if (!s->used) {
-    fk_mem_give(gpu, s->counted, s->bytes);
-    return;
+  if (s->counted >= 0) at(gpu, s->counted)->mem -= s->bytes;
+  s->counted = heir < FK_CTXS ? heir : -1;
+  if (s->counted >= 0) {
+    at(gpu, heir)->mem += s->bytes;
+  } else if (fk_life_over(fk_place_of_share(gpu, (int)(s - fk_world()->gpu[gpu].share)))) {
+    fk_world()->gpu[gpu].mem_used -= s->bytes;
+    s->used = 0;
+    atomic_fetch_sub(&fk_world()->shares, 1);
   }
-  at(gpu, s->counted)->mem -= s->bytes;
-  at(gpu, heir)->mem += s->bytes;
-  s->counted = heir;
 }
 
 void fk_share_let_go(int gpu, int share, int queue) {
   struct fk_share *s = &fk_world()->gpu[gpu].share[share];
   if (s->held[queue]) s->held[queue]--;
   settle_share(gpu, s);
+}
+
+bool fk_share_hold(int gpu, int share, int queue) {
+  if (queue < 0) return false;
+  fk_world()->gpu[gpu].share[share].held[queue]++;
+  settle_share(gpu, &fk_world()->gpu[gpu].share[share]);
+  return true;
+}
+
+int fk_share_export(int gpu, int share) {
+  return share < 0 ? -1 : fk_life_export(fk_place_of_share(gpu, share), fk_world()->gpu[gpu].share[share].life);
+}
+
+bool fk_share_of(int fd, int *gpu, int *share) {
+  int place;
+  uint32_t life;
+  if (!fk_life_import(fd, &place, &life)) return false;
+  place -= fk_place_of_share(0, 0);
+  *gpu = place / FK_SHARES;
+  *share = place % FK_SHARES;
+  if (place < 0 || *gpu >= FK_DEVICES) return false;
+  const struct fk_share *s = &fk_world()->gpu[*gpu].share[*share];
+  return s->used && s->life == life;
 }
 
 /* Small requests share granules with others of their context. */

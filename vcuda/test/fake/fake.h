@@ -19,8 +19,8 @@
 #define FK_GPUS 8
 #define FK_SLICES 14 /* MIG devices of all GPUs together */
 #define FK_DEVICES (FK_GPUS + FK_SLICES)
-#define FK_CTXS 96
-#define FK_SHARES 32
+#define FK_CTXS 192 /* contexts, and for each process what it holds on a device outside of contexts */
+#define FK_SHARES 256
 #define FK_STREAMS 8192
 #define FK_OPS 65536u
 #define FK_MARKS 65536u
@@ -51,6 +51,7 @@ struct fk_op {
   struct fk_place after;
   uint32_t kind, width;
   uint32_t next, mark;
+  uint32_t began; /* a kernel that has run for a while */
   uint32_t ready; /* a host operation is first in its stream: its process has been woken */
 };
 
@@ -69,9 +70,11 @@ struct fk_mark {
   uint32_t used, next;
 };
 
-/* A context: its streams run side by side, other contexts in turn with it. */
+/* A context: its streams run side by side, other contexts in turn with it. Or, without streams, what a process holds
+ * on a device that is no context's: virtual memory and pools. */
 struct fk_queue {
   uint32_t used;
+  uint32_t bare; /* no context's */
   int32_t pid;
   uint32_t streams, legacy; /* first in the list; the legacy default stream */
   uint32_t pending;         /* operations not complete */
@@ -83,10 +86,11 @@ struct fk_queue {
   uint32_t sm_util;
 };
 
-/* Exported memory: it lives as long as any context holds it, and is counted to one that does. */
+/* Exported memory: it lives as long as anything holds it, an open descriptor too, and is counted to one of the queues
+ * that do; if only a descriptor is left, to none. */
 struct fk_share {
   uint32_t used, life;
-  int32_t counted;        /* to which context */
+  int32_t counted;        /* to which queue; -1: to none */
   uint32_t held[FK_CTXS]; /* how many handles of each */
   uint64_t bytes;
 };
@@ -162,8 +166,8 @@ struct fk_world {
   struct fk_samples samples[FK_DEVICES];
   struct fk_slice slice[FK_SLICES];
   uint32_t serial; /* the last slice's */
+  _Atomic uint32_t shares; /* how much exported memory there is */
   uint64_t space[FK_DEVICES][FK_CTXS]; /* in which space of process IDs a context's process lives */
-  uint64_t image[FK_DEVICES][FK_CTXS]; /* what tells the programs that a process executes one after the other */
 };
 
 struct fk_proc {
@@ -200,10 +204,19 @@ static inline int fk_capability(void) {
 }
 /* Containers have process IDs of their own: whether a context's process is one that we can name. */
 uint64_t fk_space(void);
-/* A process of another space is known to live by its lock on the world's file. */
-void fk_life_take(int gpu, int queue);
-void fk_life_give(int gpu, int queue);
-bool fk_life_over(int gpu, int queue);
+/* A place stands for a queue, or for exported memory: it is held by a lock on the world's file, as a driver's objects
+ * are by the open file that they were made through. So it is over once all descriptors of that open file are closed, in
+ * forked children too. */
+int fk_place_of_queue(int gpu, int queue);
+int fk_place_of_share(int gpu, int share);
+void fk_life_take(int place);
+void fk_life_give(int place);
+bool fk_life_over(int place);
+/* Whether a child of ours may have inherited what holds our places. */
+bool fk_life_shared(void);
+/* A descriptor that holds a place by itself, or -1; and what another process finds in one that it was given. */
+int fk_life_export(int place, uint32_t mark);
+bool fk_life_import(int fd, int *place, uint32_t *mark);
 /* Whether there is such a device: a GPU, or a MIG device. */
 bool fk_there(unsigned device);
 /* Divide a GPU as `profiles` says, such as "3g.40gb+4g.40gb"; "" for none, NULL to leave MIG mode.
@@ -217,6 +230,8 @@ void fk_name(int gpu, char *out, size_t size);
 /* engine.c; all with the lock held */
 int fk_queue_open(int gpu);
 void fk_queue_close(int gpu, int queue);
+/* Where memory of this process is counted that is no context's; -1 if there is no room. */
+int fk_queue_bare(int gpu);
 /* A stream of a context; 0 if there is no room. */
 uint32_t fk_stream_open(int gpu, int queue, bool legacy, bool blocking, int priority);
 /* It goes when all that it holds is complete. */
@@ -238,9 +253,14 @@ uint32_t fk_mark_open(int gpu);
 void fk_mark_close(int gpu, uint32_t mark);
 bool fk_mem_take(int gpu, int queue, uint64_t bytes);
 void fk_mem_give(int gpu, int queue, uint64_t bytes);
-/* What a context took is exported: returns its number, -1 if there are too many. */
+/* What a queue took is exported: returns its number, -1 if there are too many. */
 int fk_share_open(int gpu, int queue, uint64_t bytes);
 void fk_share_let_go(int gpu, int share, int queue);
+/* A queue holds it too. */
+bool fk_share_hold(int gpu, int share, int queue);
+/* A descriptor that holds it until it is closed, or -1; and whose such a descriptor is. */
+int fk_share_export(int gpu, int share);
+bool fk_share_of(int fd, int *gpu, int *share);
 bool fk_small_take(int gpu, int queue, uint64_t bytes);
 void fk_small_give(int gpu, int queue, uint64_t bytes);
 /* This process is over: its contexts are gone. */

@@ -20,22 +20,8 @@ struct fk_condition {
   struct fk_condition *next;
 };
 
-static struct {
-  CUcontext ctx; /* with which it goes */
-  unsigned life;
-  uint64_t reserved;
-} graph_memory[FK_DEVICES];
+static uint64_t graph_memory[FK_DEVICES]; /* it is the device's, and outlives contexts */
 static unsigned trims = 1;
-
-/* With the lock held. */
-static uint64_t reserved_on(int gpu) {
-  CUcontext ctx = graph_memory[gpu].ctx;
-  if (graph_memory[gpu].reserved && (ctx->dead || ctx->life != graph_memory[gpu].life)) {
-    graph_memory[gpu].reserved = 0;
-    trims++;
-  }
-  return graph_memory[gpu].reserved;
-}
 
 /* ---- graphs share what they hold until one of them changes ---- */
 
@@ -396,14 +382,11 @@ FK_API(cuGraphExecChildGraphNodeSetParams, (CUgraphExec exec, CUgraphNode node, 
 /* Graph memory stays reserved on the device until it is trimmed. */
 static bool reserve(CUcontext ctx, CUgraphExec exec) {
   fk_lock();
-  CUcontext home = reserved_on(ctx->gpu) ? graph_memory[ctx->gpu].ctx : ctx;
   uint64_t has = exec->reserved_at == trims ? exec->reserved : 0;
   uint64_t more = exec->bytes > has ? exec->bytes - has : 0;
-  bool ok = !more || (!home->dead && fk_mem_take(home->gpu, home->queue, more));
+  bool ok = !more || (fk_queue_bare(ctx->gpu) >= 0 && fk_mem_take(ctx->gpu, fk_queue_bare(ctx->gpu), more));
   if (ok && more) {
-    graph_memory[ctx->gpu].ctx = home;
-    graph_memory[ctx->gpu].life = home->life;
-    graph_memory[ctx->gpu].reserved += more;
+    graph_memory[ctx->gpu] += more;
     exec->reserved = exec->bytes;
     exec->reserved_at = trims;
   }
@@ -446,13 +429,11 @@ FK_STREAM_API(cuGraphLaunch, (CUgraphExec exec, CUstream stream), launch(exec, s
 
 FK_API(cuDeviceGraphMemTrim, (CUdevice device)) {
   FK_LATE;
-  CUcontext ctx = fk_current();
-  (void)device;
-  if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+  int gpu = fk_gpu_of_device(device);
+  if (gpu < 0) return CUDA_ERROR_INVALID_DEVICE;
   fk_lock();
-  uint64_t bytes = reserved_on(ctx->gpu);
-  if (bytes) fk_mem_give(ctx->gpu, graph_memory[ctx->gpu].ctx->queue, bytes);
-  graph_memory[ctx->gpu].reserved = 0;
+  if (graph_memory[gpu]) fk_mem_give(gpu, fk_queue_bare(gpu), graph_memory[gpu]);
+  graph_memory[gpu] = 0;
   trims++;
   fk_unlock();
   return CUDA_SUCCESS;
@@ -460,10 +441,11 @@ FK_API(cuDeviceGraphMemTrim, (CUdevice device)) {
 
 FK_API(cuDeviceGetGraphMemAttribute,
        (CUdevice device, CUgraphMem_attribute attribute, void *value)) {
-  CUcontext ctx = fk_current();
+  int gpu = fk_gpu_of_device(device);
   (void)attribute;
+  if (gpu < 0) return CUDA_ERROR_INVALID_DEVICE;
   fk_lock();
-  *(uint64_t *)value = reserved_on(ctx ? ctx->gpu : device);
+  *(uint64_t *)value = graph_memory[gpu];
   fk_unlock();
   return CUDA_SUCCESS;
 }

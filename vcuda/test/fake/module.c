@@ -45,6 +45,7 @@ struct CUmod_st {
   CUcontext ctx; /* a module's; a library, which has none, is in each context that uses it */
   struct place *places;
   uint64_t bytes;
+  bool asked; /* for something in it */
   struct global *globals;
   unsigned entries;
   char (*entry)[128];
@@ -171,18 +172,26 @@ static CUresult use_in(struct CUmod_st *m, CUcontext ctx) {
   return CUDA_SUCCESS;
 }
 
+static bool lazy(void) {
+  return fk_bytes(fk_setting("LAZY"), 0);
+}
+
+/* To load a kernel may mean to wait for the context's work. */
+static void wait_to_load(bool now) {
+  CUcontext ctx = fk_current();
+  if (now && ctx) fk_wait_context(ctx);
+}
+
 CUresult fk_module_use(void *module, CUcontext ctx) {
   struct CUmod_st *m = module;
   if (!m) return CUDA_ERROR_INVALID_HANDLE;
+  if (lazy() && !m->asked) wait_to_load(true);
+  m->asked = true;
   if (!m->bytes) return CUDA_SUCCESS;
   fk_contexts_hold();
   CUresult r = use_in(m, m->ctx ? m->ctx : ctx);
   fk_contexts_let_go();
   return r;
-}
-
-static bool lazy(void) {
-  return fk_bytes(fk_setting("LAZY"), 0);
 }
 
 /* If modules are not loaded lazily, a new context has all libraries in it from the start. */
@@ -220,6 +229,7 @@ static CUresult use_eagerly(CUcontext ctx) {
 
 static CUresult load(void **out, const void *image, CUcontext ctx) {
   if (!image || !out) return CUDA_ERROR_INVALID_VALUE;
+  wait_to_load(!lazy());
   struct CUmod_st *m = parse(image);
   m->ctx = ctx;
   CUresult r = CUDA_SUCCESS;

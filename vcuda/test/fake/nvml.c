@@ -4,6 +4,8 @@
 #include "nvml.h"
 
 #include <dirent.h>
+#include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -143,6 +145,7 @@ NVML_API(nvmlDeviceGetMemoryInfo_v2, (void *device, struct memory_v2 *out)) {
   return NVML_OK;
 }
 
+/* What a process has on a GPU; one that is no more, if another one holds its files open, has what it had. */
 struct context {
   uint64_t space, mem, when;
   int pid;
@@ -178,7 +181,13 @@ static int translate(const struct context *c, int *known) {
   return *known = pid;
 }
 
-/* The contexts of a GPU whose processes the caller can name. */
+/* A process that is gone is still listed if others hold its files open; SLICEKEEPER_FAKE_DEAD=hidden: it is not. */
+static bool hidden(int pid) {
+  const char *dead = fk_setting("DEAD");
+  return dead && !strcmp(dead, "hidden") && kill(pid, 0) < 0 && errno == ESRCH;
+}
+
+/* The processes with contexts of a GPU that the caller can name. */
 static unsigned contexts(void *device, struct context list[FK_CTXS]) {
   static _Thread_local int known[FK_DEVICES][FK_CTXS];
   struct fk_gpu *g = gpu_of(device);
@@ -197,9 +206,16 @@ static unsigned contexts(void *device, struct context list[FK_CTXS]) {
   for (int i = 0; i < FK_CTXS; i++) {
     int pid = list[i].pid;
     if (pid && list[i].space != space) pid = translate(&list[i], &known[gpu][i]);
-    if (!pid) continue;
-    list[found] = list[i];
-    list[found++].pid = pid;
+    if (!pid || hidden(pid)) continue;
+    unsigned same = 0;
+    while (same < found && list[same].pid != pid) same++;
+    if (same == found) {
+      list[found] = list[i];
+      list[found++].pid = pid;
+    } else {
+      list[same].mem += list[i].mem;
+      list[same].util += list[i].util;
+    }
   }
   return found;
 }
@@ -341,7 +357,7 @@ NVML_API(nvmlDeviceGetUtilizationRates, (void *device, struct utilization *out))
   if (divided(device)) return NVML_UNSUPPORTED;
   fk_lock();
   fk_engine_advance(index_of(device));
-  for (int i = 0; i < FK_CTXS; i++) sum += g->queue[i].used ? g->queue[i].sm_util : 0;
+  for (int i = 0; i < g->queues; i++) sum += g->queue[i].used ? g->queue[i].sm_util : 0;
   fk_unlock();
   *out = (struct utilization){sum > 100 ? 100 : sum, 0};
   return NVML_OK;

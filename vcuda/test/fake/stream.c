@@ -87,6 +87,23 @@ static struct fk_place at_end(struct CUstream_st *s, struct fk_op op) {
   return fk_last(s->ctx->gpu, s->slot);
 }
 
+void fk_drain(struct CUstream_st *s) {
+  fk_lock();
+  fk_wait_place(s->ctx->gpu, fk_last(s->ctx->gpu, s->slot));
+  fk_unlock();
+}
+
+void fk_order(CUcontext ctx) {
+  struct CUstream_st *s = ctx == fk_current() ? fk_stream(NULL) : NULL;
+  if (s && !s->capture) fk_push(s, 0, 0);
+}
+
+void fk_wait_context(CUcontext ctx) {
+  fk_lock();
+  if (!ctx->dead) fk_wait_queue(ctx->gpu, ctx->queue);
+  fk_unlock();
+}
+
 /* What runs in another context does so in a stream of its own there. */
 CUresult fk_push_in(struct CUstream_st *s, CUcontext ctx, uint64_t work, uint32_t width) {
   if (!ctx || ctx == s->ctx || ctx->gpu != s->ctx->gpu) {

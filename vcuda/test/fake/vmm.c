@@ -3,20 +3,17 @@
 #define _GNU_SOURCE
 #include "api.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
+/* Physical memory is its device's and no context's: it outlives the one in which it was made. */
 struct physical {
-  CUcontext ctx;
-  unsigned life;
+  int gpu; /* -1: not on a device */
   CUmemAllocationProp prop;
   uint64_t bytes;
   unsigned handles, maps;
-  bool exported;
-  int share, exported_fd; /* once it was exported; another process's has no descriptor (-1) */
+  int share; /* once it was exported, else -1 */
 };
 
 struct mapping {
@@ -35,27 +32,13 @@ struct CUarray_st {
 static struct mapping *mappings;
 FK_GUARD(guard)
 
-/* What lies in an exported descriptor. */
-struct exported {
-  pid_t pid;
-  struct physical *physical;
-  uint64_t bytes;
-  int gpu, share;
-  uint32_t life;
-};
-
-static bool on_device(const struct physical *p) {
-  return p->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE || fk_bytes(fk_setting("INTEGRATED"), 0);
-}
-
+/* With the guard held. */
 static void settle(struct physical *p) {
   if (p->handles || p->maps) return;
   fk_lock();
-  bool there = !p->ctx->dead && p->ctx->life == p->life;
-  if (there && p->exported) fk_share_let_go(p->ctx->gpu, p->share, p->ctx->queue);
+  if (p->gpu >= 0 && p->share >= 0) fk_share_let_go(p->gpu, p->share, fk_queue_bare(p->gpu));
+  if (p->gpu >= 0 && p->share < 0) fk_mem_give(p->gpu, fk_queue_bare(p->gpu), p->bytes);
   fk_unlock();
-  if (!p->exported && on_device(p)) fk_give(p->ctx, p->bytes, p->life);
-  if (p->exported && p->exported_fd >= 0) close(p->exported_fd);
   fk_gone(p, sizeof *p);
 }
 
@@ -66,19 +49,36 @@ FK_API(cuMemGetAllocationGranularity,
   return CUDA_SUCCESS;
 }
 
+/* On which GPU such memory lies; -1: on none, -2: there is no such device. */
+static int gpu_of(const CUmemLocation *location) {
+  if (location->type == CU_MEM_LOCATION_TYPE_DEVICE) {
+    int gpu = fk_gpu_of_device(location->id);
+    return gpu < 0 ? -2 : gpu;
+  }
+  return fk_bytes(fk_setting("INTEGRATED"), 0) ? fk_gpu_of_device(0) : -1;
+}
+
+static bool take_for(int gpu, uint64_t bytes) {
+  fk_lock();
+  int queue = fk_queue_bare(gpu);
+  bool ok = queue >= 0 && fk_mem_take(gpu, queue, bytes);
+  fk_unlock();
+  return ok;
+}
+
 FK_API(cuMemCreate, (CUmemGenericAllocationHandle * out, size_t bytes,
                      const CUmemAllocationProp *prop, unsigned long long flags)) {
   FK_ENTER("cuMemCreate");
   (void)flags;
-  CUcontext ctx = fk_current();
-  if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
   if (!out || !prop || !bytes || bytes % VC_GRANULE) return CUDA_ERROR_INVALID_VALUE;
-  struct physical *p = fk_new(sizeof *p);
-  *p = (struct physical){.ctx = ctx, .prop = *prop, .bytes = bytes, .handles = 1};
-  if (on_device(p) && !fk_take(ctx, bytes, &p->life)) {
-    fk_gone(p, sizeof *p);
-    return CUDA_ERROR_OUT_OF_MEMORY;
+  int gpu = gpu_of(&prop->location);
+  if (gpu == -2) return CUDA_ERROR_INVALID_DEVICE;
+  if (gpu >= 0 && !take_for(gpu, bytes)) {
+    fk_reap();
+    if (!take_for(gpu, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   }
+  struct physical *p = fk_new(sizeof *p);
+  *p = (struct physical){.gpu = gpu, .prop = *prop, .bytes = bytes, .handles = 1, .share = -1};
   *out = (CUmemGenericAllocationHandle)(uintptr_t)p;
   return CUDA_SUCCESS;
 }
@@ -123,6 +123,14 @@ FK_API(cuMemMap, (CUdeviceptr address, size_t bytes, size_t offset,
   return there ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+bool fk_mapped(CUdeviceptr address) {
+  bool found = false;
+  pthread_mutex_lock(&guard);
+  for (struct mapping *m = mappings; m && !found; m = m->next) found = address >= m->address && address < m->address + m->bytes;
+  pthread_mutex_unlock(&guard);
+  return found;
+}
+
 FK_API(cuMemUnmap, (CUdeviceptr address, size_t bytes)) {
   FK_LATE;
   bool any = false;
@@ -163,22 +171,14 @@ FK_API(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * out, void *a
   return r;
 }
 
-/* With the guard held: make the descriptor that others import by. */
-static CUresult export(struct physical *p) {
-  struct exported e = {getpid(), p, p->bytes, p->ctx->gpu, -1, 0};
-  int fd = memfd_create("fake-memory", MFD_CLOEXEC);
-  if (fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+/* With the guard held: a descriptor by which others import, and which holds the memory until it is closed. */
+static CUresult export(struct physical *p, int *out) {
   fk_lock();
-  e.share = fk_share_open(e.gpu, p->ctx->queue, p->bytes);
-  if (e.share >= 0) e.life = fk_world()->gpu[e.gpu].share[e.share].life;
+  if (p->share < 0) p->share = fk_share_open(p->gpu, fk_queue_bare(p->gpu), p->bytes);
+  int fd = fk_share_export(p->gpu, p->share);
   fk_unlock();
-  if (e.share < 0 || write(fd, &e, sizeof e) != sizeof e) {
-    close(fd);
-    return CUDA_ERROR_OPERATING_SYSTEM;
-  }
-  p->exported = true;
-  p->share = e.share;
-  p->exported_fd = fd;
+  if (fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+  *out = fd;
   return CUDA_SUCCESS;
 }
 
@@ -186,43 +186,47 @@ FK_API(cuMemExportToShareableHandle, (void *out, CUmemGenericAllocationHandle ha
                                       CUmemAllocationHandleType type, unsigned long long flags)) {
   FK_LATE;
   struct physical *p = (struct physical *)(uintptr_t)handle;
-  CUresult r = CUDA_SUCCESS;
   (void)flags;
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
-  if (!on_device(p)) return CUDA_ERROR_INVALID_VALUE;
+  if (p->gpu < 0 || !(p->prop.requestedHandleTypes & type)) return CUDA_ERROR_INVALID_VALUE;
   pthread_mutex_lock(&guard);
-  if (!p->exported) r = export(p);
+  CUresult r = export(p, out);
   pthread_mutex_unlock(&guard);
-  if (r != CUDA_SUCCESS) return r;
-  *(int *)out = fcntl(p->exported_fd, F_DUPFD_CLOEXEC, 0);
-  return CUDA_SUCCESS;
+  return r;
 }
 
+/* What a mapping shows, as a descriptor of another kind. */
+FK_API(cuMemGetHandleForAddressRange,
+       (void *out, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type, unsigned long long flags)) {
+  FK_LATE;
+  CUresult r = CUDA_ERROR_INVALID_VALUE;
+  (void)flags;
+  if (type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD) return CUDA_ERROR_INVALID_VALUE;
+  pthread_mutex_lock(&guard);
+  for (struct mapping *m = mappings; m; m = m->next)
+    if (address >= m->address && address + bytes <= m->address + m->bytes && m->physical->gpu >= 0)
+      r = export(m->physical, out);
+  pthread_mutex_unlock(&guard);
+  return r == CUDA_ERROR_INVALID_VALUE ? fk_block_export(out, address) : r;
+}
+
+/* A handle of its own, in the process that exported it too. */
 FK_API(cuMemImportFromShareableHandle,
        (CUmemGenericAllocationHandle * out, void *handle, CUmemAllocationHandleType type)) {
   FK_LATE;
-  struct exported e;
-  CUcontext ctx = fk_current();
-  if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+  int gpu, share;
+  uint64_t bytes = 0;
+  if (!fk_current()) return CUDA_ERROR_INVALID_CONTEXT;
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
-  if (pread((int)(uintptr_t)handle, &e, sizeof e, 0) != sizeof e) return CUDA_ERROR_INVALID_VALUE;
-  struct physical *p = e.physical;
-  if (e.pid == getpid()) {
-    pthread_mutex_lock(&guard);
-    p->handles++;
-    pthread_mutex_unlock(&guard);
-  } else {
-    fk_lock();
-    struct fk_share *s = &fk_world()->gpu[e.gpu].share[e.share];
-    bool there = s->used && s->life == e.life;
-    if (there) s->held[ctx->queue]++;
-    fk_unlock();
-    if (!there) return CUDA_ERROR_INVALID_VALUE;
-    p = fk_new(sizeof *p);
-    *p = (struct physical){.ctx = ctx, .life = ctx->life, .bytes = e.bytes, .handles = 1, .exported = true,
-                           .share = e.share, .exported_fd = -1};
-    p->prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  }
+  fk_lock();
+  if (fk_share_of((int)(uintptr_t)handle, &gpu, &share) && fk_share_hold(gpu, share, fk_queue_bare(gpu)))
+    bytes = fk_world()->gpu[gpu].share[share].bytes;
+  fk_unlock();
+  if (!bytes) return CUDA_ERROR_INVALID_VALUE;
+  struct physical *p = fk_new(sizeof *p);
+  *p = (struct physical){.gpu = gpu, .bytes = bytes, .handles = 1, .share = share};
+  p->prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  p->prop.requestedHandleTypes = type;
   *out = (CUmemGenericAllocationHandle)(uintptr_t)p;
   return CUDA_SUCCESS;
 }

@@ -69,25 +69,116 @@ uint64_t fk_space(void) {
   return stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
 }
 
-static struct flock place_of(int gpu, int queue) {
-  off_t at = (off_t)sizeof *world + gpu * FK_CTXS + queue;
-  return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
+static void default_path(char *path, size_t size) {
+  const char *given = fk_setting("WORLD");
+  const char *run = getenv("XDG_RUNTIME_DIR");
+  const char *home = getenv("HOME");
+  if (given) {
+    snprintf(path, size, "%s", given);
+  } else if (run) {
+    snprintf(path, size, "%s/slicekeeper-fake-world", run);
+  } else {
+    snprintf(path, size, "%s/.cache/slicekeeper", home ? home : "/run");
+    mkdir(path, 0700);
+    snprintf(path, size, "%s/.cache/slicekeeper/fake-world", home ? home : "/run");
+  }
 }
 
-void fk_life_take(int gpu, int queue) {
-  struct flock place = place_of(gpu, queue);
-  fcntl(world_fd, F_OFD_SETLK, &place);
+/*
+ * A driver frees what a process made when the last descriptor of the file is closed through which it was made, in
+ * whatever process: forked children inherit them, executed programs do not. Here that file is the world's, and what was
+ * made through it is a locked byte behind the world's end. An open file of its own lies behind every exported
+ * descriptor. A private page of it keeps our own open if the program closes descriptors that are not its own; it is not
+ * inherited.
+ */
+static int life_fd = -1;
+static dev_t world_device;
+static ino_t world_number;
+static bool inherited; /* by a child, maybe */
+
+static bool is_world(int fd) {
+  struct stat found;
+  return fstat(fd, &found) == 0 && found.st_dev == world_device && found.st_ino == world_number;
 }
 
-void fk_life_give(int gpu, int queue) {
-  struct flock place = place_of(gpu, queue);
-  place.l_type = F_UNLCK;
-  fcntl(world_fd, F_OFD_SETLK, &place);
+static int open_again(void) {
+  char path[512];
+  default_path(path, sizeof path);
+  int fd = open(path, O_RDWR | O_CLOEXEC);
+  if (fd >= 0 && is_world(fd)) return fd;
+  if (fd >= 0) close(fd);
+  if (!is_world(world_fd)) return -1;
+  snprintf(path, sizeof path, "/proc/self/fd/%d", world_fd);
+  return open(path, O_RDWR | O_CLOEXEC);
 }
 
-bool fk_life_over(int gpu, int queue) {
-  struct flock place = place_of(gpu, queue);
-  return fcntl(world_fd, F_OFD_GETLK, &place) == 0 && place.l_type == F_UNLCK;
+/* With the lock held, as for those that follow. */
+static int own_file(void) {
+  if (life_fd >= 0 && is_world(life_fd)) return life_fd;
+  life_fd = open_again();
+  void *page = mmap(NULL, 4096, PROT_READ, MAP_SHARED, life_fd, 0);
+  if (page != MAP_FAILED) madvise(page, 4096, MADV_DONTFORK);
+  return life_fd;
+}
+
+static struct flock byte_of(int place, short type) {
+  return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)sizeof *world + place, .l_len = 1};
+}
+
+int fk_place_of_queue(int gpu, int queue) {
+  return gpu * FK_CTXS + queue;
+}
+
+int fk_place_of_share(int gpu, int share) {
+  return FK_DEVICES * FK_CTXS + gpu * FK_SHARES + share;
+}
+
+void fk_life_take(int place) {
+  struct flock byte = byte_of(place, F_RDLCK);
+  fcntl(own_file(), F_OFD_SETLK, &byte);
+}
+
+void fk_life_give(int place) {
+  struct flock byte = byte_of(place, F_UNLCK);
+  fcntl(own_file(), F_OFD_SETLK, &byte);
+}
+
+/* Through the file of the world itself, which holds none of them. */
+bool fk_life_over(int place) {
+  struct flock byte = byte_of(place, F_WRLCK);
+  if (!is_world(world_fd)) world_fd = open_again();
+  return fcntl(world_fd, F_OFD_GETLK, &byte) == 0 && byte.l_type == F_UNLCK;
+}
+
+bool fk_life_shared(void) {
+  return inherited;
+}
+
+/* Where the file is read next says which place it holds: that goes with it to another process. */
+int fk_life_export(int place, uint32_t mark) {
+  struct flock byte = byte_of(place, F_RDLCK);
+  int fd = open_again();
+  if (fd < 0) return -1;
+  if (fcntl(fd, F_OFD_SETLK, &byte) == 0 && lseek(fd, (off_t)mark << 16 | place, SEEK_SET) >= 0) return fd;
+  close(fd);
+  return -1;
+}
+
+bool fk_life_import(int fd, int *place, uint32_t *mark) {
+  off_t at = is_world(fd) ? lseek(fd, 0, SEEK_CUR) : -1;
+  *place = (int)(at & 0xffff);
+  *mark = (uint32_t)(at >> 16);
+  return at > 0;
+}
+
+static void forks(void) {
+  if (life_fd >= 0) inherited = true;
+}
+
+/* What the parent holds stays in the child's hands; what the child makes is its own. */
+static void forked(void) {
+  life_fd = -1;
+  inherited = false;
 }
 
 /* SLICEKEEPER_FAKE_NODE: any text; the same text makes the same UUIDs. */
@@ -213,21 +304,6 @@ static void set_up(struct fk_world *w) {
   atomic_store(&w->ready, 1);
 }
 
-static void default_path(char *path, size_t size) {
-  const char *given = fk_setting("WORLD");
-  const char *run = getenv("XDG_RUNTIME_DIR");
-  const char *home = getenv("HOME");
-  if (given) {
-    snprintf(path, size, "%s", given);
-  } else if (run) {
-    snprintf(path, size, "%s/slicekeeper-fake-world", run);
-  } else {
-    snprintf(path, size, "%s/.cache/slicekeeper", home ? home : "/run");
-    mkdir(path, 0700);
-    snprintf(path, size, "%s/.cache/slicekeeper/fake-world", home ? home : "/run");
-  }
-}
-
 static void tick(void);
 
 static void leave(void *actor) {
@@ -267,6 +343,9 @@ static void open_world(void) {
   if (!atomic_load(&world->ready)) set_up(world);
   flock(fd, LOCK_UN); /* the mapping would keep the lock */
   world_fd = fd;
+  struct stat found;
+  if (fstat(fd, &found) == 0) world_device = found.st_dev, world_number = found.st_ino;
+  pthread_atfork(NULL, forks, forked);
   pthread_key_create(&actor_key, leave);
   /* What the process was before it executed this program is gone. */
   if (pthread_mutex_lock(&world->lock) == EOWNERDEAD) pthread_mutex_consistent(&world->lock);
@@ -500,5 +579,6 @@ uint64_t skfPeak(int gpu) {
 }
 
 uint64_t skfUsed(int gpu) {
+  fk_reap();
   return fk_world()->gpu[gpu].mem_used;
 }

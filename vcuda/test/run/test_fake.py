@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 from check import case, check
 from harness import BUILD, Node, Seat
 
@@ -22,3 +25,34 @@ def graphs() -> None:
             said = dict(line.split(" ", 1) for line in out.splitlines())
             check(said.pop("refused", "") == " ".join([str(NOT_SUPPORTED)] * 3), f"{out}{err}")
             check({name: int(us) for name, us in said.items()} == GRAPHS, f"{said} and not {GRAPHS}")
+
+
+DOCUMENTS = str(BUILD / "fake" / "documents")
+SIDE_BY_SIDE = {
+    "time_a_running_kernel_is_not_preempted",
+    "time_an_allocation_comes_between",
+    "time_the_legacy_stream_waits_for_blocking_ones_only",
+}
+"""With a limiter, a kernel that was never seen before runs alone."""
+
+
+def as_documented(name: str, limited: bool, **fake: str) -> None:
+    """Try what NVIDIA's documents say, bare or in a seat with room for it."""
+    with Node(virtual=name.startswith("time"), **fake) as node:
+        p = (node.run if limited else node.bare)(Seat(100, memory="4GiB", program=[DOCUMENTS, name], name="d"))
+        out, err = p.communicate(timeout=240)
+        check(p.returncode == 0, f"ended with {p.returncode}: {out}{err}")
+
+
+for name in subprocess.run(
+    [DOCUMENTS, "list"],
+    env=os.environ | {"LD_LIBRARY_PATH": str(BUILD / "fake")},
+    capture_output=True,
+    text=True,
+    check=False,
+).stdout.split():
+    words = name.replace("_", " ")
+    gpus = {"gpus": "2"} if name.startswith("two") else {}
+    case(f"fake: {words}", lambda name=name, gpus=gpus: as_documented(name, False, **gpus))
+    if not gpus and name not in SIDE_BY_SIDE:
+        case(f"fake: with a limiter too, {words}", lambda name=name: as_documented(name, True))
