@@ -130,6 +130,8 @@ class StrayMetrics(Collector):
         processes: Counter[tuple[str, ...]] = Counter()
         memory: Counter[tuple[str, ...]] = Counter()
         for stray in self._audit.strays:
+            if stray.within_slice:
+                continue
             metadata = (stray.pod or {}).get("metadata", {})
             uuid = stray.gpu.uuid
             pod = (metadata.get("namespace", ""), metadata.get("name", ""), stray.container)

@@ -41,6 +41,9 @@ AGAIN_SECONDS: Final = 5.0
 FORGET_SECONDS: Final = 600.0
 """A process that reappears within this time is not reported again."""
 
+LEFT_BEHIND: Final = "by no process that lives"
+"""How a seat uses a GPU if it is charged for memory of processes that have ended: others hold descriptors of it."""
+
 _MIB: Final = 1 << 20
 _UNKNOWN: Final = 2**64 - 1
 """NVML's value for unknown memory."""
@@ -71,10 +74,22 @@ class Stray:
         return self.gpu.uuid, self.cgroup, self.how
 
     @property
+    def within_slice(self) -> bool:
+        """Whether it is only to be told: the memory is charged, and no more than its seat may have."""
+        return self.how == LEFT_BEHIND
+
+    @property
     def note(self) -> str:
         """Its description for reports."""
+        if self.within_slice:
+            who = f"container {self.container}" if self.container else self.cgroup or "a seat"
+            return (
+                f"{who} is charged for {self.memory // _MIB} MiB of GPU {self.gpu.uuid} that processes left behind "
+                "when they ended: others still have their exported memory or the GPU's device files open"
+            )
         who = f"container {self.container}" if self.container else self.cgroup or "a process"
-        processes = "1 process" if self.processes == 1 else f"{self.processes} processes"
+        counts = {0: "processes that have ended", 1: "1 process"}
+        processes = counts.get(self.processes, f"{self.processes} processes")
         return f"{who} uses GPU {self.gpu.uuid} {self.how}: {processes}, {self.memory // _MIB} MiB"
 
 
@@ -135,7 +150,8 @@ class Audit:
             if stray.key not in self._logged_at:
                 self._tell(stray)
             self._logged_at[stray.key] = now
-            if stray.pod is not None and now - self._since[stray.key] >= EVICT_SECONDS:
+            late = now - self._since[stray.key] >= EVICT_SECONDS
+            if stray.pod is not None and late and not stray.within_slice:
                 self._evict(stray, stray.pod, now)
         self._logged_at = {key: last for key, last in self._logged_at.items() if now - last < FORGET_SECONDS}
         self._tried = {uid: last for uid, last in self._tried.items() if now - last < FORGET_SECONDS}
@@ -152,7 +168,7 @@ class Audit:
             if (gpu := gpus.get(finding.gpu)) is not None:
                 stray = Stray(gpu, finding.cgroup, finding.how)
                 stray = groups.setdefault(stray.key, stray)
-                stray.processes += 1
+                stray.processes += finding.pid != 0
                 stray.memory += finding.memory if finding.memory != _UNKNOWN else 0
         found = []
         for stray in groups.values():
@@ -191,7 +207,8 @@ class Audit:
         metadata = stray.pod["metadata"]
         log.warning("audit: pod %s/%s: %s", metadata["namespace"], metadata["name"], stray.note)
         if self._policy_of(metadata["namespace"]).mode != "off":
-            self._say("OutsideSlice", "Audit", stray.pod, stray.note)
+            reason = "MemoryLeftBehind" if stray.within_slice else "OutsideSlice"
+            self._say(reason, "Audit", stray.pod, stray.note)
 
     def _evict(self, stray: Stray, pod: Object, now: float) -> None:
         metadata = pod["metadata"]
@@ -252,7 +269,7 @@ def _bare(uid: str) -> str:
 
 
 def judge(stray: Stray, ours: Mapping[str, Set[str]], resources: Resources) -> str:
-    """Return how processes use a GPU outside their slice; empty if that is allowed.
+    """Return how processes use a GPU outside their slice, or what they left behind there; empty if that is allowed.
 
     `ours` are the GPUs to offer, each with its MIG slices: the hardware keeps processes within them.
     """
@@ -267,6 +284,8 @@ def judge(stray: Stray, ours: Mapping[str, Set[str]], resources: Resources) -> s
     if any(hold.core >= CORES_PER_GPU or hold.alone or hold.on_slice for hold in mine):
         return ""
     memory = sum(hold.memory_mib for hold in mine)
+    if stray.how == LEFT_BEHIND:
+        return stray.how
     if any(hold.limited for hold in mine):
         return f"{stray.how}; its slice has {memory} MiB"
     # Its slice is not limited, so it needs no limiter.

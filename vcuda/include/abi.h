@@ -66,8 +66,8 @@ struct vc_slot {
   _Atomic uint32_t beat;    /* counts while the process is not stopped */
   _Atomic uint32_t linger_ns; /* idle for so long, it pauses; 0: VC_LINGER_NS */
   _Atomic uint64_t unit_ns; /* how long one launch of this process takes on the GPU */
-  _Atomic uint64_t exported; /* of charged: what other processes may hold as well */
-  _Atomic uint64_t let_go;   /* of exported: what this process does not hold any more */
+  uint64_t unused;
+  _Atomic uint64_t let_go; /* of charged: what others could hold as well, and this process does not hold any more */
   /* Since when it waits for its turn among the seat's processes, 0: it does not; when it last said so;
    * and when its long launches in flight are expected to end, 0: there is none. */
   _Atomic uint64_t turn_since, turn_seen, turn_end;

@@ -43,10 +43,8 @@ static void settle_free(CUresult result, const struct vc_item *item) {
 /* Another process may open it, and hold it when this one has given it back. */
 void vc_memory_exported(CUdeviceptr address) {
   CUdeviceptr base = address;
-  struct vc_item item;
-  if (VC_CALL(cuMemGetAddressRange_v2)(&base, NULL, address) == CUDA_SUCCESS &&
-      vc_table_find(VC_PLAIN, base, &item) && vc_table_mark(VC_PLAIN, base, VC_EXPORTED) == 0)
-    vc_export(item.bytes);
+  if (VC_CALL(cuMemGetAddressRange_v2)(&base, NULL, address) == CUDA_SUCCESS)
+    vc_table_mark(VC_PLAIN, base, VC_EXPORTED);
 }
 
 VC_HOOK CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {

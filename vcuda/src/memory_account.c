@@ -21,8 +21,7 @@
 static struct vc_lock guard;
 static uint64_t mine;  /* what this process holds; the slot's copy can be garbled by the tenant */
 
-/* Parts of mine, see abi.h. What is atomic is read without the guard too. */
-static uint64_t exported;
+/* Of mine, see abi.h. What is atomic is read without the guard too. */
 static _Atomic uint64_t let_go;
 static _Atomic uint32_t released; /* the last serial that was acted upon */
 
@@ -200,26 +199,15 @@ void vc_account_rename(const void *from, const void *to) {
 }
 
 /* With the guard held. */
-static void show_exported(void) {
+static void show_let_go(void) {
   struct vc_slot *slot = atomic_load(&vc_seat.slot);
-  if (!slot) return;
-  atomic_store(&slot->exported, exported);
-  atomic_store(&slot->let_go, let_go);
-}
-
-void vc_export(uint64_t bytes) {
-  vc_lock(&guard);
-  exported += bytes <= SMALL ? 0 : vc_granules(bytes);
-  show_exported();
-  vc_unlock(&guard);
+  if (slot) atomic_store(&slot->let_go, let_go);
 }
 
 void vc_let_go(uint64_t bytes, const void *context) {
   vc_lock(&guard);
-  uint64_t part = part_of(bytes, context);
-  if (bytes <= SMALL) exported += part;
-  let_go += part;
-  show_exported();
+  let_go += part_of(bytes, context);
+  show_let_go();
   vc_unlock(&guard);
 }
 
@@ -244,9 +232,8 @@ void vc_account_tend(void) {
     uint64_t bytes = atomic_load(&policy->release_bytes);
     if (bytes > let_go) bytes = let_go;
     let_go -= bytes;
-    exported -= bytes;
     release_locked(bytes);
-    show_exported();
+    show_let_go();
   }
   vc_unlock(&guard);
 }
@@ -254,7 +241,6 @@ void vc_account_tend(void) {
 void vc_account_move(struct vc_slot *slot) {
   vc_lock(&guard);
   atomic_store(&slot->charged, mine);
-  atomic_store(&slot->exported, exported);
   atomic_store(&slot->let_go, let_go);
   released = atomic_load(&vc_seat.policy->release_serial);
   atomic_store(&vc_seat.slot, slot);
@@ -263,7 +249,7 @@ void vc_account_move(struct vc_slot *slot) {
 
 void vc_account_reset(void) {
   atomic_store(&guard.word, 0);
-  mine = exported = 0;
+  mine = 0;
   let_go = 0;
   atomic_store(&vc_seat.slot, NULL);
 }

@@ -21,9 +21,8 @@ bool vc_take(uint64_t bytes, const void *context);
 void vc_give(uint64_t bytes, const void *context);
 /* Small requests that were taken for a context without a handle yet belong to this context. */
 void vc_account_rename(const void *from, const void *to);
-/* Other processes can open these charged bytes from now on. Once let go of here, they stay charged until the arbiter
- * has seen that the driver holds them no more. */
-void vc_export(uint64_t bytes);
+/* Give back what other processes could hold as well: it stays charged until the arbiter has seen that the driver holds
+ * it no more. */
 void vc_let_go(uint64_t bytes, const void *context);
 /* Give back, or let go of, the bytes of an entry that is gone from the table and from the driver. */
 void vc_give_back(const struct vc_item *item);

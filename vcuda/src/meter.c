@@ -21,7 +21,10 @@ static uint64_t most(const struct vc_meter *m, struct vc_reading r, uint64_t byt
 static void apply(struct vc_meter *m, struct vc_reading r) {
   uint64_t limit = most(m, r, 0);
   if (m->charged > limit && !m->held) {
-    vc_unreserve(m->charged - limit);
+    if (atomic_load(&m->exported))
+      vc_let_go(m->charged - limit, NULL);
+    else
+      vc_unreserve(m->charged - limit);
     m->charged = limit;
   } else if (r.reserved > m->charged) {
     vc_book(r.reserved - m->charged);

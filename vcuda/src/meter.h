@@ -13,6 +13,7 @@ struct vc_meter {
   _Atomic uint64_t charged; /* written under the lock, read by anyone */
   uint64_t pending;         /* bytes of requests under way */
   uint32_t held;            /* as long as any: the charge does not fall */
+  _Atomic bool exported;    /* what it gives back, others could hold */
   _Atomic uint32_t turn;    /* counts what makes a reading old */
 };
 

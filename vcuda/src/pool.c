@@ -68,6 +68,7 @@ static struct pool *find_or_add(CUmemoryPool handle) {
   if (!p) p = find(NULL);
   if (p && !p->handle) {
     p->on_host = on_host;
+    atomic_store(&p->meter.exported, false);
     p->handle = handle;
   }
   if (!p && (p = calloc(1, sizeof *p))) {
@@ -312,6 +313,15 @@ VC_HOOK CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props)
   /* Noted now, since a driver before 13 does not say where a pool lies, and a pool of its handle may have been known. */
   struct pool *p = r == CUDA_SUCCESS ? find_or_add(*out) : NULL;
   if (p) p->on_host = vc_on_host(same.allocType, same.location.type);
+  return r;
+}
+
+/* Other processes may hold what it holds when it has been given back here. */
+VC_HOOK CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool handle, CUmemAllocationHandleType type,
+                                                  unsigned long long flags) {
+  CUresult r = VC_CALL(cuMemPoolExportToShareableHandle)(out, handle, type, flags);
+  struct pool *p = r == CUDA_SUCCESS ? find_or_add(handle) : NULL;
+  if (p) atomic_store(&p->meter.exported, true);
   return r;
 }
 

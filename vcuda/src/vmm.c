@@ -175,18 +175,12 @@ VC_HOOK CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, 
 
 /* ---- what other processes can hold as well ---- */
 
-/* With the guard held. */
-static void mark_exported(struct physical *p) {
-  if (!p) return;
-  if (!p->exported) vc_export(p->bytes);
-  p->exported = true;
-}
-
 VC_HOOK CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
                                               CUmemAllocationHandleType type, unsigned long long flags) {
   vc_lock(&guard);
   CUresult r = VC_CALL(cuMemExportToShareableHandle)(out, handle, type, flags);
-  if (r == CUDA_SUCCESS) mark_exported(of_handle(handle));
+  struct physical *p = r == CUDA_SUCCESS ? of_handle(handle) : NULL;
+  if (p) p->exported = true;
   vc_unlock(&guard);
   return r;
 }
@@ -207,7 +201,7 @@ VC_HOOK CUresult cuMemGetHandleForAddressRange(void *out, CUdeviceptr address, s
   vc_lock(&guard);
   CUresult r = VC_CALL(cuMemGetHandleForAddressRange)(out, address, bytes, type, flags);
   struct mapping *m = r == CUDA_SUCCESS ? mapping_at(address, address + 1) : NULL;
-  if (m) mark_exported(m->physical);
+  if (m) m->physical->exported = true;
   vc_unlock(&guard);
   if (r == CUDA_SUCCESS) vc_memory_exported(address);
   return r;

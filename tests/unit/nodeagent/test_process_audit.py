@@ -192,6 +192,34 @@ def test_a_process_of_no_pod_is_in_the_log_and_the_metrics(bench: Bench, caplog:
     }
 
 
+def test_memory_left_by_processes_that_ended_is_told_and_no_reason_to_evict(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.policy = NamespacePolicy(audit="evict")
+    pod = bench.pod("loads", env=LIMITED)
+    bench.findings.append(AuditFinding(0, 0, 900 * MIB, f"pod{pod['metadata']['uid']}", how=module.LEFT_BEHIND))
+    bench.looks()
+    [note] = bench.notes()
+    assert note.startswith("MemoryLeftBehind: ")
+    assert "900 MiB of GPU GPU-0" in note
+    assert f"audit: pod {NAMESPACE}/loads: " in caplog.text
+    assert not [s for m in StrayMetrics(bench.audit, bench.source, "node-1").collect() for s in m.samples]
+    bench.now += module.EVICT_SECONDS
+    bench.looks()
+    assert "deletionTimestamp" not in bench.small.get("loads")["metadata"]
+
+
+def test_memory_left_beyond_the_cap_is_a_reason_to_evict(bench: Bench) -> None:
+    bench.policy = NamespacePolicy(audit="evict")
+    pod = bench.pod("leaks", env=LIMITED)
+    cgroup = f"pod{pod['metadata']['uid']}"
+    bench.findings.append(AuditFinding(0, 0, 9000 * MIB, cgroup, how="beyond its seat's memory"))
+    assert "processes that have ended, 9000 MiB" in bench.looks()[0]
+    bench.now += module.EVICT_SECONDS
+    bench.looks()
+    assert bench.small.get("leaks")["metadata"]["deletionTimestamp"]
+
+
 def test_a_container_that_kubelet_has_not_told_of_yet_is_waited_for(bench: Bench) -> None:
     bench.finds(None, 5, cgroup=f"0::/{CONTAINER}")
     assert bench.looks(5) == []

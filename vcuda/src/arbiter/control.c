@@ -94,11 +94,12 @@ static void tell_seat(struct ar_seat *s, struct ar_text *out, uint64_t now) {
               ",\"gpu\":%d,\"core\":%u,\"limit\":%u,\"memory_limit\":%llu,\"class\":\"%s\","
               "\"processes\":%d,\"wall_ns\":%llu,\"busy_ns\":%llu,\"charged_ns\":%llu,"
               "\"granted_ns\":%llu,\"grants\":%llu,\"waited_ns\":%llu,\"launches\":%llu,"
-              "\"memory\":%llu,\"memory_peak\":%llu,\"memory_overhead\":%llu}",
+              "\"memory\":%llu,\"memory_peak\":%llu,\"memory_overhead\":%llu,\"memory_left\":%llu}",
               c->gpu, c->core, c->limit, U(c->memory),
               c->vclass == VC_IN_BUDGET ? "in-budget" : "background", t.processes,
               U(now - s->since), U(t.busy), U(m->used), U(granted), U(m->grants), U(t.waited),
-              U(t.launches), U(t.memory), U(t.peak), U(atomic_load(&s->place.policy->overhead)));
+              U(t.launches), U(t.memory), U(t.peak), U(atomic_load(&s->place.policy->overhead)),
+              U(s->left.proven + s->left.claimed));
 }
 
 static void telemetry(struct ar_text *out) {

@@ -4,6 +4,7 @@
 #define AR_GPU_H
 
 #include "clock_and_lock.h"
+#include "left_behind.h"
 #include "scheduler.h"
 
 #include <pthread.h>
@@ -24,6 +25,7 @@ struct ar_gpu {
   uint64_t memory;        /* bytes; 0: unknown */
   uint64_t context_bytes; /* of a context; 0: unknown */
   bool tells_memory;      /* NVML knows what each process holds */
+  struct ar_baseline baseline;
   void *nvml;
   pthread_t thread;
   pthread_mutex_t lock; /* guards the scheduler and what it shows of the seats */

@@ -74,6 +74,7 @@ static bool describe(struct ar_gpu *g) {
   /* GPUs that share the host's memory do not say how much there is. */
   g->memory = nv.memory && nv.memory(g->nvml, &memory) == NV_OK ? memory.total : 0;
   if (g->memory == AR_NV_UNKNOWN) g->memory = 0;
+  g->tells_memory = true; /* until the first look */
   if (!vc_parse_uuid(g->uuid_text, g->uuid)) memset(g->uuid, 0, sizeof g->uuid); /* unknown: any counts as it */
   return true;
 }
@@ -136,6 +137,13 @@ struct ar_nvml_process *ar_nvml_processes(int gpu, int *count) {
   if (compute || graphics) return all;
   free(all);
   return NULL;
+}
+
+bool ar_nvml_used(int gpu, uint64_t *bytes) {
+  struct memory memory;
+  if (!nv.memory || nv.memory(ar_gpus[gpu].nvml, &memory) != NV_OK || memory.total == AR_NV_UNKNOWN) return false;
+  *bytes = memory.used;
+  return true;
 }
 
 int ar_nvml_busy(int gpu, uint64_t *since) {

@@ -20,6 +20,9 @@ bool ar_nvml_open(const char *library, const char **why);
  * does not say. */
 struct ar_nvml_process *ar_nvml_processes(int gpu, int *count);
 
+/* Return whether the driver says how much of a GPU's memory is in use. */
+bool ar_nvml_used(int gpu, uint64_t *bytes);
+
 /* Return how busy a GPU was on average since `since`, per cent, and set `since` to the time of the last sample; -1 if
  * the driver does not say. */
 int ar_nvml_busy(int gpu, uint64_t *since);

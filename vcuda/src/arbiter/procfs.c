@@ -41,6 +41,13 @@ uint64_t ar_procfs_start(pid_t pid) {
   return at ? strtoull(at, NULL, 10) : 0;
 }
 
+bool ar_procfs_ended(pid_t pid) {
+  char text[1024];
+  if (kill(pid, 0) < 0 && errno == ESRCH) return true;
+  const char *at = stat_of(pid, text, sizeof text);
+  return at && (*at == 'Z' || *at == 'X');
+}
+
 pid_t ar_procfs_parent(pid_t pid) {
   char text[1024];
   const char *at = stat_of(pid, text, sizeof text);

@@ -13,6 +13,8 @@
 uint64_t ar_procfs_start(pid_t pid);
 /* Whether the process that started then is alive; if its start is unknown (0), any process with its ID counts. */
 bool ar_procfs_alive(pid_t pid, uint64_t start);
+/* Whether there is no such process, or only what its parent has not noticed yet. */
+bool ar_procfs_ended(pid_t pid);
 /* Return a process's parent; 0 if the process is gone. */
 pid_t ar_procfs_parent(pid_t pid);
 /* Write a process's control group: of several hierarchies the longest line, because a container runtime leaves some of

@@ -12,12 +12,14 @@
 #define COUNTED_NS (1 * VC_S) /* how often the busy time is kept */
 
 struct record {
-  int32_t slot; /* -1: a program for which the seat was made; -2: since when there is the seat, and its busy time */
-  int32_t pid;  /* of -2: the machine's start by which times and process IDs count; 0: unknown */
+  /* -1: a program for which the seat was made; -2: since when there is the seat, and its busy time; -3: what its GPU
+   * holds of itself, and what processes have left there that ended. */
+  int32_t slot;
+  int32_t pid; /* of -2: the machine's start by which times and process IDs count; 0: unknown */
   uint64_t start, charged;
 };
 
-#define RECORDS (1 + AR_ROOTS + VC_SLOTS)
+#define RECORDS (2 + AR_ROOTS + VC_SLOTS)
 
 /* A name for the time since the machine's last start. */
 static int32_t boot(void) {
@@ -36,6 +38,8 @@ static int32_t boot(void) {
 static int collect(struct ar_seat *s, struct record *out) {
   int count = 0;
   out[count++] = (struct record){-2, boot(), s->since, ar_usage_busy(s)};
+  if (s->gpu->baseline.known)
+    out[count++] = (struct record){-3, 0, s->gpu->baseline.bytes, s->left.proven + s->left.claimed};
   for (int i = 0; i < s->roots; i++)
     out[count++] = (struct record){-1, s->root[i].pid, s->root[i].start, 0};
   for (unsigned i = 0; i < VC_SLOTS; i++)
@@ -65,6 +69,13 @@ static void count_on(struct ar_seat *s, const struct record *r) {
   atomic_store(&s->usage->busy_ns, r->charged);
 }
 
+static void left_before(struct ar_seat *s, const struct record *r) {
+  struct ar_baseline *b = &s->gpu->baseline;
+  if (!b->known || r->start < b->bytes) b->bytes = r->start;
+  b->known = true;
+  ar_process_left(s, r->charged);
+}
+
 /* Processes that still live keep their slots, and come back to them. Only then is known what they hold by now: until
  * then, but no longer than RESTORED_NS, no process of the seat gets memory. */
 void ar_saved_adopt(struct ar_seat *s) {
@@ -78,7 +89,12 @@ void ar_saved_adopt(struct ar_seat *s) {
       count_on(s, r);
       continue;
     }
-    if (r->pid <= 0 || r->slot >= (int)VC_SLOTS || !ar_procfs_alive(r->pid, r->start)) continue;
+    if (r->slot == -3) left_before(s, r);
+    if (r->pid <= 0 || r->slot >= (int)VC_SLOTS) continue;
+    if (!ar_procfs_alive(r->pid, r->start)) {
+      if (r->slot >= 0) ar_process_left(s, r->charged);
+      continue;
+    }
     if (r->slot < 0) {
       ar_process_add_root(s, r->pid, r->start);
       continue;
@@ -104,5 +120,5 @@ void ar_saved_settle(struct ar_seat *s, uint64_t now) {
   for (unsigned i = 0; i < VC_SLOTS; i++) missing |= s->client[i] && s->client[i]->restored;
   if (missing && now < s->settle_until) return;
   s->settle_until = 0;
-  atomic_store(&s->place.policy->settling, 0);
+  if (!s->left_until) atomic_store(&s->place.policy->settling, 0);
 }

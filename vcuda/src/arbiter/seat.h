@@ -3,11 +3,11 @@
 #ifndef AR_SEAT_H
 #define AR_SEAT_H
 
+#include "left_behind.h"
 #include "saved_seats.h"
 #include "seat_bell.h"
 
 #define AR_ROOTS 64
-#define AR_LOOKS 3 /* of the audit, compared with one another */
 
 /* One process in a seat. */
 struct ar_client {
@@ -17,6 +17,7 @@ struct ar_client {
   uint64_t start;     /* of the process, in clock ticks since boot; 0: unknown */
   uint64_t orphan_at; /* its socket is closed: when to check whether it is gone; 0: it is connected */
   bool restored;      /* it sat here before a restart, and has not come back yet */
+  uint64_t physical;  /* bytes that the driver held for it at the audit's last look */
   bool shown;         /* it has mapped this slot's pages, so it may hold something there */
 };
 
@@ -37,11 +38,15 @@ struct ar_seat {
   struct ar_root root[AR_ROOTS];
   int roots;
   uint64_t since, settle_until;
+  struct ar_left left;
+  uint64_t over, under; /* at the last look: what the driver holds beyond the charge, and what it does not hold of it */
+  uint64_t told;        /* of what is left, what was named */
+  uint64_t left_until; /* until then the driver may still free what a process held that has ended; 0: no process has */
   /* At the last looks of unlimited_processes.c: bytes, nanoseconds charged, and per cent of the GPU by the driver. */
   uint64_t overhead[AR_LOOKS], unheld[AR_LOOKS];
   uint64_t timed[AR_LOOKS];
   unsigned used[AR_LOOKS];
-  bool beyond_time;
+  bool beyond_memory, beyond_time;
   uint64_t done_waited, done_launches; /* of processes that have left */
   uint64_t busy_shown; /* the most busy time that was ever reported */
   /* What was last written to disk of its processes: a digest of it, its busy time, and when. */

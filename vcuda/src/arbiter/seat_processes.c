@@ -16,6 +16,7 @@
 #define RESERVED 128   /* descriptors for everything but the seats' processes */
 #define SEATS_LEAST 16 /* no seat may have more than its part of so many */
 #define PER_CLIENT 2   /* descriptors */
+#define FREED_NS (500 * VC_MS) /* the driver frees what a process held a while after its end */
 
 /* ---- the programs for which a seat was made ---- */
 
@@ -119,13 +120,21 @@ struct ar_client *ar_process_sit(struct ar_seat *s, pid_t pid, int wanted, int s
   return c;
 }
 
-/* What a process exported may live on in another one: it counts as held by the driver until the audit has looked. */
-static void inherit(struct ar_seat *s, const struct vc_slot *slot) {
-  uint64_t bytes = ar_usage_believable(atomic_load(&slot->exported)), most = atomic_load(&slot->charged);
-  if (bytes > most) bytes = most;
+void ar_process_left(struct ar_seat *s, uint64_t bytes) {
+  s->left.ended = true;
   if (!bytes || !s->gpu->tells_memory) return;
+  s->left.claimed += bytes;
   for (int i = 0; i < AR_LOOKS; i++) s->overhead[i] += bytes;
   atomic_fetch_add(&s->place.policy->overhead, bytes);
+  if (!s->left_until) s->left_until = vc_machine_now() + FREED_NS;
+  /* Whoever asks for memory now waits until the driver was asked, and is not refused for what is about to be freed. */
+  atomic_store(&s->place.policy->settling, 1);
+}
+
+/* What it held by its own word, which it may have garbled, or by the driver's at the last look. */
+static uint64_t held_by(const struct ar_client *c, const struct vc_slot *slot) {
+  uint64_t charged = ar_usage_believable(atomic_load(&slot->charged));
+  return charged > c->physical ? charged : c->physical;
 }
 
 void ar_process_leave(struct ar_client *c) {
@@ -136,7 +145,7 @@ void ar_process_leave(struct ar_client *c) {
   s->done_waited += ar_usage_believable(atomic_load(&slot->waited_ns));
   s->done_launches += ar_usage_believable(atomic_load(&slot->launches));
   s->client[c->slot] = NULL;
-  inherit(s, slot);
+  ar_process_left(s, held_by(c, slot));
   wipe(slot);
   pthread_mutex_unlock(&s->gpu->lock);
   if (c->fd >= 0) {

@@ -17,6 +17,8 @@ struct ar_client *ar_process_sit(struct ar_seat *seat, pid_t pid, int wanted, in
 struct ar_client *ar_process_new(struct ar_seat *seat, pid_t pid, int slot);
 /* Publish the number below which slots are taken. */
 void ar_process_show_high(struct ar_seat *seat);
+/* A process of the seat has ended that held so much: until the driver was asked, that counts as held. */
+void ar_process_left(struct ar_seat *seat, uint64_t bytes);
 /* Free the slot of a process that is gone, and the process. */
 void ar_process_leave(struct ar_client *client);
 /* Its socket is closed: check in a moment whether it is gone. */

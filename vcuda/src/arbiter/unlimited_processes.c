@@ -14,6 +14,8 @@
 #define EVERY_NS (500 * VC_MS)
 /* How much a driver may hold for an honest seat beyond its cap, for what cannot be foreseen. */
 #define SLACK (256ull << 20)
+/* From so much on, what is left of processes that have ended is named. */
+#define TOLD (64ull << 20)
 
 /* An honest seat's charge and the driver's samples of it may be off by so many per cent of a
  * comparison's span, for neither begins when the other does. */
@@ -90,6 +92,51 @@ static void note(int gpu, const struct ar_nvml_process *p, struct ar_seat *of, c
           how, *f->seat ? f->seat : "unknown", p->memory, f->cgroup);
 }
 
+/* What a look at a GPU found. */
+struct look {
+  struct ar_nvml_process *list;
+  int count;
+  bool tells; /* what each process holds */
+};
+
+/* A process whose figure is not available (Windows' own driver, GPUs without memory of their own) is none without
+ * memory: then nothing is known of the whole seat. */
+static struct look look_at(int gpu) {
+  struct look l = {.list = ar_nvml_processes(gpu, &l.count)};
+  l.tells = l.list != NULL;
+  for (int i = 0; i < l.count; i++) l.tells &= l.list[i].memory != AR_NV_UNKNOWN;
+  ar_gpus[gpu].tells_memory = l.tells;
+  return l;
+}
+
+/* By those that live: the driver still lists one that ended as long as others hold its files open. */
+static uint64_t explained(const struct look *l) {
+  uint64_t sum = 0;
+  for (int i = 0; i < l->count; i++)
+    if (!ar_procfs_ended((pid_t)l->list[i].pid)) sum += l->list[i].memory;
+  return sum;
+}
+
+/* What the GPU holds besides. The figures are of different moments: two readings of the processes must agree. */
+static bool besides(int gpu, const struct look *l, uint64_t *bytes) {
+  uint64_t before = explained(l), least = UINT64_MAX;
+  for (int i = 0; i < AR_LOOKS; i++) {
+    uint64_t used, most = before;
+    if (!ar_nvml_used(gpu, &used)) return false;
+    struct look again = look_at(gpu);
+    uint64_t after = explained(&again);
+    free(again.list);
+    if (!again.tells) return false;
+    if (after > most) most = after;
+    if (used < most) used = most;
+    if (used - most < least) least = used - most;
+    if (after == before) break;
+    before = after;
+  }
+  *bytes = least;
+  return true;
+}
+
 static uint64_t least_of(const uint64_t looks[AR_LOOKS]) {
   uint64_t least = looks[0] < looks[1] ? looks[0] : looks[1];
   return looks[2] < least ? looks[2] : least;
@@ -116,13 +163,85 @@ static void release_exported(struct ar_seat *s, uint64_t unheld) {
   }
 }
 
-/* The least of three looks: an allocation between two counters is no overhead. */
-static void set_overhead(struct ar_seat *s, uint64_t physical) {
-  uint64_t charged = ar_usage_totals(s).memory;
-  shift(s->overhead, physical > charged ? physical - charged : 0);
-  shift(s->unheld, charged > physical ? charged - physical : 0);
+static uint64_t let_go_of(const struct ar_seat *s) {
+  uint64_t sum = 0;
+  for (unsigned i = 0; i < VC_SLOTS; i++)
+    if (s->client[i]) sum += ar_usage_believable(atomic_load(&s->usage->slot[i].let_go));
+  return sum;
+}
+
+/* What the driver holds for the seat's processes; it is noted of each. */
+static uint64_t physical_of(const struct ar_seat *s, const struct look *l) {
+  uint64_t sum = 0;
+  for (unsigned i = 0; i < VC_SLOTS; i++) {
+    struct ar_client *c = s->client[i];
+    if (!c) continue;
+    c->physical = 0;
+    for (int k = 0; k < l->count; k++)
+      if ((pid_t)l->list[k].pid == c->pid) c->physical += l->list[k].memory;
+    sum += c->physical;
+  }
+  return sum;
+}
+
+/* The least of three looks: an allocation between two counters is no overhead. A look too many replaces the last one. */
+static void set_overhead(struct ar_seat *s, uint64_t over, uint64_t unheld, bool new_look) {
+  if (new_look) {
+    shift(s->overhead, over);
+    shift(s->unheld, unheld);
+  }
+  s->overhead[0] = over;
   atomic_store(&s->place.policy->overhead, least_of(s->overhead));
-  release_exported(s, least_of(s->unheld));
+  if (new_look) release_exported(s, least_of(s->unheld));
+}
+
+/* The driver does not say what processes hold: nothing can be missed. */
+static void forget_left(struct ar_seat *s) {
+  s->left = (struct ar_left){0};
+  s->left_until = s->told = 0;
+  if (!s->settle_until) atomic_store(&s->place.policy->settling, 0);
+  release_exported(s, UINT64_MAX);
+}
+
+/* Begin: what of a seat's charge no process holds. */
+static void count(struct ar_seat *s, const struct look *l, uint64_t now) {
+  uint64_t charged = ar_usage_totals(s).memory, physical = physical_of(s, l), let_go = let_go_of(s);
+  s->over = physical > charged ? physical - charged : 0;
+  s->under = charged > physical ? charged - physical : 0;
+  s->left.let_go = let_go < s->under ? let_go : s->under;
+  s->left.settled = now >= s->left_until;
+}
+
+/* End: the driver has been asked what is left of those that ended. */
+static void judge(struct ar_seat *s, bool new_look) {
+  uint64_t left = s->left.proven + s->left.claimed;
+  if (!s->left.claimed) s->left_until = 0;
+  if (!s->left_until && !s->settle_until) atomic_store(&s->place.policy->settling, 0);
+  set_overhead(s, s->over + left, s->under - s->left.explained, new_look);
+  if (s->left_until) return;
+  if (left >= TOLD && !s->told)
+    fprintf(stderr, "arbiter: audit: seat %s: %llu bytes on GPU %d are of processes that have ended\n", s->config.name,
+            (unsigned long long)left, s->config.gpu);
+  s->told = left >= TOLD ? left : 0;
+}
+
+/* Compare what a GPU holds with what its seats are charged for. */
+static void compare(int gpu, const struct look *l, bool new_look, uint64_t now) {
+  struct ar_left *first = NULL;
+  uint64_t bytes;
+  for (struct ar_seat *s = ar_seat_first(); s; s = s->next) {
+    if (s->config.gpu != gpu) continue;
+    count(s, l, now);
+    s->left.next = first;
+    first = &s->left;
+  }
+  if (besides(gpu, l, &bytes)) {
+    ar_left_look(first, &ar_gpus[gpu].baseline, bytes, new_look);
+  } else {
+    for (struct ar_left *left = first; left; left = left->next) *left = (struct ar_left){.next = left->next};
+  }
+  for (struct ar_seat *s = ar_seat_first(); s; s = s->next)
+    if (s->config.gpu == gpu) judge(s, new_look);
 }
 
 /* By the last looks, because a process may sit in a seat and call the driver past the limiter. */
@@ -182,45 +301,50 @@ static void look_time(int gpu, bool strangers, uint64_t now) {
   *at = now;
 }
 
-/* A process whose figure is not available (Windows' own driver, GPUs without memory of their own)
- * is none without memory: then nothing is known of the whole seat. */
 static void look(int gpu, uint64_t now) {
-  int count;
-  struct ar_nvml_process *list = ar_nvml_processes(gpu, &count);
-  bool tells = list != NULL, strangers = false;
-  for (int i = 0; i < count; i++) {
-    tells &= list[i].memory != AR_NV_UNKNOWN;
-    strangers |= !ar_seat_of((pid_t)list[i].pid);
-  }
+  struct look l = look_at(gpu);
+  bool strangers = false;
+  for (int i = 0; i < l.count; i++)
+    strangers |= !ar_seat_of((pid_t)l.list[i].pid) && !ar_procfs_ended((pid_t)l.list[i].pid);
   if (!vc_clock) look_time(gpu, strangers, now);
-  for (int i = 0; i < count; i++) {
-    struct ar_seat *seat = ar_seat_of((pid_t)list[i].pid);
+  for (struct ar_seat *s = ar_seat_first(); s; s = s->next)
+    if (s->config.gpu == gpu) s->beyond_memory = over_cap(s);
+  for (int i = 0; i < l.count; i++) {
+    struct ar_seat *seat = ar_seat_of((pid_t)l.list[i].pid);
+    if (!seat && ar_procfs_ended((pid_t)l.list[i].pid)) continue;
     if (!seat)
-      note(gpu, &list[i], seat, "without the limiter", now);
+      note(gpu, &l.list[i], seat, "without the limiter", now);
     else if (seat->config.gpu != gpu)
-      note(gpu, &list[i], seat, "besides its seat's", now);
-    else if (over_cap(seat))
-      note(gpu, &list[i], seat, "beyond its seat's memory", now);
+      note(gpu, &l.list[i], seat, "besides its seat's", now);
+    else if (seat->beyond_memory)
+      note(gpu, &l.list[i], seat, "beyond its seat's memory", now);
     else if (seat->beyond_time)
-      note(gpu, &list[i], seat, "beyond its seat's time", now);
+      note(gpu, &l.list[i], seat, "beyond its seat's time", now);
   }
-  ar_gpus[gpu].tells_memory = tells;
-  for (struct ar_seat *s = ar_seat_first(); s; s = s->next) {
-    uint64_t physical = 0;
-    if (s->config.gpu != gpu) continue;
-    for (int i = 0; tells && i < count; i++)
-      if (ar_seat_of((pid_t)list[i].pid) == s) physical += list[i].memory;
-    if (tells)
-      set_overhead(s, physical);
-    else
-      release_exported(s, UINT64_MAX);
-  }
-  free(list);
+  if (l.tells)
+    compare(gpu, &l, true, now);
+  else
+    for (struct ar_seat *s = ar_seat_first(); s; s = s->next)
+      if (s->config.gpu == gpu) forget_left(s);
+  free(l.list);
+}
+
+/* Processes have ended: those of their seats that ask for memory wait for this. */
+static void look_again(int gpu, uint64_t now) {
+  bool waited_for = false;
+  for (struct ar_seat *s = ar_seat_first(); s; s = s->next) waited_for |= s->config.gpu == gpu && s->left_until;
+  if (!waited_for) return;
+  struct look l = look_at(gpu);
+  if (l.tells) compare(gpu, &l, false, now);
+  free(l.list);
 }
 
 void ar_unlimited_tick(uint64_t now) {
   static uint64_t last;
-  if (now - last < EVERY_NS) return;
+  if (now - last < EVERY_NS) {
+    for (int g = 0; g < ar_gpu_count; g++) look_again(g, now);
+    return;
+  }
   last = now;
   for (int i = 0; i < found_count; i++) found[i].seen = false;
   for (int g = 0; g < ar_gpu_count; g++) look(g, now);
@@ -230,20 +354,32 @@ void ar_unlimited_tick(uint64_t now) {
   found_count = kept;
 }
 
+static void write_one(struct ar_text *out, bool *first, const struct finding *f) {
+  ar_text_add(out, "%s{\"pid\":%d,\"gpu\":%d,\"memory\":%llu,\"how\":\"%s\",\"seat\":",
+              *first ? "" : ",", (int)f->pid, f->gpu, (unsigned long long)f->memory, f->how);
+  if (*f->seat)
+    ar_text_quote(out, f->seat);
+  else
+    ar_text_add(out, "null");
+  ar_text_add(out, ",\"cgroup\":");
+  ar_text_quote(out, f->cgroup);
+  ar_text_add(out, "}");
+  *first = false;
+}
+
+/* A seat is named for what no process holds: within its cap, to say where its memory is. */
+static void write_left(struct ar_text *out, bool *first, const struct ar_seat *s) {
+  struct finding f = {.gpu = s->config.gpu, .memory = s->told, .how = "by no process that lives"};
+  if (!s->told) return;
+  if (s->beyond_memory) f.how = "beyond its seat's memory";
+  snprintf(f.seat, sizeof f.seat, "%s", s->config.name);
+  snprintf(f.cgroup, sizeof f.cgroup, "%s", s->config.cgroup);
+  write_one(out, first, &f);
+}
+
 void ar_unlimited_write(struct ar_text *out) {
   bool first = true;
-  for (int i = 0; i < found_count; i++) {
-    const struct finding *f = &found[i];
-    if (!f->named) continue;
-    ar_text_add(out, "%s{\"pid\":%d,\"gpu\":%d,\"memory\":%llu,\"how\":\"%s\",\"seat\":",
-                first ? "" : ",", (int)f->pid, f->gpu, (unsigned long long)f->memory, f->how);
-    if (*f->seat)
-      ar_text_quote(out, f->seat);
-    else
-      ar_text_add(out, "null");
-    ar_text_add(out, ",\"cgroup\":");
-    ar_text_quote(out, f->cgroup);
-    ar_text_add(out, "}");
-    first = false;
-  }
+  for (int i = 0; i < found_count; i++)
+    if (found[i].named) write_one(out, &first, &found[i]);
+  for (const struct ar_seat *s = ar_seat_first(); s; s = s->next) write_left(out, &first, s);
 }

@@ -170,7 +170,6 @@ static void *lie(void *what) {
         atomic_store(&s->launches, UINT64_MAX);
         atomic_store(&s->charged, UINT64_MAX);
         atomic_store(&s->pending, UINT64_MAX);
-        atomic_store(&s->exported, UINT64_MAX);
         atomic_store(&s->let_go, UINT64_MAX);
       } else {
         atomic_store(&s->inflight, 1000);
