@@ -121,13 +121,14 @@ struct ar_client *ar_process_sit(struct ar_seat *s, pid_t pid, int wanted, int s
 }
 
 void ar_process_left(struct ar_seat *s, uint64_t bytes) {
+  if (!s->gpu->tells_memory) return;
   s->left.ended = true;
-  if (!bytes || !s->gpu->tells_memory) return;
   s->left.claimed += bytes;
   for (int i = 0; i < AR_LOOKS; i++) s->overhead[i] += bytes;
   atomic_fetch_add(&s->place.policy->overhead, bytes);
   if (!s->left_until) s->left_until = vc_machine_now() + FREED_NS;
-  /* Whoever asks for memory now waits until the driver was asked, and is not refused for what is about to be freed. */
+  /* Whoever asks for memory now waits until the driver was asked: it is not refused for what is about to be freed, nor
+   * granted what was left by a process that said that it held nothing. */
   atomic_store(&s->place.policy->settling, 1);
 }
 
