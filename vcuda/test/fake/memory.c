@@ -516,6 +516,8 @@ FK_RESULT(cuMemAllocFromPoolAsync_ptsz, (CUdeviceptr * out, size_t bytes, CUmemo
 FK_API(cuMemAllocAsync, (CUdeviceptr * out, size_t bytes, CUstream stream)) {
   FK_ENTER("cuMemAllocAsync");
   struct CUstream_st *s = fk_stream(stream);
+  if (!fk_current()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!out || !bytes) return CUDA_ERROR_INVALID_VALUE;
   if (!s) return CUDA_ERROR_INVALID_CONTEXT;
   return cuMemAllocFromPoolAsync(out, bytes, current_at(ON_DEVICE + s->ctx->gpu), stream);
 }

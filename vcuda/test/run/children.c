@@ -123,8 +123,13 @@ static void exports_and_lies(int socket) {
   tells_nothing();
   give(socket, fd);
 }
+/* What it holds is known once the arbiter has asked the driver. */
 BY_NAME(descriptors_of_children_that_lie) {
-  again_and_again(exports_and_lies);
+  for (int i = 0; i < TIMES; i++) {
+    kept[i] = child(exports_and_lies);
+    granted += kept[i] >= 0;
+    usleep(500000);
+  }
 }
 
 static void exports_a_pool(int socket) {
