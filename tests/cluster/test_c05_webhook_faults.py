@@ -4,23 +4,21 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from cluster.harness.admissions import Reporter, admissions
 from cluster.harness.cluster import Cluster
 from cluster.harness.install import NAMESPACE
-from cluster.harness.kubectl import Object, Refused, wait_for
+from cluster.harness.kubectl import Refused, wait_for
+from cluster.harness.patience import KINDS, patience, webhooks
 from cluster.harness.site import Site, deployment, gpu_container, plain_container, pod
 
 from certificates.authority import KeyPair, sign_server, split
 from slicekeeper import names
 
 WEBHOOK = "deployment/webhook"
-KINDS = ("mutatingwebhookconfiguration", "validatingwebhookconfiguration")
 HOST = f"webhook.{NAMESPACE}.svc"
 
 
@@ -63,7 +61,7 @@ def test_hanging_gpu_pods_are_refused_in_time(site: Site, cluster: Cluster) -> N
         with pytest.raises(Refused, match=r"failed calling webhook .*\?timeout=5s"):
             site.kubectl.create(pod("one", gpu_container(core=5)), namespace=team)
         assert _calls(site), "nothing would be compared"
-        assert {one["timeoutSeconds"] for one in _webhooks(site, KINDS[0])} == {3}, "before the 5 s of the refusal"
+        assert {one["timeoutSeconds"] for one in webhooks(site, KINDS[0])} == {3}, "before the 5 s of the refusal"
         _others_never_notice(site, team)
     finally:
         cluster.run("pkill", "-CONT", "-f", "slicekeeper webhook serve")
@@ -94,7 +92,7 @@ def test_rotation_under_load_fails_no_admission_and_loses_no_report(site: Site) 
     reporter = Reporter(site, team)
     before = site.kubectl.get("secret", "webhook-tls", NAMESPACE)["data"]["tls.crt"]
     trusted = site.kubectl.get("secret", "slicekeeper-ca", NAMESPACE)["data"]["ca.crt"]
-    with _patience(site), admissions(site, team) as load:
+    with patience(site), admissions(site, team) as load:
         # A tenant who accepts no new CA does not affect others.
         stubborn = site.namespace()
         wait_for(lambda: names.CA_CONFIG_MAP in str(site.kubectl.list("configmaps", stubborn)), "CA")
@@ -110,31 +108,6 @@ def test_rotation_under_load_fails_no_admission_and_loses_no_report(site: Site) 
     assert load.failed == []
     assert load.done > 20
     reporter.goes_on()
-
-
-@contextmanager
-def _patience(site: Site) -> Iterator[None]:
-    """Have the API server wait longer than a busy machine takes: the test is of refusals, and not of speed."""
-    kept = {kind: [one["timeoutSeconds"] for one in _webhooks(site, kind)] for kind in KINDS}
-    for kind, seconds in kept.items():
-        _set_timeouts(site, kind, [30] * len(seconds))
-    try:
-        yield
-    finally:
-        for kind, seconds in kept.items():
-            _set_timeouts(site, kind, seconds)
-
-
-def _webhooks(site: Site, kind: str) -> list[Object]:
-    return list(site.kubectl.get(kind, "slicekeeper")["webhooks"])
-
-
-def _set_timeouts(site: Site, kind: str, seconds: list[int]) -> None:
-    changes = [
-        {"op": "replace", "path": f"/webhooks/{index}/timeoutSeconds", "value": value}
-        for index, value in enumerate(seconds)
-    ]
-    site.kubectl("patch", kind, "slicekeeper", "--type=json", "-p", json.dumps(changes))
 
 
 def _changed(site: Site, before: str) -> Iterator[str]:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from cluster.harness.kubectl import Object, Refused
+from cluster.harness.patience import patience
 from cluster.harness.site import Site, gpu_container, plain_container, pod
 
 from slicekeeper import names
@@ -22,6 +24,12 @@ ORDERS = {
     "server-side, then client-side": (SERVER, CLIENT, FORCED, SERVER),
 }
 """To Kubernetes a pod's own values belong to whoever created it, also those that admission replaced."""
+
+
+@pytest.fixture(autouse=True)
+def _patient(site: Site) -> Iterator[None]:
+    with patience(site):
+        yield
 
 
 def _full() -> Object:
