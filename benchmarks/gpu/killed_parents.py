@@ -8,7 +8,7 @@ A program of memory_programs.py holds memory, has four workers that inherit its 
 SIGKILL: once while the workers wait for work (PyTorch's then end by themselves within some 5 s), once while each is at
 work for 12 s, and that without a limiter, too. Until all have gone and the memory is back, at most N seconds,
 each row says what the seat is charged, what a second program in the same seat can allocate (and frees again), and what
-NVML shows. The arbiter's audit comes last.
+NVML shows. The arbiter's audit comes last: it names the seat as long as no living process explains its memory.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "vcuda" / "test" / "run"))
 
@@ -96,6 +97,11 @@ def alive(pid: int) -> bool:
     return False
 
 
+def charge_of(seat: dict[str, Any]) -> str:
+    """Return what a seat is charged in MiB, and how much of that processes left behind that have ended."""
+    return f"{seat['memory'] + seat['memory_overhead'] >> 20} ({seat['memory_left'] >> 20} left)"
+
+
 def observe(
     gpu: Node,
     nvml: Nvml,
@@ -123,7 +129,7 @@ def observe(
         time.sleep(max(0.0, start + due - time.monotonic()))
         after = time.monotonic() - start
         left = [pid for pid in workers if alive(pid)]
-        charged = str(gpu.seats()["train"]["memory"] >> 20) if case.limited else ""
+        charged = charge_of(gpu.seats()["train"]) if case.limited else ""
         used, listed = nvml.used(), sorted(nvml.processes() & pids)
         gets = measure([second], "")[0]["mib"] if case.limited else ""
         print(f"| {after:.2f} | {len(left)} | {charged} | {gets} | {used} | {listed or 'none'} |", flush=True)
