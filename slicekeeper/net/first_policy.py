@@ -38,8 +38,8 @@ def wait_for_policy(policy: PolicySettings, bind: str, tls: TlsSettings, limits:
         return
     if not policy.accepted_file:
         raise SettingsError(wrong)
-    waiting = _Waiting(wrong)
-    server = _Server(bind, waiting.answer, tls, limits)
+    waiting = _FirstPolicyAnswers(wrong)
+    server = _FirstPolicyServer(bind, waiting.answer, tls, limits)
     stop = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
@@ -66,7 +66,7 @@ def _wrong(policy: PolicySettings) -> str:
     return ""
 
 
-class _Waiting:
+class _FirstPolicyAnswers:
     """The answers while there is no policy."""
 
     def __init__(self, wrong: str) -> None:
@@ -87,7 +87,7 @@ class _Waiting:
         return [body]
 
 
-class _Server(BackgroundServer):
+class _FirstPolicyServer(BackgroundServer):
     """The server in the place of the part's own, with its certificate."""
 
     def __init__(self, bind: str, app: Callable[..., Any], tls: TlsSettings, limits: ServingSettings) -> None:

@@ -24,7 +24,7 @@ from timekeeper.core.budget_state import BudgetState
 from timekeeper.core.hierarchy import IN_FORCE, Tree
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.checkpoint import instant_of, newest_checkpoint, resume
-from timekeeper.ledger.stretch import Carried, Change, Interval, book_difference, carry
+from timekeeper.ledger.stretch import Carried, Interval, LateChange, book_difference, carry
 from timekeeper.store import accounts, bookings, hierarchy_links, movements, timelines, workloads
 
 CHECKPOINT_EVERY: Final = 256
@@ -74,13 +74,13 @@ def settle_all(
     for tree, instants in trees.values():
         change = None
         if instants:
-            change = Change(min(instants), IN_FORCE if pods is None else EPOCH, pods or {})
+            change = LateChange(min(instants), IN_FORCE if pods is None else EPOCH, pods or {})
         states |= _settle(books, session, tree, change, now)
     return states
 
 
 def _settle(
-    books: Books, session: Session, tree: Tree, change: Change | None, now: Instant
+    books: Books, session: Session, tree: Tree, change: LateChange | None, now: Instant
 ) -> dict[AccountId, BudgetState]:
     """Settle budgets that depend on each other.
 
@@ -113,7 +113,7 @@ def _settle(
     refunds = [] if since is None else _limit_refunds(session, tree.keys, since)
     if not refunds:
         return outcome.states
-    return _settle(books, session, tree, Change(min(refunds), max(refunds), {}), now)
+    return _settle(books, session, tree, LateChange(min(refunds), max(refunds), {}), now)
 
 
 def _continued_from(

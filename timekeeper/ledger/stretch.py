@@ -29,7 +29,7 @@ Interval = tuple[Instant, Instant | None]
 
 
 @dataclass(frozen=True)
-class Change:
+class LateChange:
     """What changed in the records: nothing before `since`, and after `until` only the intervals of `pods`.
 
     `pods` has the interval of each before the change; None: it had none.
@@ -68,7 +68,13 @@ def book_difference(
 
 
 def carry(
-    books: Books, session: Session, tree: Tree, checkpoint: States, old: Sequence[States], change: Change, now: Instant
+    books: Books,
+    session: Session,
+    tree: Tree,
+    checkpoint: States,
+    old: Sequence[States],
+    change: LateChange,
+    now: Instant,
 ) -> Carried:
     """Settle a late change up to the last of the checkpoints that were made before it, `old`.
 
@@ -90,7 +96,7 @@ def carry(
 class _Run:
     """A change on its way along the time line."""
 
-    def __init__(self, books: Books, session: Session, tree: Tree, checkpoint: States, change: Change) -> None:
+    def __init__(self, books: Books, session: Session, tree: Tree, checkpoint: States, change: LateChange) -> None:
         self._books = books
         self._session = session
         self._tree = tree
