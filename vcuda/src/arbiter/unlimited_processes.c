@@ -184,7 +184,7 @@ static uint64_t physical_of(const struct ar_seat *s, const struct look *l) {
   return sum;
 }
 
-/* The least of three looks: an allocation between two counters is no overhead. A look too many replaces the last one. */
+/* The least of three looks: an allocation between two counters is no overhead. A look in between replaces the last. */
 static void set_overhead(struct ar_seat *s, uint64_t over, uint64_t unheld, bool new_look) {
   if (new_look) {
     shift(s->overhead, over);
@@ -217,6 +217,9 @@ static void judge(struct ar_seat *s, bool new_look) {
   uint64_t left = s->left.proven + s->left.claimed;
   if (!s->left.claimed) s->left_until = 0;
   if (!s->left_until && !s->settle_until) atomic_store(&s->place.policy->settling, 0);
+  /* What is left was compared with earlier looks already. */
+  for (int i = 0; i < AR_LOOKS; i++)
+    if (s->overhead[i] < left) s->overhead[i] = left;
   set_overhead(s, s->over + left, s->under - s->left.explained, new_look);
   if (s->left_until) return;
   if (left >= TOLD && !s->told)

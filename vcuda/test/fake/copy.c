@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies and fills take no time, but have their place in their stream, that of the synchronous ones in a default stream.
- * The bytes move at once, because no kernel computes. Who waits for whom is as NVIDIA's "API synchronization behavior"
+ * Copies and fills take no time, but have their place in their stream, the synchronous ones in a default stream. The
+ * bytes move at once, because no kernel computes. Who waits for whom is as NVIDIA's "API synchronization behavior"
  * says; where that says "may", the host waits.
  */
 #define _GNU_SOURCE

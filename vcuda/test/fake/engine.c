@@ -41,7 +41,7 @@ static void free_queue(int gpu, int queue) {
 }
 
 /* Forget contexts whose open file is gone, and exported memory that nothing holds any more. Without the lock at first:
- * each is a question to the system, and whoever loses the processor in the middle of a hundred would hold up every GPU. */
+ * each is a question to the system, and who loses the processor in the middle of a hundred would hold up every GPU. */
 void fk_reap(void) {
   for (int g = 0; g < FK_DEVICES; g++) {
     if (!fk_there((unsigned)g)) continue;

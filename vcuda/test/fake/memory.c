@@ -305,8 +305,8 @@ FK_API(cuPointerGetAttribute, (void *out, CUpointer_attribute attribute, CUdevic
   return CUDA_SUCCESS;
 }
 
-/* With the guard held: the memory's share, in which other processes can join; small memory, which shares its granule with
- * other memory, has none. */
+/* With the guard held: the memory's share, in which other processes can join; small memory, which shares its granule,
+ * has none. */
 static int share_of(struct block *b) {
   if (b->host || b->pool || b->bytes <= 1 << 20) return -1;
   fk_lock();
@@ -397,7 +397,14 @@ FK_API(cuIpcCloseMemHandle, (CUdeviceptr address)) {
 /* ---- pools ---- */
 
 /* The driver's own, and which is in use, for each place and kind of memory. */
-enum { ON_DEVICE, ON_HOST = FK_DEVICES, MANAGED_ON_DEVICE, MANAGED_ON_HOST = MANAGED_ON_DEVICE + FK_DEVICES, MANAGED, PLACES };
+enum {
+  ON_DEVICE,
+  ON_HOST = FK_DEVICES,
+  MANAGED_ON_DEVICE,
+  MANAGED_ON_HOST = MANAGED_ON_DEVICE + FK_DEVICES,
+  MANAGED,
+  PLACES
+};
 static struct CUmemPoolHandle_st default_pool[PLACES];
 static CUmemoryPool current_pool[PLACES]; /* NULL: the default one */
 
@@ -475,7 +482,8 @@ static bool pool_take(CUmemoryPool pool, uint64_t bytes) {
   fk_lock();
   uint64_t want = pool->used + fk_up(bytes, 512);
   uint64_t grow = want > pool->reserved ? fk_up(want - pool->reserved, VC_GRANULE) : 0;
-  bool ok = pool->lives && !(pool->maximum && pool->reserved + grow > pool->maximum) && (!grow || reserve(pool, pool->reserved + grow));
+  bool fits = !pool->maximum || pool->reserved + grow <= pool->maximum;
+  bool ok = pool->lives && fits && (!grow || reserve(pool, pool->reserved + grow));
   if (ok) pool->used = want;
   fk_unlock();
   return ok;
@@ -605,7 +613,7 @@ FK_API(cuMemPoolCreate, (CUmemoryPool * out, const CUmemPoolProps *props)) {
   bool managed = props->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
   int place = place_of(&props->location, props->allocType);
   if (place < 0 || (managed && (props->maxSize || props->handleTypes))) return CUDA_ERROR_INVALID_VALUE;
-  if (props->location.type == CU_MEM_LOCATION_TYPE_HOST && !managed && props->handleTypes) return CUDA_ERROR_INVALID_VALUE;
+  if (props->location.type == CU_MEM_LOCATION_TYPE_HOST && props->handleTypes) return CUDA_ERROR_INVALID_VALUE;
   struct CUmemPoolHandle_st pool = {.lives = true,
                                       .gpu = default_of(place)->gpu,
                                       .maximum = props->maxSize,

@@ -126,7 +126,8 @@ FK_API(cuMemMap, (CUdeviceptr address, size_t bytes, size_t offset,
 bool fk_mapped(CUdeviceptr address) {
   bool found = false;
   pthread_mutex_lock(&guard);
-  for (struct mapping *m = mappings; m && !found; m = m->next) found = address >= m->address && address < m->address + m->bytes;
+  for (struct mapping *m = mappings; m && !found; m = m->next)
+    found = address >= m->address && address < m->address + m->bytes;
   pthread_mutex_unlock(&guard);
   return found;
 }

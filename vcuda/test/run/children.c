@@ -3,8 +3,8 @@
  * Memory that outlives who made it, one way each, for a seat that may hold 1 GiB:
  *
  *   children list     names, one a line; what must be granted begins with "fits"
- *   children NAME     go that way, with 900 MiB each time, and say what the driver holds in the end; at the next line of
- *                     input let go of it all, and try what a new process gets
+ *   children NAME     go that way, with 900 MiB each time, and say what the driver holds in the end; at the next line
+ *                     of input let go of it all, and try what a new process gets
  */
 #define _GNU_SOURCE
 #include "abi.h"
@@ -309,7 +309,8 @@ int main(int argc, char **argv) {
   for (int i = 0; i < TIMES; i++) kept[i] = -1;
   program = getpid();
   one->go();
-  printf("{\"granted\": %d, \"of\": %d, \"held\": %lu, \"peak\": %lu}\n", granted, TIMES, driver_used(0), driver_peak(0));
+  printf("{\"granted\": %d, \"of\": %d, \"held\": %lu, \"peak\": %lu}\n", granted, TIMES, driver_used(0),
+         driver_peak(0));
   fflush(stdout);
   getchar();
   for (int i = 0; i < TIMES; i++) {

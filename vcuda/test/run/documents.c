@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What NVIDIA's documents say of memory that outlives contexts and processes, and of who waits for whom, one check each:
+ * What NVIDIA's documents say of memory that outlives contexts and processes, and of who waits for whom:
  *
  *   documents list     names, one a line; virtual time is needed by those that begin with "time"
  *   documents NAME     try one; ends with 0 if the driver is as documented
@@ -60,7 +60,8 @@ static int exported(CUmemGenericAllocationHandle handle) {
 
 static CUmemGenericAllocationHandle imported(int fd) {
   CUmemGenericAllocationHandle handle;
-  must(cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR), "import");
+  must(cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+       "import");
   return handle;
 }
 
@@ -228,7 +229,8 @@ BY_NAME(a_pool_lives_in_who_imported_it) {
   CUdeviceptr p;
   int fd = hear(maker.socket);
   context = open_gpu();
-  must(cuMemPoolImportFromShareableHandle(&pool, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0), "import");
+  must(cuMemPoolImportFromShareableHandle(&pool, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+       "import");
   close(fd);
   end(maker, SIGKILL);
   held(100, "its maker was killed");
@@ -391,7 +393,8 @@ BY_NAME(pools_are_their_devices) {
 BY_NAME(two_devices_have_two_pools) {
   CUmemoryPool a, b, there;
   CUdeviceptr p;
-  CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1}};
+  CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                          .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1}};
   context = open_gpu();
   must(cuDeviceGetDefaultMemPool(&a, 0), "first");
   must(cuDeviceGetDefaultMemPool(&b, 1), "second");
