@@ -14,7 +14,7 @@ from support.timeline_oracle import bounds_with_a_clock_change, forests, rates, 
 
 from timekeeper.core import budget_state
 from timekeeper.core.accumulated_charge import Claim
-from timekeeper.core.budget_record import Forest, Link, Records, Rule
+from timekeeper.core.budget_record import Forest, GrantRecord, Link, Records, Rule
 from timekeeper.core.budget_state import BudgetState
 from timekeeper.core.late_change import ChangedClaim, Stretch
 from timekeeper.core.posting import Posting
@@ -105,13 +105,51 @@ def test_a_change_that_is_carried_over_ends_as_the_time_line_does(told: Told, in
         carried(told, late)
 
 
+def late_in(forest: Forest, late: Claim) -> Told:
+    """Return what is known once a pod of the first budget becomes known."""
+    mine = forest.records[1]
+    after = replace(forest, records={**forest.records, 1: replace(mine, claims=[*mine.claims, late])})
+    return Told(forest, after, [ChangedClaim(1, None, late)])
+
+
 def test_a_late_pod_is_carried_to_the_end_of_the_period_and_above() -> None:
     rules = {1: Rule(0, 5_000, "day", "UTC"), 10: Rule(0, 9_000, "none", "UTC")}
     pods = [Claim(f"p{n}", 1005 + 10 * n, 1012 + 10 * n, 1, 2) for n in range(40)]
     before = Forest(
         {1: Records(pods, [rules[1]], opened=990), 10: Records([], [rules[10]], opened=990)}, [Link(1, 10, 991)]
     )
-    late = Claim("late", 1003, 1009, 3, 1)
-    records = {**before.records, 1: replace(before.records[1], claims=[*pods, late])}
-    done = carried(Told(before, replace(before, records=records), [ChangedClaim(1, None, late)]), range(1000, 1400, 10))
+    done = carried(late_in(before, Claim("late", 1003, 1009, 3, 1)), range(1000, 1400, 10))
     assert done == [at not in (1000, 1100) for at in range(1000, 1390, 10)]  # then it comes, and its day ends
+
+
+def test_a_refund_below_a_budget_that_was_moved_is_paid_back_to_it() -> None:
+    refund = GrantRecord("refund", 5, 1155, None, kind="refund")
+    pods = [Claim("p", 1010, 1030, 1, 1)]
+    day, none = Rule(0, 5_000, "day", "UTC"), Rule(0, 9_000, "none", "UTC")
+    records = {1: Records(pods, [day], [refund], opened=990), 10: Records([], [none], opened=990)}
+    told = late_in(Forest(records, [Link(1, 10, 991)]), Claim("late", 1003, 1009, 3, 1))
+    assert carried(told, [1000, 1050, 1090, 1120, 1150, 1160, 1190]) == [False, True, False, True, False, True]
+
+
+def test_a_budget_that_was_moved_is_barred_by_one_above_that_was_not() -> None:
+    none, hour = Rule(0, 5_000, "none", "UTC"), Rule(0, 10, "hour", "UTC")
+    records = {
+        1: Records([Claim("a", 1004, 1005, 1, 1)], [none], opened=990),
+        2: Records([Claim("b", 1050, 1075, 1, 1)], [none], opened=990),
+        20: Records([], [hour], opened=990),
+    }
+    told = late_in(Forest(records, [Link(1, 20, 991), Link(2, 20, 991)]), Claim("late", 1005, 1008, 1, 1))
+    assert carried(told, [1000, 1050, 1070]) == [False, True]
+
+
+def test_a_pod_that_runs_since_before_both_exhaustions_is_posted_otherwise() -> None:
+    records = {1: Records([Claim("a", 1005, 1100, 1, 1)], [Rule(0, 20, "none", "UTC")], opened=990)}
+    told = late_in(Forest(records), Claim("late", 1006, 1011, 1, 1))
+    assert carried(told, [1000, 1030, 1110, 1150]) == [False, False, True]
+
+
+def test_a_carried_change_that_exhausts_the_budget_is_computed_again() -> None:
+    pods = [Claim(f"p{n}", 1020 + 10 * n, 1028 + 10 * n, 1, 1) for n in range(10)]
+    records = {1: Records(pods, [Rule(0, 82, "none", "UTC")], opened=990)}
+    told = late_in(Forest(records), Claim("late", 1003, 1009, 1, 1))
+    assert carried(told, [1000, 1015, 1050, 1090, 1130])[-1] is False
