@@ -31,7 +31,7 @@ from timekeeper.store.db.engine import make_engine
 T0 = 1_767_225_600_000
 NOW = T0 + 60_000
 END = NOW + 1_000
-POLICY = NamespacePolicy(budget=BudgetPolicy(amount="10s", period="none"))
+POLICY = NamespacePolicy(budget=BudgetPolicy(amount="10s", period="none", enforcement="safe"))
 TEAM, OTHER = AccountRef("uid-team", "team", POLICY), AccountRef("uid-other", "other", POLICY)
 CLIENTS, EACH = 64, 4
 

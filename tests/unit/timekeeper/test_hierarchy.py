@@ -39,7 +39,7 @@ from timekeeper.store.db.engine import make_engine
 
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
-POLICY = NamespacePolicy(budget=BudgetPolicy(amount="100s", period="none"))
+POLICY = NamespacePolicy(budget=BudgetPolicy(amount="100s", period="none", enforcement="safe"))
 RED, BLUE = AccountRef("uid-red", "red", POLICY), AccountRef("uid-blue", "blue", POLICY)
 
 
