@@ -69,13 +69,15 @@ def _room(spec: PodSpec, resource: str, limits: Sequence[Limits]) -> tuple[Fract
     The pod's own amount decides if it has one: Kubernetes counts it in place of its containers'. If the pod has only a
     limit, Kubernetes derives the request from the containers', which must stay below the limit.
     """
-    own = requested_by(spec.resources, resource)
-    if own is not None:
-        return own - requested_together(spec, resource), None
     most = [parse_quantity(each.most[resource]) for each in limits if each.kind == "Pod" and resource in each.most]
-    if not most:
-        return None, None
-    return min(most) - requested_together(spec, resource), min(most) - limited_together(spec, resource)
+    own = requested_by(spec.resources, resource)
+    if own is None and most:
+        own = min(most)
+    limit = min(most) if most and amount_of(spec.resources.limits, resource) is None else None
+    return (
+        None if own is None else own - requested_together(spec, resource),
+        None if limit is None else limit - limited_together(spec, resource),
+    )
 
 
 def of_limit_ranges(

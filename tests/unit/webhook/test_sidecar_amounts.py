@@ -17,6 +17,7 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.objects import PodSpec, read
 from slicekeeper.kube.pod_amounts import is_best_effort
+from slicekeeper.units import parse_quantity
 from webhook.admission import Admission
 from webhook.limit_range_watch import LimitRanges
 from webhook.review_inputs import Case
@@ -37,9 +38,14 @@ def pod(
 
 
 def limited(*entries: dict[str, Any], namespace: str = "research") -> Admission:
-    """Return the admission in a cluster with one LimitRange."""
+    """Return the admission in a cluster with a LimitRange for each entry."""
     limit_ranges = LimitRanges()
-    limit_ranges.on_list([{"metadata": {"name": "usual", "namespace": namespace}, "spec": {"limits": list(entries)}}])
+    limit_ranges.on_list(
+        [
+            {"metadata": {"name": name, "namespace": namespace}, "spec": {"limits": [entry]}}
+            for name, entry in zip(("usual", "another"), entries, strict=False)
+        ]
+    )
     return Admission(Settings(), limit_ranges=limit_ranges)
 
 
@@ -205,22 +211,33 @@ def test_a_pod_that_a_limit_range_keeps_from_being_guaranteed_gets_a_warning() -
     assert judge.mutate(admitted(full, judge), CASE).warnings == []
 
 
-BOUNDS = st.dictionaries(st.sampled_from(["cpu", "memory"]), st.sampled_from(["20m", "100m", "2", "64Mi", "1Gi"]))
-ENTRIES = st.fixed_dictionaries(
-    {"type": st.sampled_from(["Container", "Pod"])},
-    optional={"min": BOUNDS, "max": BOUNDS, "default": BOUNDS, "defaultRequest": BOUNDS},
-)
+ORDER = ("min", "defaultRequest", "default", "max")
+AMOUNT = st.sampled_from(["20m", "100m", "2", "64Mi", "1Gi"])
+
+
+@st.composite
+def limit_range_items(draw: st.DrawFn) -> dict[str, Any]:
+    """Return an entry that the API server stores: min, defaultRequest, default and max don't fall in this order."""
+    kind = draw(st.sampled_from(["Container", "Pod"]))
+    item: dict[str, Any] = {"type": kind}
+    for resource in draw(st.sets(st.sampled_from(["cpu", "memory"]))):
+        named = [name for name in ORDER if draw(st.booleans()) and (kind == "Container" or name in ("min", "max"))]
+        amounts = draw(st.lists(AMOUNT, min_size=len(named), max_size=len(named)))
+        for name, amount in zip(named, sorted(amounts, key=parse_quantity), strict=True):
+            item.setdefault(name, {})[resource] = amount
+    return item
 
 
 @settings(max_examples=300, deadline=None)
 @example({}, {"cpu": "0"}, {"requests": {"cpu": "0"}}, [{"type": "Container", "max": {"cpu": "20m"}}])
-@given(AMOUNTS, AMOUNTS, st.one_of(st.none(), OWN), st.lists(ENTRIES, min_size=1, max_size=2))
+@example({}, {}, {"requests": {"cpu": "0"}}, [{"type": "Pod", "max": {"cpu": "20m"}}])
+@given(AMOUNTS, AMOUNTS, st.one_of(st.none(), OWN), st.lists(limit_range_items(), min_size=1, max_size=2))
 def test_a_pod_within_its_limit_ranges_is_within_them_with_the_sidecar(
     limits: Any, requests: Any, own: Any, entries: list[Any]
 ) -> None:
     manifest, judge = pod(limits, {**limits, **requests}, own), limited(*entries)
-    obj = {"spec": {"limits": entries}}
-    store: Any = SimpleNamespace(collection=lambda _resource, _namespace: ([obj], 1))
+    stored = [{"spec": {"limits": [entry]}} for entry in entries]
+    store: Any = SimpleNamespace(collection=lambda _resource, _namespace: (stored, 1))
 
     def through_the_api_server(made: dict[str, Any]) -> None:
         set_defaults(made)
