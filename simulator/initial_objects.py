@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from typing import Final
 
@@ -31,8 +30,16 @@ MODELS: Final = {
 
 SEATS_PER_GPU: Final = 128
 
-_PROFILE: Final = re.compile(r"([1-7])g\.([1-9][0-9]{0,2})gb")
+_PROFILES: Final = {
+    "A100": ("1g.5gb", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"),
+    "A100-80GB": ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"),
+    "H100": ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"),
+    "H200": ("1g.18gb", "1g.35gb", "2g.35gb", "3g.71gb", "4g.71gb", "7g.141gb"),
+}
+"""NVIDIA's profiles of the models that MIG can divide; the last one is the whole GPU."""
+
 _COMPUTE_SLICES: Final = 7
+_MEMORY_SLICES: Final = 8
 _KEPT_MIB: Final = 512
 """The approximate part of a slice's memory that the driver keeps."""
 
@@ -43,7 +50,7 @@ def node(name: str, gpus: int, model: str, resources: Resources, mig: str = "") 
     """Return a Node with `gpus` GPUs of one model; their UUIDs depend on the node's name alone.
 
     `mig` are the MIG slices of the first one, such as `3g.20gb+4g.20gb`. Raises SettingsError for a model that is not
-    known, and for what is no profile of a slice.
+    known, and for slices that a GPU of this model cannot have.
     """
     if model not in MODELS:
         raise SettingsError(f"--model is {model!r}: it must be one of {', '.join(MODELS)}")
@@ -51,7 +58,7 @@ def node(name: str, gpus: int, model: str, resources: Resources, mig: str = "") 
         Gpu(uuid=f"GPU-{uuid.uuid5(_UUIDS, f'{name}/{i}')}", model=model, memory_mib=MODELS[model]) for i in range(gpus)
     ]
     if mig:
-        slices = tuple(_slice(f"{name}/0/{i}", profile) for i, profile in enumerate(mig.split("+")))
+        slices = tuple(_slice(f"{name}/0/{i}", profile) for i, profile in enumerate(_divided(model, mig)))
         cards[0] = msgspec.structs.replace(cards[0], healthy=False, trouble="it is in MIG mode", mig=slices)
     core, blocks = inventory.amounts(cards)
     capacity = {
@@ -79,12 +86,33 @@ def node(name: str, gpus: int, model: str, resources: Resources, mig: str = "") 
     }
 
 
+def _divided(model: str, mig: str) -> list[str]:
+    """Return the profiles of the slices. A GPU has seven compute slices, and its memory has eight."""
+    known = _PROFILES.get(model)
+    if known is None:
+        raise SettingsError(f"--mig has {mig!r}: MIG cannot divide a {model}; use --model {', '.join(_PROFILES)}")
+    profiles = mig.split("+")
+    for profile in profiles:
+        if profile not in known:
+            raise SettingsError(f"--mig has {profile!r}: the slices of {model} are {', '.join(known)}")
+    whole = _amounts(known[-1])[1]
+    compute = sum(_amounts(profile)[0] for profile in profiles)
+    eighths = sum(round(_amounts(profile)[1] * _MEMORY_SLICES / whole) for profile in profiles)
+    if compute > _COMPUTE_SLICES or eighths > _MEMORY_SLICES:
+        need = f"they need {compute} compute slices of 7 and {eighths} memory slices of 8"
+        raise SettingsError(f"--mig has {mig!r}: one {model} has no room for these ({need}); use fewer or smaller ones")
+    return profiles
+
+
+def _amounts(profile: str) -> tuple[int, int]:
+    """Return the compute slices and the GiB of a profile."""
+    compute, memory = profile.removesuffix("gb").split("g.")
+    return int(compute), int(memory)
+
+
 def _slice(name: str, profile: str) -> MigSlice:
-    found = _PROFILE.fullmatch(profile)
-    if found is None:
-        raise SettingsError(f"--mig has {profile!r}: name slices by NVIDIA's profiles, for example 3g.20gb+4g.20gb")
-    memory = int(found[2]) * 1024 - _KEPT_MIB
-    return MigSlice(f"MIG-{uuid.uuid5(_UUIDS, name)}", memory, int(found[1]), _COMPUTE_SLICES, profile)
+    compute, memory = _amounts(profile)
+    return MigSlice(f"MIG-{uuid.uuid5(_UUIDS, name)}", memory * 1024 - _KEPT_MIB, compute, _COMPUTE_SLICES, profile)
 
 
 def fill(store: Store, settings: Settings, nodes: int, gpus: int, model: str, mig: str = "") -> None:
